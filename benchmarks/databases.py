@@ -14,7 +14,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import make_url, text
+from sqlalchemy import NullPool, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from benchmarks.groups import MODEL_STEP, TRAIN_STEP
 from replaybuf import ReplayBuffer, ReplayBufferConfig
@@ -75,8 +76,8 @@ async def execute(url: str, statement: str) -> None:
 
 
 def engine_of(buffer: ReplayBuffer) -> Any:
-    """Return the SQLAlchemy engine of an open buffer."""
-    return buffer.storage._open.engine.pool  # type: ignore[attr-defined]
+    """Return an engine of SQLAlchemy for the database of a buffer, with connections of its own."""
+    return create_async_engine(buffer.storage.url, poolclass=NullPool)
 
 
 def sqlite_path(url: str) -> str:
@@ -94,7 +95,7 @@ async def open_buffer(url: str, policy: str = "fifo", **options: Any) -> AsyncIt
 
 async def stop_sweeping(buffer: ReplayBuffer) -> None:
     """Leave the payloads of taken groups where they are, so that sweeping isn't measured as well."""
-    state = buffer.storage._open  # type: ignore[attr-defined]
+    state = buffer.storage
     await state.thread.run(state.sweeper.stop)
 
 
@@ -106,7 +107,7 @@ _TO_BE_SWEPT = text(
 
 async def until_swept(buffer: ReplayBuffer) -> None:
     """Wait until no payload and no group of a dropped checkpoint is left to sweep."""
-    engine, state = engine_of(buffer), buffer.storage._open  # type: ignore[attr-defined]
+    engine, state = engine_of(buffer), buffer.storage
 
     async def left() -> bool:
         async with engine.connect() as connection:
@@ -118,7 +119,7 @@ async def until_swept(buffer: ReplayBuffer) -> None:
 
 def stop_announcing(buffer: ReplayBuffer) -> None:
     """Tell no other process of commits: that is done in the background, at a time of its own."""
-    buffer.storage._open.watch._changes.announces = False  # type: ignore[attr-defined]
+    buffer.storage.watch._changes.announces = False
 
 
 async def put_all(buffer: ReplayBuffer, groups: Sequence[Any], *, model_step: int = MODEL_STEP) -> None:

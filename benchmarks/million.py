@@ -43,12 +43,11 @@ async def refresh(buffer: Any, step: int) -> int:
 
 async def multiply(buffer: Any, seed: int, count: int) -> None:
     """Copy the rows of the first `seed` groups until there are `count`, a multiple of it."""
-    await buffer.storage._open.thread.run(lambda: _copy(engine_of(buffer), seed, count))
+    await buffer.storage.thread.run(lambda: _copy(engine_of(buffer), seed, count))
 
 
 async def _copy(engine: Any, seed: int, count: int) -> None:
     async with engine.connect() as connection:
-        await connection.execution_options(replaybuf_write=True)
         first = (await connection.execute(text("SELECT min(uid) FROM rb_group"))).scalar_one()
         for table in (group_table, payload_table):
             columns = ", ".join(column.name for column in table.columns if column.name != "uid")

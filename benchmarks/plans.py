@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Engine, event, text
+from sqlalchemy import text
 
 from benchmarks.databases import TASK, engine_of, new_database, open_buffer, put_all, stop_sweeping
 from benchmarks.groups import TRAIN_STEP, small
 from benchmarks.million import fill_many, refresh
 from benchmarks.table import Settings
 from replaybuf import ReplayBuffer
-from replaybuf.storage.sql.statements.sweep import sweep
+from replaybuf.storage.sql.engine.hooks import Hook, installed
+from replaybuf.storage.sql.statements.upkeep import sweep
 
 #: Tables that grow; those of a few rows may be read whole.
 LARGE = ("rb_group", "rb_payload", "rb_garbage")
@@ -63,9 +64,7 @@ async def explain_all(url: str) -> list[Explained]:
         await during("take fifo", lambda: buffer.get(64, TASK))
         await _make_garbage(buffer)
         await during("sweep", lambda: _sweep(buffer))
-        return await buffer.storage._open.thread.run(  # type: ignore[attr-defined,no-any-return]
-            lambda: _explain(engine_of(buffer), caught)
-        )
+        return await buffer.storage.thread.run(lambda: _explain(engine_of(buffer), caught))
 
 
 async def _count(url: str) -> int:
@@ -81,28 +80,24 @@ async def _using(
         await stop_sweeping(buffer)
 
         async def during(purpose: str, work: Callable[[], Awaitable[Any]]) -> None:
-            with _catching(purpose, caught):
+            with installed(_Catching(purpose, caught)):
                 await work()
 
         yield buffer, during
 
 
-@contextmanager
-def _catching(purpose: str, caught: list[tuple[str, str, Any]]) -> Any:
-    """Catch the statements of all engines: SQLite's transactions run on one engine per connection."""
-    known = {(p, statement) for p, statement, _ in caught}
+class _Catching(Hook):
+    """Catches the statements of a purpose, each once, with its first parameters."""
 
-    def catch(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
-        if _EXPLAINED.match(statement) and any(table in statement for table in LARGE):
-            if (purpose, statement) not in known:
-                caught.append((purpose, statement, parameters[0] if many else parameters))
-            known.add((purpose, statement))
+    def __init__(self, purpose: str, caught: list[tuple[str, str, Any]]) -> None:
+        self._purpose, self._caught = purpose, caught
+        self._known = {(of, statement) for of, statement, _ in caught}
 
-    event.listen(Engine, "before_cursor_execute", catch)
-    try:
-        yield
-    finally:
-        event.remove(Engine, "before_cursor_execute", catch)
+    def statement(self, sql: str, values: Sequence[Any], many: bool) -> None:
+        if _EXPLAINED.match(sql) and any(table in sql for table in LARGE):
+            if (self._purpose, sql) not in self._known:
+                self._caught.append((self._purpose, sql, values[0] if many else values))
+            self._known.add((self._purpose, sql))
 
 
 async def _lease(buffer: ReplayBuffer) -> None:
@@ -112,7 +107,7 @@ async def _lease(buffer: ReplayBuffer) -> None:
 
 
 async def _look_after(buffer: ReplayBuffer) -> None:
-    state = buffer.storage._open  # type: ignore[attr-defined]
+    state = buffer.storage
     await state.thread.run(state.sweeper.look_after_groups)
 
 
@@ -122,7 +117,7 @@ async def _make_garbage(buffer: ReplayBuffer) -> None:
     await buffer.delete({"uid": {"$in": items}})
     engine = engine_of(buffer)
     if engine.dialect.name == "postgresql":
-        await buffer.storage._open.thread.run(lambda: _vacuum(engine))  # type: ignore[attr-defined]
+        await buffer.storage.thread.run(lambda: _vacuum(engine))
 
 
 async def _every_fourth(buffer: ReplayBuffer) -> AsyncIterator[int]:
@@ -132,7 +127,7 @@ async def _every_fourth(buffer: ReplayBuffer) -> AsyncIterator[int]:
         async with engine.connect() as connection:
             return list((await connection.execute(text("SELECT uid FROM rb_group WHERE uid % 4 = 0"))).scalars())
 
-    for uid in await buffer.storage._open.thread.run(uids):  # type: ignore[attr-defined]
+    for uid in await buffer.storage.thread.run(uids):
         yield uid
 
 
@@ -144,7 +139,7 @@ async def _vacuum(engine: Any) -> None:
 
 
 async def _sweep(buffer: ReplayBuffer) -> None:
-    state = buffer.storage._open  # type: ignore[attr-defined]
+    state = buffer.storage
     await state.thread.run(lambda: state.engine.write(lambda tx: sweep(tx, 1e12, 64)))
 
 

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from sqlalchemy import Engine, event, make_url
+from sqlalchemy import make_url
+
+from replaybuf.storage.sql.engine.hooks import Hook, installed
 
 
-class Count:
-    """A number that grows while something is counted."""
+class Count(Hook):
+    """A number that grows while something is counted: as a hook, with each statement."""
 
     def __init__(self) -> None:
         self.value = 0
 
+    def statement(self, sql: str, values: Sequence[Any], many: bool) -> None:
+        self.value += 1
+
 
 @contextmanager
 def counting_statements() -> Iterator[Count]:
-    """Count the statements that all engines of this process run; a statement with many rows is one."""
+    """Count the statements that all databases of this process run; a statement with many rows is one."""
     count = Count()
-
-    def see(*_: Any) -> None:
-        count.value += 1
-
-    event.listen(Engine, "before_cursor_execute", see)
-    try:
+    with installed(count):
         yield count
-    finally:
-        event.remove(Engine, "before_cursor_execute", see)
 
 
 @asynccontextmanager

@@ -78,9 +78,7 @@ async def _sizes(buffer: ReplayBuffer, url: str) -> dict[str, float]:
         path = sqlite_path(url)
         found |= {"the file": _file_size(path), "its log": _file_size(f"{path}-wal")}
     else:
-        found["the database"] = await buffer.storage._open.thread.run(  # type: ignore[attr-defined]
-            lambda: _database_size(engine_of(buffer))
-        )
+        found["the database"] = await buffer.storage.thread.run(lambda: _database_size(engine_of(buffer)))
     return {name: size / _MEGABYTE for name, size in found.items()}
 
 

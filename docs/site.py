@@ -1,4 +1,4 @@
-"""What mkdocs does beside its own: pages from the top of the repository, and links where a page names another."""
+"""What mkdocs does beside its own: pages from the top of the repository, links between pages, the table of metrics."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from replaybuf.observe import METRICS
+
 _TOP = Path(__file__).resolve().parents[1]
 
 #: Pages of the repository's top, and what they are called here.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 _NAMED = re.compile(r"`(docs/[\w/-]+\.md|README\.md|CHANGELOG\.md|CONTRIBUTING\.md)`")
+
+
+#: The place of the table of metrics in the reference.
+_METRICS = "<!-- metrics -->"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -32,4 +38,13 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
             return match[0]
         return f"[{match[0]}]({up}{target})"
 
-    return _NAMED.sub(link, markdown)
+    return _NAMED.sub(link, markdown.replace(_METRICS, table_of_metrics()))
+
+
+def table_of_metrics() -> str:
+    """Return the metrics of the catalogue as a table."""
+    rows = [
+        f"| `{one.name}` | {one.kind} | {' '.join(f'`{label}`' for label in one.labels)} | {one.help} |"
+        for one in METRICS
+    ]
+    return "\n".join(["| metric | type | labels | |", "|---|---|---|---|", *rows])

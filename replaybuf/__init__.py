@@ -1,7 +1,7 @@
 """A durable, shared, queryable replay buffer for LLM reinforcement learning, on SQLite and PostgreSQL.
 
 These are the names that users need; each is imported when it is first used. Rarer names are imported from their
-modules: `replaybuf.produce`, `replaybuf.chunks`, `replaybuf.errors`. `docs/backends.md` is for authors of backends.
+modules: `replaybuf.produce`, `replaybuf.chunks`, `replaybuf.errors`. `docs/backends.md` is for authors of policies.
 """
 
 import sys
@@ -97,12 +97,10 @@ _ELSEWHERE = {
     "rollouts.rollout": "group_status",
     "rollouts.rollout_type": "RolloutType",
     "rollouts.staleness": "ExpiryRule",
+    "rules.causes": "Reason",
     "rules.diagnosis": "Diagnosis",
     "rules.limits": "Limits Rules",
-    "rules.reasons": "Reason",
-    "rules.tallies": "Tally",
-    "storage.contract": "StorageBackend",
-    "storage.memory.backend": "MemoryStorage",
+    "rules.transitions": "Tally",
     "storage.sql.backend": "SQLStorage",
     "sync": "SyncLease SyncReplayBuffer",
     "storage.values": "Changes Checkpoint Cursor Draw Leased NewGroup Refresh",

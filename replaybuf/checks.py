@@ -1,4 +1,4 @@
-"""Checks of arguments. Each returns the checked value; its error says what was wrong and what would be right."""
+"""Checks of arguments. Each returns the checked value; its error names the wrong value and what is expected."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from replaybuf.errors import InputError
 from replaybuf.redact import redact_path
@@ -28,6 +28,21 @@ _MANY = 2**53
 _HIGHEST = sys.float_info.max
 _LONGEST_TIME = 10**9
 _MAX_REASON = 2000
+
+
+def refused(message: str) -> Callable[..., NoReturn]:
+    """Return a method that raises InputError with this message: for a protocol that a class doesn't have."""
+
+    def refuse(self: object, *arguments: object) -> NoReturn:
+        raise InputError(message)
+
+    return refuse
+
+
+#: `with` on a buffer whose calls are coroutines.
+ENTERED_ASYNC = refused(
+    "the calls of this buffer are coroutines: open it by `async with`; for `with`, make one by build_sync()"
+)
 
 
 def check_task_name(name: Any, what: str = "task_name") -> str:
@@ -215,7 +230,7 @@ def check_keep(keep: Any) -> int | None:
 
 
 def check_history(history: Any) -> int | None:
-    """Check the number of batches of which a buffer keeps who drew them and what: at least 0, or None for all."""
+    """Check the number of batches in a buffer's history of draws: at least 0, or None for all."""
     number = whole(history)
     if history is not None and (number is None or number < 0):
         raise InputError(f"history must be a whole number of batches, or None for all, got {history!r:.100}")
@@ -227,6 +242,14 @@ def check_step(step: Any, what: str) -> int:
     number = whole(step)
     if number is None or abs(number) >= MAX_STEP:
         raise InputError(f"{what} must be a whole number (a training step), got {step!r:.100}")
+    return number
+
+
+def check_train_step(step: Any, what: str) -> int:
+    """Check the number of a train step that is trained on groups: never below 0."""
+    number = check_step(step, what)
+    if number < 0:
+        raise InputError(f"{what} must be a whole number of at least 0 (a training step), got {number!r:.100}")
     return number
 
 
@@ -298,7 +321,7 @@ def check_folder(path: Any) -> Path:
 
 
 def check_source(source: Any) -> str:
-    """Check the path of a file, or the URL of a database."""
+    """Check the path of a file."""
     try:
         text = os.fspath(source)
     except TypeError:

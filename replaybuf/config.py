@@ -15,16 +15,16 @@ from replaybuf.buffer.reader import KEEP_CHECKPOINTS
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_history, check_seconds, check_task_name
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ConfigError, InputError, MissingDriverError
+from replaybuf.errors import ConfigError, InputError
 from replaybuf.readable_config import ReadableConfig
+from replaybuf.rollouts.rewards import SCORE
 from replaybuf.rollouts.rollout import RolloutState
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.limits import Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
 from replaybuf.rules.rate import ErrorBuffer
-from replaybuf.storage.contract import StorageBackend
-from replaybuf.storage.memory.backend import MemoryStorage
-from replaybuf.storage.sql.backend import HISTORY, SQLStorage
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.values import HISTORY
 from replaybuf.sync import SyncReplayBuffer
 
 #: The class of the rollouts, for type checkers.
@@ -93,9 +93,10 @@ def _imported(value: Any) -> Any:
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """Where groups are kept, in which order they are drawn, and how many, how often and how fast.
 
-    `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` and `pandas://` for buffers that live
-    in this process only. `name` tells several buffers in one database apart. `policy` is a name (`fifo`, `lifo`,
-    `staleness`, `uniform`, `prioritized`) or a ReplayPolicy; `seed` makes random ones reproducible.
+    `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` (also `pandas://`) for a SQLite
+    database in memory, which is private to this buffer and gone with it. `name` tells several buffers in one database
+    apart. `policy` is a name (`fifo`, `lifo`, `staleness`, `uniform`, `prioritized`) or a ReplayPolicy; `seed` makes
+    random ones reproducible.
 
     `max_times_sampled`: a completed group leaves with its n-th draw; 0 keeps it. `capacity` bounds the groups of a
     task; beyond it the policy `remover` chooses which are evicted (`on_full="evict"`). Or it bounds the completed
@@ -119,7 +120,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     class, a msgspec Struct, a TypedDict or dict. What its annotations declare can be stored; `types` are classes for
     the fields that declare Any. `fields` gives our names of its fields where it has others, {"response_ids": "tokens",
     "status": None}, and `statuses` what its own statuses mean, {"truncated": "completed"}. A text "module:Class"
-    imports that module: configs are trusted input.
+    imports that module: configs are trusted input. Of a reward that is a dict, the part `reward_key` is the number that
+    means, orders and SQL know; all parts stay in it, and in SQL.
 
     torch tensors come back as such, or as arrays (`tensors="numpy"`). Ray ObjectRefs are stored by value and come back
     as new ones, or as values (`object_refs="value"`); a put waits for their objects for up to `object_ref_timeout`
@@ -160,6 +162,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     types: Annotated[Sequence[type | ImportString[Any]], BeforeValidator(_listed), AfterValidator(tuple)] = ()
     fields: Annotated[dict[str, str | None], BeforeValidator(_from_json)] = Field(default_factory=dict)
     statuses: Annotated[dict[Any, Any], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    reward_key: str = SCORE
     tensors: Literal["torch", "numpy"] = "torch"
     object_refs: Literal["ref", "value"] = "ref"
     object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
@@ -181,7 +184,13 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             check_history(self.history)
         except InputError as error:
             raise ConfigError(str(error)) from None
-        rollout_type = RolloutType(self.rollout_type, types=self.types, fields=self.fields, statuses=self.statuses)
+        rollout_type = RolloutType(
+            self.rollout_type,
+            types=self.types,
+            fields=self.fields,
+            statuses=self.statuses,
+            reward_key=self.reward_key,
+        )
         codec = Codec(
             rollout_type,
             compression=self.compression,
@@ -190,7 +199,18 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             object_ref_timeout=self.object_ref_timeout,
             converters=self.converters,
         )
-        storage = self._storage(codec, self.rules())
+        storage = SQLStorage(
+            self.url,
+            codec,
+            self.rules(),
+            name=self.name,
+            durability=self.durability,
+            lock_timeout=self.lock_timeout,
+            reconnect_timeout=self.reconnect_timeout,
+            allow_network_filesystem=self.allow_network_filesystem,
+            history=self.history,
+            worker=self.worker,
+        )
         options: dict[str, Any] = {
             "put_timeout": self.put_timeout,
             "keep_checkpoints": self.keep_checkpoints,
@@ -224,30 +244,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             max_deliveries=self.max_deliveries,
         )
         return Rules(resolve_policy(self.policy, self.seed), resolve_policy(self.remover, self.seed), limits)
-
-    def _storage(self, codec: Codec, rules: Rules) -> StorageBackend:
-        if self.url.startswith("memory:"):
-            return MemoryStorage(codec, rules)
-        if self.url.startswith("pandas:"):
-            try:
-                from replaybuf.storage.memory.pandas import PandasStorage
-            except ImportError as error:
-                raise MissingDriverError(
-                    "pandas:// needs pandas, which is not installed: pip install pandas"
-                ) from error
-            return PandasStorage(codec, rules)
-        return SQLStorage(
-            self.url,
-            codec,
-            rules,
-            name=self.name,
-            durability=self.durability,
-            lock_timeout=self.lock_timeout,
-            reconnect_timeout=self.reconnect_timeout,
-            allow_network_filesystem=self.allow_network_filesystem,
-            history=self.history,
-            worker=self.worker,
-        )
 
     @classmethod
     def queue(cls, url: str, size: int, **options: Any) -> Self:

@@ -22,6 +22,10 @@ class InputError(ReplayBufError, ValueError):
     """An argument has a value that can't be used."""
 
 
+class LeaseNotBegunError(InputError, AttributeError):
+    """The result of lease_batch is used like a lease before it was begun."""
+
+
 class ConfigError(ReplayBufError, ValueError):
     """The configuration can't work."""
 
@@ -73,6 +77,8 @@ class FullError(ReplayBufError, TimeoutError):
 
     #: The Diagnosis of why there isn't, where one was made.
     diagnosis: Any = None
+    #: Of several groups that were to be put together, the place of the one that has no room.
+    place: int = 0
 
 
 class ConflictError(ReplayBufError, RuntimeError):
@@ -109,11 +115,15 @@ class CheckpointError(ReplayBufError, LookupError):
 
 
 class UnsupportedError(ReplayBufError, NotImplementedError):
-    """The storage backend can't do this: it says which capability is missing, and which backends have it."""
+    """What a replaced interface has and a database can't do, such as changing stored rollouts in place."""
 
 
 class StorageError(ReplayBufError):
     """The database refused or failed; nothing of the operation was stored."""
+
+
+class ForkedError(StorageError):
+    """This buffer is in the memory of the process that was forked: use a file or a server, or build one here."""
 
 
 class UnreachableError(StorageError, ConnectionError):

@@ -1,9 +1,11 @@
-"""The progress of long operations."""
+"""The progress of long operations: reports to a function, and a bar on stderr where that is a terminal."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 _SECONDS = 0.2
@@ -24,33 +26,57 @@ class Progress:
 OnProgress = Callable[[Progress], object]
 
 
-class Teller:
+class ProgressReporter:
     """Reports progress at the beginning, at the end, and in between at most five times a second.
 
-    A `total` of None is one that isn't known before the end.
+    A `total` of None isn't known before the end.
     """
 
     def __init__(self, on_progress: OnProgress | None, total: int | None) -> None:
         self._on_progress = on_progress
         self._total = total
         self._groups = self._bytes = 0
-        self._told = 0.0
-        self._tell()
+        self._reported = 0.0
+        self._report()
 
     def add(self, groups: int, nbytes: int) -> None:
         """Add to the groups and bytes done."""
         self._groups += groups
         self._bytes += nbytes
-        if time.monotonic() - self._told >= _SECONDS:
-            self._tell()
+        if time.monotonic() - self._reported >= _SECONDS:
+            self._report()
 
     def finish(self) -> None:
         """Report that all groups are done; their number is the total, whatever was expected."""
         self._total = self._groups
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
-        self._told = time.monotonic()
+    def _report(self) -> None:
+        self._reported = time.monotonic()
         if self._on_progress is not None:
             total = 0 if self._total is None else max(self._total, self._groups)
             self._on_progress(Progress(self._groups, total, self._bytes))
+
+
+@contextmanager
+def progress_bar(what: str, *, counting: str = "") -> Iterator[Callable[[int, int], None]]:
+    """Yield a function `report(done, total)` that shows a bar, which disappears at the end of the block.
+
+    While the total isn't known (0), the bar only counts what is done, named `counting`. `report` may be called from any
+    thread.
+    """
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None, visible=False)
+
+        def report(done: int, total: int) -> None:
+            name, shown = (what, done < total) if total else (counting, done > 0)
+            progress.update(task, description=name, completed=done, total=total or None, visible=shown)
+
+        yield report

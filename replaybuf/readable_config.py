@@ -9,10 +9,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from replaybuf.errors import ConfigError
 from replaybuf.redact import redact, redact_words
@@ -46,6 +47,14 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 
     #: Variables of the command line whose names are nearly those of fields.
     not_misspelt: ClassVar[frozenset[str]] = frozenset({"REPLAYBUF_STATUS", "REPLAYBUF_FIELD", "REPLAYBUF_WORKERS"})
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `capacity: yes`, which would be 1."""
+        if isinstance(value, bool) and not _takes_booleans(cls.model_fields[info.field_name or ""].annotation):
+            raise ValueError(f"expected a number, got {value}")
+        return value
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any] | Any) -> Self:
@@ -124,7 +133,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 
 
 def _problems(config: type[BaseModel], error: ValidationError, called: Callable[[str], str] = lambda name: name) -> str:
-    """Return what is wrong, on one line, without the values, which may hold a password."""
+    """Return the mistakes on one line, without the values, which may hold a password."""
     lines: dict[str, list[str]] = {}
     strange = False  # a name that is like none: only then the list of all helps
     for one in error.errors(include_input=False, include_url=False):
@@ -152,6 +161,11 @@ def _plain(value: Any, name: str) -> Any:
     except omegaconf.errors.OmegaConfBaseException as error:
         where = getattr(error, "full_key", None) or name
         raise ConfigError(f"{where}: {redact_words(str(error).partition(chr(10))[0])}") from None
+
+
+def _takes_booleans(annotation: Any) -> bool:
+    """Return whether True may be a value of the annotation: it isn't one of numbers alone."""
+    return not {*(get_args(annotation) or (annotation,))} <= {int, float, NoneType}
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

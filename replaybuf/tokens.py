@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replaybuf.files.foreign import SYNONYMS
+from replaybuf.files.foreign_rows import SYNONYMS
 
 #: What tokens can be coloured by, in order of preference.
 SHADES = ("logprob", "mask", "step")

@@ -1,7 +1,7 @@
 """Spans of OpenTelemetry, where the application has set a tracer provider; otherwise nothing, at next to no cost.
 
-This imports nothing: whoever has set a provider has imported `opentelemetry.trace`. What fails there (a sampler, a
-processor, an exporter) is logged, and changes nothing of the calls.
+This imports nothing: an application that has set a provider has imported `opentelemetry.trace`. A failure there (of a
+sampler, a processor, an exporter) is logged, and changes nothing of the calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 Attributes = Mapping[str, Any]
 
-#: Errors whose texts may quote what is in a rollout: of these a span has only the type.
+#: Errors whose texts may quote the content of a rollout: of these a span has only the type.
 _QUOTING = (RolloutError, DecodeError, InputError)
 _LONGEST = 200
 _MODULE = "opentelemetry.trace"
@@ -37,8 +37,8 @@ def traced(
     """Make each call of a coroutine a span.
 
     Its attributes are what `before` says of the arguments and `after` of the result, each with the prefix `replaybuf.`;
-    those that are None are left out. They must hold nothing of rollouts and no URLs. An error is told by its type, and
-    by its text unless that may quote a rollout; a cancelled call has the attribute `replaybuf.cancelled`.
+    those that are None are left out. They must hold nothing of rollouts and no URLs. An error is recorded with its
+    type, and with its text unless that may quote a rollout; a cancelled call has the attribute `replaybuf.cancelled`.
     """
 
     def decorate(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -49,7 +49,7 @@ def traced(
                 return await method(*args, **kwargs)
             with _spanned(tracer, name) as span:
                 _describe(span, before, *args, **kwargs)
-                with _told(span):
+                with _recording(span):
                     result = await method(*args, **kwargs)
                 if after is not None:
                     _describe(span, after, result)
@@ -75,7 +75,7 @@ def waiting(kind: str) -> Iterator[Callable[[], None]]:
         yield begin
     except BaseException as error:
         for span in started:
-            _tell(span, error)
+            _record(span, error)
         raise
     finally:
         for span in started:
@@ -138,22 +138,22 @@ def _describe(span: Any, describe: Callable[..., Attributes], *args: Any, **kwar
 
 
 @contextmanager
-def _told(span: Any) -> Iterator[None]:
+def _recording(span: Any) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _tell(span, error)
+        _record(span, error)
         raise
 
 
-def _tell(span: Any, error: BaseException) -> None:
-    """Tell a span of an error. Tracebacks and causes are left out: drivers quote parameters in theirs."""
+def _record(span: Any, error: BaseException) -> None:
+    """Record an error in a span. Tracebacks and causes are left out: drivers quote parameters in theirs."""
     if span is not None:
         with _harmless():
-            _tell_span(span, error)
+            _record_error(span, error)
 
 
-def _tell_span(span: Any, error: BaseException) -> None:
+def _record_error(span: Any, error: BaseException) -> None:
     if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
         span.set_attribute("replaybuf.cancelled", True)
         return

@@ -1,6 +1,15 @@
-"""Numbers for people."""
+"""How values are shown, on a terminal, on a page and to programs: numbers, times, histograms, texts, JSON."""
 
 from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, overload
 
 _SECONDS = ((86_400, "d"), (3600, "h"), (60, "m"))
 
@@ -8,6 +17,15 @@ _SECONDS = ((86_400, "d"), (3600, "h"), (60, "m"))
 def number(value: float | int | None, digits: int = 0) -> str:
     """Format a number: 1,234 or 0.417; a dash for None."""
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def figure(value: float | int | None, digits: int = 3) -> str:
+    """Return a number: whole ones with commas, others with so many digits; a dash for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return number(value, 0 if isinstance(value, int) or (value == int(value) and abs(value) >= 1000) else digits)
 
 
 def short(value: int | None) -> str:
@@ -42,3 +60,129 @@ def _scaled(value: int, step: int, units: tuple[str, ...], space: str) -> str:
         scaled /= step
     text = f"{scaled:.0f}" if unit == units[0] or scaled >= 100 else f"{scaled:.1f}"
     return f"{text}{space}{unit}"
+
+
+def some(items: Sequence[object], most: int = 5) -> str:
+    """Return the first few of many, for a message: `3, 7, 12 and 40 more`."""
+    shown = ", ".join(map(str, items[:most]))
+    return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown
+
+
+def number_of(count: int, name: str) -> str:
+    """Return `1 task`, `1,234 tasks`."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+# Times
+
+
+@overload
+def time_of(seconds: float) -> datetime: ...
+@overload
+def time_of(seconds: None) -> None: ...
+@overload
+def time_of(seconds: float | None) -> datetime | None: ...
+def time_of(seconds: float | None) -> datetime | None:
+    """Return a time that is given in seconds since the epoch."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def moment(value: datetime | None) -> str:
+    """Return a time in UTC, to the second."""
+    return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def iso(moment: datetime) -> str:
+    """Return a time in UTC to the millisecond."""
+    if moment.tzinfo is None:
+        return moment.isoformat()
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def clock(moment: datetime | float) -> str:
+    """Return a time of day in UTC, of a time or of seconds since the epoch."""
+    return (time_of(moment) if isinstance(moment, int | float) else moment.astimezone(UTC)).strftime("%H:%M:%S")
+
+
+def ago(moment: datetime | None, now: datetime) -> str:
+    """Return how long ago a time was, or in how long it will be."""
+    if moment is None:
+        return "-"
+    seconds = (now - moment).total_seconds()
+    return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"
+
+
+# Histograms
+
+
+def bins(
+    values: Sequence[float], most: int, *, one: str = "{:g}", two: str = "{:.3g} to {:.3g}"
+) -> list[tuple[str, int]]:
+    """Return the numbers of values in `most` bins of equal width; of few distinct values, a bin for each.
+
+    Each has its name, by `one` of a value or by `two` of the bounds. Infinities and NaN are left out.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    distinct = sorted(set(finite))
+    if len(distinct) <= most:
+        return [(one.format(value), finite.count(value)) for value in distinct]
+    low, high = distinct[0], distinct[-1]
+    counts = [0] * most
+    for value in finite:
+        counts[min(most - 1, int((value - low) / (high - low) * most))] += 1
+    width = (high - low) / most
+    return [(two.format(low + i * width, low + (i + 1) * width), n) for i, n in enumerate(counts)]
+
+
+# Texts and JSON
+
+
+def as_text(value: Any, indent: int | None = None) -> str:
+    """Return a text as it is, and anything else as JSON, or as Python writes it where JSON can't."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, default=repr, indent=indent)
+    except (TypeError, ValueError):  # such as keys of a dict that JSON doesn't have
+        return repr(value)
+
+
+def is_there(value: Any) -> bool:
+    """Return whether there is something to show: arrays have no truth."""
+    return value is not None and not (isinstance(value, str | list | tuple | dict | set) and not value)
+
+
+def joined_parts(content: Any) -> Any:
+    """Return the content of a message as one text if it is a list of parts with texts."""
+    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
+        return "\n".join(as_text(part["text"]) for part in content)
+    return content
+
+
+def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
+    """Return a value of what JSON has: NaN and infinities, which it lacks, are None, and bytes are in base64."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {
+            name if isinstance(name, str) else str(plain(name, time)): plain(one, time) for name, one in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [plain(one, time) for one in value]
+    if isinstance(value, set | frozenset):
+        return plain(sorted(value, key=repr), time)
+    if isinstance(value, datetime):
+        return time(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"$base64": True, "encoded": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, Decimal):
+        return (int(value) if value == value.to_integral_value() else float(value)) if value.is_finite() else None
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value), time)
+    if hasattr(value, "tolist"):  # numpy's arrays and scalars
+        return plain(value.tolist(), time)
+    return str(value)

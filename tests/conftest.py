@@ -96,7 +96,7 @@ def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database: a SQLite file, SQLite in memory, PostgreSQL."""
     if request.param == "memory":
-        yield "sqlite:///:memory:"
+        yield "memory://"
     elif request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/buffer.db"
     else:
@@ -104,18 +104,16 @@ def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             yield lend()
 
 
-@pytest.fixture(params=["sqlite", "sqlite in memory", "memory://", "pandas://", "postgresql"])
+@pytest.fixture(params=["sqlite", "memory", "postgresql"])
 def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty buffer of each kind."""
     match request.param:
         case "sqlite":
             return f"sqlite:///{tmp_path}/buffer.db"
-        case "sqlite in memory":
-            return "sqlite:///:memory:"
-        case "postgresql":
-            return str(request.getfixturevalue("postgres_database"))
+        case "memory":
+            return "memory://"
         case _:
-            return str(request.param)
+            return str(request.getfixturevalue("postgres_database"))
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.causes import Reason
 from replaybuf.rules.circumstances import Before, Circumstances, Held, Restored, Taking, Wait, Worker
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.reasons import Reason
-from replaybuf.rules.tallies import Tally
 from replaybuf.rules.train_state import TrainState
+from replaybuf.rules.transitions import Tally
 
 NOW = 1_763_844_190.0  # 20:43:10 UTC
 C = Status.COMPLETED
@@ -78,15 +78,45 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
         Reason.LEASED,
         "(3s ago: they come back as soon as somebody looks). The waiting worker holds them itself",
     ),
-    "new ones come before the lease ends": (
+    "leased by a predecessor of the waiter": (
+        why(
+            wait(4, process_began=NOW - 50),
+            tallies(completed_leased=4, completed_put=900),
+            held=[Held("math", C, "trainer-1", 4, NOW + 300, NOW - 90, NOW - 80)],
+            recent=Before(NOW - 100, {}),
+        ),
+        Reason.LEASED,
+        "all 4 completed groups are leased by an earlier process of trainer-1 until 20:48:10 UTC (in 5.0m). They come "
+        "back when its lease ends; sooner if you restore a checkpoint, or if somebody who has the lease's handle",
+    ),
+    "leased by the waiter and its predecessor": (
+        why(
+            wait(4, process_began=NOW - 50),
+            tallies(completed_leased=4),
+            held=[Held("math", C, "trainer-1", 4, NOW + 300, NOW - 90, NOW - 30)],
+        ),
+        Reason.LEASED,
+        "The waiting worker holds some itself: acknowledge these batches, or give them back; an earlier process",
+    ),
+    "the waiter holds a batch, and new ones come before its lease ends": (
         why(
             wait(4),
             tallies(completed_leased=4, completed_put=1000),
-            held=[Held("math", C, "b", 4, NOW + 60)],
-            before=Before(NOW - 100, {}),
+            held=[Held("math", C, "trainer-1", 4, NOW + 60)],
+            recent=Before(NOW - 100, {}),
         ),
         Reason.SLOW,
         "36,000 groups an hour arrive, so the missing 4 take about 0s",
+    ),
+    "others hold them, and new ones come": (
+        why(
+            wait(4),
+            tallies(completed_leased=9, completed_put=1000),
+            held=[Held("math", C, "b", 4, NOW + 60), Held("math", C, "trainer-1", 5, NOW + 60)],
+            recent=Before(NOW - 100, {}),
+        ),
+        Reason.LEASED,
+        "all 9 completed groups are leased by trainer-1 (5) and b (4)",
     ),
     "new ones came, but their producer was killed": (
         why(
@@ -94,7 +124,7 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
             tallies(completed_leased=4, completed_put=1000),
             held=[Held("math", C, "b", 4, NOW + 60)],
             workers=[KILLED],
-            before=Before(NOW - 100, {}),
+            recent=Before(NOW - 100, {}),
         ),
         Reason.LEASED,
         "all 4 completed groups are leased by b",
@@ -113,10 +143,36 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
         Reason.EXPIRED,
         "90 of the 100 groups put in the last 15m expired: they grow stale faster than they are drawn",
     ),
+    "dropped when they were put": (
+        why(wait(4), tallies(expired_put=6, expired_dropped=6, completed_put=2, completed=2), steps={"math": 3}),
+        Reason.EXPIRED,
+        "(2 of 4): 6 of the 8 groups put expired: they were too stale when they were put. Raise the stale threshold or "
+        "sync the producers' weights sooner; with expired_groups_retryable=True they are kept, to be generated again.",
+    ),
+    "dropped in a refresh, and when they were put": (
+        why(wait(4), tallies(expired_put=2, expired_dropped=2, completed_put=6, completed_dropped=6)),
+        Reason.EXPIRED,
+        "8 of the 8 groups put expired: they grow stale faster than they are drawn. Raise",
+    ),
     "filtered": (
+        why(wait(), tallies(completed=2, completed_put=2, filtered=9, filtered_put=64, filtered_pruned=55)),
+        Reason.FILTERED,
+        "(2 of 64): 64 of the 66 groups put were filtered. Look at what the filter drops (replaybuf ls --status filt",
+    ),
+    "filtered, and none is kept": (
         why(wait(), tallies(completed=2, completed_put=2, filtered_put=64, filtered_pruned=64)),
         Reason.FILTERED,
-        "(2 of 64): 64 of the 66 groups put were filtered. Look at what the filter drops",
+        "(2 of 64): 64 of the 66 groups put were filtered. Look at what the filter drops: none of them is kept to look "
+        "at; unfit=1000 in the config keeps what a strategy makes so, keep_unfit=True what you put.",
+    ),
+    "filtered in two spurts": (
+        why(
+            wait(4),
+            tallies(completed=2, completed_put=2, filtered=6, filtered_put=6),
+            before=Before(NOW - 20, {}),
+        ),
+        Reason.FILTERED,
+        "(2 of 4): 6 of the 8 groups put were filtered. Look",
     ),
     "failed": (
         why(
@@ -128,15 +184,35 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
         Reason.FAILED,
         "64 of the 64 groups put failed, made by gen-2 (60) and gen-3 (4); the last error: CUDA out of memory.",
     ),
+    "set aside": (
+        why(
+            wait(2),
+            tallies(failed=2, completed_put=2, completed_set_aside=2),
+            failed_with={"math": {"trainer-1": 2}},
+            errors={"math": "group 1 can't be decoded"},
+        ),
+        Reason.FAILED,
+        "2 of the 2 groups put failed, drawn by trainer-1 (2); the last error: group 1 can't be decoded.",
+    ),
+    "set aside lately": (
+        why(
+            wait(2),
+            tallies(failed=9, failed_put=1, completed_put=12, completed_set_aside=8, aborted_set_aside=0),
+            before=Before(NOW - 900, {("math", C): 9, ("math", Status.FAILED): 1}, {}, {"math": 6}),
+        ),
+        Reason.FAILED,
+        "2 of the 3 groups put in the last 15m failed. Look",
+    ),
     "failures of long ago": (
         why(
             wait(),
             tallies(failed=500, failed_put=500, completed_put=9000),
             workers=[LIVE],
             before=Before(NOW - 3600, {("math", Status.FAILED): 500, ("math", C): 8000}),
+            recent=Before(NOW - 300, {("math", C): 8900}),
         ),
         Reason.SLOW,
-        "1,000 groups an hour arrive, so the missing 64 take about 3.8m. Wait",
+        "1,200 groups an hour arrive, so the missing 64 take about 3.2m. Wait",
     ),
     "failures of a bad beginning": (
         why(
@@ -144,9 +220,10 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
             tallies(failed=500, failed_put=500, completed_put=300),
             workers=[LIVE],
             before=Before(NOW - 3600, {("math", Status.FAILED): 500, ("math", C): 200}),
+            last_put={"math": NOW - 90},
         ),
         Reason.SLOW,
-        "100 groups an hour arrive",
+        "gen-1 was last seen 5s ago, the last group was put 1.5m ago, and 64 more are needed",
     ),
     "failures before anybody counted by the minute": (
         why(
@@ -182,7 +259,7 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
     "min_size, and no producer is left": (
         why(wait(16), tallies(completed=48, completed_put=48), limits=Limits(min_size=64), workers=[KILLED]),
         Reason.HELD_BACK,
-        "16 more have to be put. Start the producers again, or lower the limit.",
+        "16 more have to be put. Start the producers again or lower min_size.",
     ),
     "samples_per_insert": (
         why(
@@ -201,7 +278,17 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
         ),
         Reason.HELD_BACK,
         "(4 of 16): 48 completed groups are there, but samples_per_insert 2 allows 4 now: 48 were put and 108 drawn: "
-        "6 more have to be put",
+        "6 more have to be put. Wait for the producers, raise samples_per_insert or lower the first number of "
+        "error_buffer to -28.",
+    ),
+    "samples_per_insert allows less than nothing": (
+        why(
+            wait(8),
+            tallies(completed=8, completed_put=16, completed_sampled_new=24),
+            limits=Limits(samples_per_insert=1, error_buffer=8),
+        ),
+        Reason.HELD_BACK,
+        "8 more have to be put. Wait for the producers or raise error_buffer to 16.",
     ),
     "the capacity is smaller": (
         why(wait(64), FEW, limits=Limits(capacity=32)),
@@ -211,18 +298,48 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
     "the rate never allows so many": (
         why(wait(64), FEW, limits=Limits(samples_per_insert=1, error_buffer=8)),
         Reason.TOO_LARGE_A_BATCH,
-        "because samples_per_insert 1 with error_buffer 8 allows 8 at once",
+        "with error_buffer 8 allows 8 at once. Ask for fewer groups, or widen error_buffer.",
     ),
     "killed": (
         why(wait(), FEW, workers=[KILLED, worker("gen-2", ended_at=NOW - 50, seen=50)]),
         Reason.PRODUCERS_SILENT,
         "no producer is left: gen-2 ended at 20:42:20 UTC (50s ago) and gen-1 went silent: last seen at 20:34:50 UTC",
     ),
-    "a second life": (why(wait(), FEW, workers=[KILLED, LIVE]), Reason.SLOW, "gen-1 is alive, and 56 more are needed"),
+    "a second life": (
+        why(wait(), FEW, workers=[KILLED, LIVE]),
+        Reason.SLOW,
+        "gen-1 was last seen 5s ago, and 56 more are needed",
+    ),
     "alive, but idle": (
         why(wait(), FEW, workers=[LIVE], last_put={"math": NOW - 1500}),
         Reason.PRODUCERS_SILENT,
-        "gen-1 is alive, but the last group was put 25m ago, and none is being generated",
+        "gen-1 was last seen 5s ago, but the last group was put 25m ago, and none is being generated",
+    ),
+    "one was killed, and the other is idle": (
+        why(wait(), FEW, workers=[worker("gen-2"), worker(seen=90)], last_put={"math": NOW - 95}),
+        Reason.PRODUCERS_SILENT,
+        "one of the producers went silent: gen-1 was last seen at 20:41:40 UTC (1.5m ago); gen-2 was last seen 5s ago, "
+        "but has put nothing since the last group came 1.6m ago. Start it again",
+    ),
+    "one was killed, and the other goes on": (
+        why(wait(), FEW, workers=[worker("gen-2"), worker(seen=90)], last_put={"math": NOW - 20}),
+        Reason.SLOW,
+        "gen-2 was last seen 5s ago, the last group was put 20s ago",
+    ),
+    "one was killed, and the other generates": (
+        why(
+            wait(),
+            FEW | tallies(init_leased=8),
+            workers=[worker("gen-2"), worker(seen=90)],
+            last_put={"math": NOW - 95},
+        ),
+        Reason.SLOW,
+        "8 groups are being generated",
+    ),
+    "one of two wasn't seen for a while": (
+        why(wait(), FEW, workers=[worker("gen-2"), worker(seen=40)], last_put={"math": NOW - 45}),
+        Reason.SLOW,
+        "gen-2 was last seen 5s ago and gen-1 40s ago, the last group was put 45s ago",
     ),
     "long rollouts": (
         why(wait(), FEW | tallies(init_leased=8), workers=[LIVE], last_put={"math": NOW - 1500}),
@@ -236,9 +353,115 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
     ),
     "nobody is known": (why(wait(), FEW), Reason.PRODUCERS_SILENT, "nobody is known to put any"),
     "slow": (
-        why(wait(), FEW, workers=[LIVE], before=Before(NOW - 1800, {("math", C): 24})),
+        why(wait(), FEW, workers=[LIVE], recent=Before(NOW - 300, {("math", C): 43})),
         Reason.SLOW,
-        "48 groups an hour arrive, so the missing 56 take about 1.2h",
+        "60 groups an hour arrive, so the missing 56 take about 56m",
+    ),
+    "slow, and seen some time ago": (
+        why(wait(), FEW, workers=[worker(seen=25)]),
+        Reason.SLOW,
+        "gen-1 was last seen 25s ago, and 56 more are needed. See whether they still run",
+    ),
+    "only the waiter puts": (
+        why(wait(), FEW, workers=[worker("trainer-1")], last_put={"math": NOW - 7}),
+        Reason.SLOW,
+        "the last group was put 7s ago, and 56 more are needed, but only trainer-1 puts any, which waits. Put more",
+    ),
+    "leased after steady puts": (
+        why(
+            wait(16),
+            tallies(completed_leased=80, completed_put=80),
+            held=[Held("math", C, "trainer-2", 80, NOW + 300)],
+            workers=[LIVE],
+            before=Before(NOW - 380, {}),
+            recent=Before(NOW - 280, {("math", C): 60}),
+            last_put={"math": NOW - 260},
+        ),
+        Reason.LEASED,
+        "all 80 completed groups are leased by trainer-2",
+    ),
+    "leased a moment after steady puts": (
+        why(
+            wait(16),
+            tallies(completed_leased=80, completed_put=80),
+            held=[Held("math", C, "trainer-2", 80, NOW + 590)],
+            workers=[LIVE],
+            recent=Before(NOW - 80, {}),
+            last_put={"math": NOW - 5},
+        ),
+        Reason.LEASED,
+        "all 80 completed groups are leased by trainer-2",
+    ),
+    "init": (
+        why(wait(4), tallies(init=6, init_put=6), workers=[LIVE]),
+        Reason.OTHER_STATUS,
+        "(0 of 4): 6 groups are there, but their status is init: put without a status, or prompts that nobody has "
+        "generated yet. Put results as COMPLETED",
+    ),
+    "init, and fewer than are missing": (
+        why(wait(4), tallies(init=1, init_put=1), workers=[LIVE]),
+        Reason.OTHER_STATUS,
+        "1 group is there, but its status is init",
+    ),
+    "some of each that isn't completed": (
+        why(wait(4), tallies(init=1, init_put=1, expired=2, aborted=1, completed_put=8), workers=[LIVE]),
+        Reason.EXPIRED,
+        "2 groups have expired, and wait to be generated again",
+    ),
+    "prompts of a dead worker, which others generate": (
+        why(wait(4), tallies(init=6, init_put=16, init_leased=9), workers=[LIVE]),
+        Reason.SLOW,
+        "9 groups are being generated",
+    ),
+    "another status": (
+        why(wait(4, status=Status.ABORTED), FEW, workers=[LIVE]),
+        Reason.OTHER_STATUS,
+        "8 groups are there, but their status is completed. Draw groups of that status (group_status='completed')",
+    ),
+    "the end of the dataset": (
+        why(
+            wait(),
+            FEW | tallies(init_leased=3, aborted=2),
+            workers=[LIVE],
+            waits=[FOR_TRAINER],
+            trainer=TrainState(3, 3),
+            datasets={"math": 50},
+        ),
+        Reason.END_OF_DATASET,
+        "(8 of 64): no prompt is left in the dataset: of the 50 drawn, 45 are finished, 3 in flight and 2 to be handed "
+        "out again. Ask for fewer groups (at_least=13), read the dataset for more epochs, or end the run.",
+    ),
+    "the end of the dataset, and nothing is left": (
+        why(wait(1), tallies(completed_put=50), workers=[LIVE], datasets={"math": 50}),
+        Reason.END_OF_DATASET,
+        "(0 of 1): no prompt is left in the dataset: of the 50 drawn, 50 are finished and 0 in flight: nothing is left "
+        "to draw, so the run is finished. End it, or read the dataset for more epochs.",
+    ),
+    "the end of the dataset, and enough in flight": (
+        why(wait(10), FEW | tallies(init_leased=3), workers=[LIVE], datasets={"math": 50}),
+        Reason.SLOW,
+        "3 groups are being generated",
+    ),
+    "a worker at the end of the dataset": (
+        why(FOR_TRAINER, FEW, trainer=TrainState(3, 3), datasets={"math": 50}),
+        Reason.END_OF_DATASET,
+        "There is nothing to do for the workers: no prompt is left in the dataset: of the 50 drawn, 50 are finished "
+        "and 0 in flight. They end when the trainer has published",
+    ),
+    "a worker at the end of the dataset, and the trainer waits": (
+        why(FOR_TRAINER, FEW, waits=[wait(128)], trainer=TrainState(3, 3), datasets={"math": 50}),
+        Reason.END_OF_DATASET,
+        "no prompt is left in the dataset",
+    ),
+    "both wait, though it has published": (
+        why(wait(), FEW, workers=[LIVE], waits=[FOR_TRAINER], trainer=TrainState(3, 3)),
+        Reason.DEADLOCK,
+        "while it waits for their groups. Publish newer weights (publish), or ask for no more groups than the workers",
+    ),
+    "a query that few could match, and none does": (
+        why(wait(query=GREAT), FEW, matches={"math": 0}, workers=[LIVE]),
+        Reason.NO_MATCH,
+        "8 completed groups are there, but none matches",
     ),
     "both wait": (
         why(wait(), FEW, workers=[LIVE], waits=[FOR_TRAINER], trainer=TrainState(3, 3)),
@@ -248,7 +471,7 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
     "one of two producers waits": (
         why(wait(), FEW, workers=[LIVE, worker("gen-2")], waits=[FOR_TRAINER]),
         Reason.SLOW,
-        "gen-1 and gen-2 are alive",
+        "gen-1 and gen-2 were last seen 5s ago",
     ),
     "the trainer has finished": (
         why(wait(), FEW, workers=[KILLED], trainer=TrainState(9, 9, finished=True)),
@@ -258,7 +481,7 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
     "finished, but they go on": (
         why(wait(), FEW, workers=[LIVE], trainer=TrainState(9, 9, finished=True)),
         Reason.SLOW,
-        "gen-1 is alive",
+        "gen-1 was last seen 5s ago",
     ),
     "no room for another task": (
         diagnose(
@@ -267,7 +490,7 @@ CASES: dict[str, tuple[Diagnosis, Reason, str]] = {
         ),
         Reason.PRODUCERS_HELD_BACK,
         "Too little is ready for code (3 of 8): gen-1 waits since 1.0m for room, with 64 completed groups of math "
-        "there. Somebody has to draw math first",
+        "there. Draw math first or raise the capacity.",
     ),
     "restored": (
         why(wait(), FEW, restored=Restored(40, NOW - 10, "trainer-2")),

@@ -93,6 +93,8 @@ groups = st.tuples(
     st.integers(0, 7).flatmap(lambda chance: of_one if chance else mixed),
     st.lists(rollouts, min_size=1, max_size=3),
 )
+
+
 puts = st.fixed_dictionaries(
     {"items": groups, "task_name": tasks},
     optional={

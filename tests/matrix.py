@@ -23,10 +23,10 @@ _FIXTURES = {
     "buffers",
     "trained",
 }
-_NAMES = {"memory://": "memory", "pandas://": "pandas", "sqlite in memory": "sqlite memory", "postgres": "postgresql"}
-_KINDS = {"memory", "pandas", "sqlite", "sqlite memory", "postgresql"}
+_NAMES = {"memory://": "memory", "postgres": "postgresql"}
+_KINDS = {"memory", "sqlite", "postgresql"}
 
-_STRATEGY = ("memory",)  # what a strategy decides, whatever the store
+_STRATEGY = ("memory",)  # what a strategy decides, whatever the database
 _LAYER = ("memory", "sqlite")  # a layer above the stores: one that has all in this process, and one that hasn't
 _DATABASES = ("sqlite", "postgresql")
 _SHARED = ("memory", "postgresql")  # several users at once
@@ -43,11 +43,15 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("chunks/test_races.py::*senders*-3*", ("postgresql",)),
     ("chunks/test_races.py::*", _STRATEGY),
     ("chunks/test_restarts.py::*", ("sqlite",)),
+    ("chunks/*same_start*", _DATABASES),
+    ("chunks/*survives_a_restart*", ("sqlite",)),
     ("chunks/*", _STRATEGY),
     ("reverb/*checkpoint*", ("sqlite",)),
     ("reverb/*other_processes*", ("sqlite",)),
     ("reverb/*apart*", ("postgresql",)),
     ("reverb/*in_its_order*", ("memory", "postgresql")),
+    ("reverb/*no_room_for*", (*_LAYER, "postgresql")),
+    ("reverb/*same_tables*", ("postgresql",)),
     ("reverb/*", _LAYER),
     ("produce/test_hooks.py::*", _STRATEGY),
     ("produce/test_odd_loops.py::*", _STRATEGY),
@@ -74,6 +78,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_train_state.py::*restore*", ("postgresql",)),
     ("produce/test_train_state.py::*another_process*", ("sqlite",)),
     ("produce/test_train_state.py::*", _STRATEGY),
+    ("xtuner/test_expired_before.py::*", _DATABASES),
     ("xtuner/test_replay_buffer.py::*refresh*", _DATABASES),
     ("xtuner/test_replay_buffer.py::*resumes_in_place*", _DATABASES),
     ("xtuner/test_replay_buffer.py::*", ("sqlite",)),
@@ -154,12 +159,11 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
 
 #: Whole runs of seconds, and further cases of a law, by what they are tested with by default.
 _LONG = (
-    "contract/test_groups_only.py::TestGroupsOnly::*",  # the laws: by memory; what it can't do: in the same module
     "demo/test_demo_kills.py::test_killed_at_random*",  # at each point of a step
     "demo/test_demo_kills.py::test_workers_killed*",  # examples: trainer and workers
     "demo/test_demo_run.py::test_a_run_may_be_cut*",  # in another mode
     "demo/test_demo_run.py::test_ctrl_c*disaggregated*",  # async
-    "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_grpo.py
+    "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_policy.py
     "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_endpoint_run.py::test_a_finished*",  # a run that is killed goes on
     "examples/test_endpoint_run.py::test_a_server_that_always_fails*",  # of the engine: test_endpoint_engine.py
@@ -195,25 +199,8 @@ _LONG = (
     "processes/test_processes.py::*every_group_goes*postgresql*",  # produce and the storm
 )
 
-#: Contracts of which each law is tested by default, but only with its first case: memory has the others.
-_EACH_LAW_ONCE = ("contract/test_postgres.py", "contract/test_pandas.py", "contract/test_sqlite_memory.py")
-
-#: Laws about arguments, which are checked above the store: the same for a contract on a database.
-_OF_ARGUMENTS = {
-    "test_tags_are_flat",
-    "test_other_dicts_are_refused",
-    "test_a_task_has_a_storable_name",
-    "test_a_priority_is_finite_and_not_negative",
-    "test_the_time_of_a_lease_is_finite",
-    "test_sizes_are_whole_numbers",
-    "test_beta_is_a_number",
-    "test_thresholds_are_positive",
-    "test_a_timeout_is_a_number_of_seconds",
-    "test_status_of_a_group",
-    "test_reward_is_the_mean_of_the_group",
-    "test_expiry_by_token",
-    "test_other_statuses_do_not_expire",
-}
+#: Contracts of which each law is tested by default, but only with its first case: a SQLite file has the others.
+_EACH_LAW_ONCE = ("contract/test_postgres.py",)
 
 
 def _later_cases(items: list[pytest.Item]) -> set[str]:
@@ -222,7 +209,7 @@ def _later_cases(items: list[pytest.Item]) -> set[str]:
     later = set()
     for item in items:
         module, law = item.nodeid.removeprefix("tests/").partition("::")[0], getattr(item, "originalname", "")
-        if module in _EACH_LAW_ONCE or (module == "contract/test_sqlite.py" and law in _OF_ARGUMENTS):
+        if module in _EACH_LAW_ONCE:
             if (module, law) in seen:
                 later.add(item.nodeid)
             seen.add((module, law))
@@ -251,9 +238,9 @@ def mark_long(items: list[pytest.Item]) -> None:
 _FAST = (
     "bad_input/test_arguments.py",
     "chunks/",
-    "contract/test_memory.py",
     "contract/test_sqlite.py",
-    "contract/test_same_draws.py",
+    "contract/test_sqlite_memory.py",
+    "test_same_draws.py",
     "produce/",
     "query/",
     "test_buffers.py",

@@ -12,10 +12,8 @@ from typing import Any
 import asyncpg
 
 from replaybuf.rules.limits import Rules
-from replaybuf.storage.contract import StorageBackend
-from replaybuf.storage.memory.pandas import PandasStorage
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.testing.harness import CODEC
+from tests.contract.harness import CODEC
 from tests.postgres import Databases
 
 VIEWS = {"groups": "uid", "rollouts": "uid, position"}
@@ -28,11 +26,11 @@ class Place:
 
     durable = False
 
-    def new(self, rules: Rules) -> StorageBackend:
+    def new(self, rules: Rules) -> SQLStorage:
         """An empty storage."""
         raise NotImplementedError
 
-    def again(self, rules: Rules) -> StorageBackend:
+    def again(self, rules: Rules) -> SQLStorage:
         """A storage over the data of the last new one."""
         raise NotImplementedError
 
@@ -44,11 +42,6 @@ class Place:
         """Let go of the storages of an example."""
 
 
-class Pandas(Place):
-    def new(self, rules: Rules) -> StorageBackend:
-        return PandasStorage(CODEC, rules)
-
-
 class SqliteFiles(Place):
     durable = True
 
@@ -56,12 +49,12 @@ class SqliteFiles(Place):
         self._folder: str | None = None
         self._count = 0
 
-    def new(self, rules: Rules) -> StorageBackend:
+    def new(self, rules: Rules) -> SQLStorage:
         self._folder = self._folder or tempfile.mkdtemp(prefix="rb-lite-")
         self._count += 1
         return self.again(rules)
 
-    def again(self, rules: Rules) -> StorageBackend:
+    def again(self, rules: Rules) -> SQLStorage:
         return SQLStorage(f"sqlite:///{self._path}", CODEC, rules)
 
     async def views(self) -> dict[str, list[dict[str, Any]]]:
@@ -91,13 +84,13 @@ class PostgresDatabases(Place):
         self._url = ""
         self._lend: Any = None
 
-    def new(self, rules: Rules) -> StorageBackend:
+    def new(self, rules: Rules) -> SQLStorage:
         if self._lend is None:
             self._lend = self._example.enter_context(self._databases.lent())
         self._url = self._lend()
         return self.again(rules)
 
-    def again(self, rules: Rules) -> StorageBackend:
+    def again(self, rules: Rules) -> SQLStorage:
         return SQLStorage(self._url, CODEC, rules)
 
     async def views(self) -> dict[str, list[dict[str, Any]]]:

@@ -1,6 +1,6 @@
 """What replaybuf needs of aiosqlite and no document promises: its bounds in pyproject.toml are the versions that pass.
 
-`ThreadedConnection` uses `_execute`, which calls a function in the connection's thread, `_conn`, the `sqlite3`
+`SqliteConnection` uses `_execute`, which calls a function in the connection's thread, `_conn`, the `sqlite3`
 connection, and the thread itself, `_thread` (up to 0.21 the connection is the thread).
 """
 
@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +19,42 @@ import aiosqlite
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.storage.sql.engine.opening import open_engine
-from replaybuf.storage.sql.engine.sqlite_connections import ThreadedConnection
+from replaybuf.storage.sql.engine.opening import open_database
+from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
+from replaybuf.storage.sql.engine.sqlite_connection import SqliteConnection
 
 
 @pytest.fixture
-async def connection() -> AsyncIterator[ThreadedConnection]:
-    connection = ThreadedConnection(":memory:")
+async def connection() -> AsyncIterator[SqliteConnection]:
+    connection = SqliteConnection(partial(sqlite3.connect, ":memory:", check_same_thread=False))
     await connection
     yield connection
     await connection.close()
 
 
-async def test_functions_run_one_after_the_other_in_one_thread_of_its_own(connection: ThreadedConnection) -> None:
+async def test_functions_run_one_after_the_other_in_one_thread_of_its_own(connection: SqliteConnection) -> None:
     threads = {await connection.in_thread(lambda _: threading.get_ident()) for _ in range(3)}
     assert len(threads) == 1
     assert threads.isdisjoint({threading.get_ident()})
 
 
-async def test_a_function_gets_the_connection_of_sqlite3_itself(connection: ThreadedConnection) -> None:
-    assert type(await connection.in_thread(lambda raw: raw)) is sqlite3.Connection
-    assert await connection.in_thread(lambda raw: raw.execute("SELECT 7").fetchone()) == (7,)
+async def test_a_function_gets_the_connection_of_sqlite3_itself(connection: SqliteConnection) -> None:
+    assert type(await connection.in_thread(lambda session: session.raw)) is sqlite3.Connection
+    assert await connection.in_thread(lambda session: session.raw.execute("SELECT 7").fetchone()) == (7,)
 
 
-async def test_what_a_function_raises_reaches_its_caller(connection: ThreadedConnection) -> None:
+async def test_what_a_function_raises_reaches_its_caller(connection: SqliteConnection) -> None:
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
-        await connection.in_thread(lambda raw: raw.execute("SELECT * FROM missing"))
+        await connection.in_thread(lambda session: session.raw.execute("SELECT * FROM missing"))
 
 
-async def test_the_thread_does_not_keep_the_process_alive(connection: ThreadedConnection) -> None:
+async def test_the_thread_does_not_keep_the_process_alive(connection: SqliteConnection) -> None:
     assert await connection.in_thread(lambda _: threading.current_thread().daemon)
 
 
 def test_no_method_of_aiosqlite_or_its_thread_is_overridden() -> None:
-    own = {name for name in vars(ThreadedConnection) if not name.startswith("__")}
-    assert own == {"raw", "idle", "in_thread"}
+    own = {name for name in vars(SqliteConnection) if not name.startswith("__")}
+    assert own == {"session", "idle", "in_thread"}
     assert own.isdisjoint({*dir(aiosqlite.Connection), *dir(threading.Thread)})
 
 
@@ -70,14 +72,15 @@ def test_an_engine_that_is_disposed_of_has_no_threads_left(
         return connect(*args, **options)
 
     async def use() -> None:
-        engine = open_engine(url, lock_timeout=5)
-        first = await engine.connect()
+        engine = open_database(url, lock_timeout=5)
+        assert isinstance(engine, SqliteDatabase)
+        first = await engine.connections.open()
         monkeypatch.setattr(sqlite3, "connect", slow)
-        opening = asyncio.create_task(engine.connect())
+        opening = asyncio.create_task(engine.connections.open())
         await asyncio.sleep(later)
         opening.cancel()
         await asyncio.wait([opening])
-        await first.close()
+        await engine.connections.close(first)
         await engine.dispose()
 
     asyncio.run(use())

@@ -10,15 +10,15 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import Table, select
 
-from replaybuf import NotReadyError, ReplayBuffer
+from replaybuf import InputError, NotReadyError, ReplayBuffer
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.schema.records import batch
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.values import Draw
-from replaybuf.testing.harness import group
 from replaybuf.worker_name import working_as
+from tests.contract.harness import group
 from tests.stores import TASK, build, until
 
 HOSTILE = "a'; DROP TABLE rb_batch; --$rb$ \\ %s :x \" $$ \u202e€"
@@ -102,17 +102,70 @@ async def test_a_lease_is_settled_by_what_it_acknowledges(buffer: ReplayBuffer) 
     assert left == {uids[0]: (None, 9), uids[1]: (None, None), uids[2]: (None, 9)}
 
 
+async def steps_of(buffer: ReplayBuffer) -> list[tuple[int | None, int, int, list[int]]]:
+    """The step, the groups and the settled groups of each batch, and the uids of its groups."""
+    found = await rows(buffer)
+    return [(row["step"], row["groups"], row["settled"], [one[0] for one in row["members"]]) for row in found]
+
+
+async def test_a_batch_is_of_the_step_that_its_acknowledgement_names(buffer: ReplayBuffer) -> None:
+    """Also if the draw was for another: the archived groups say so, too."""
+    uids = [await put(buffer, number, "gpu-1") for number in range(2)]
+    lease = await buffer.lease_batch({TASK: 2}, current_train_step=100)
+    await buffer.adopt(lease.handle).acknowledge(train_step=103)
+    assert await steps_of(buffer) == [(103, 2, 2, uids)]
+    assert [item.trained_step async for item in buffer.find({"status": "archived"})] == [103, 103]
+
+
+@pytest.mark.parametrize("named", [None, 100])
+async def test_leased_groups_are_of_the_last_refresh_before_their_acknowledgement(
+    buffer: ReplayBuffer, named: int | None
+) -> None:
+    """A worker of a DataLoader leases some steps ahead. What the draw itself named stays."""
+    uids = [await put(buffer, number, "gpu-1") for number in range(2)]
+    await buffer.refresh_staleness(task_stale_thresholds={TASK: None}, current_train_step=100)
+    lease = await buffer.lease_batch({TASK: 2}, current_train_step=named)
+    await buffer.refresh_staleness(task_stale_thresholds={TASK: None}, current_train_step=102)
+    await lease.acknowledge()
+    step = 102 if named is None else named
+    assert await steps_of(buffer) == [(step, 2, 2, uids)]
+    assert [item.trained_step async for item in buffer.find({"status": "archived"})] == [step, step]
+
+
+async def test_groups_of_one_lease_may_be_of_several_steps(buffer: ReplayBuffer) -> None:
+    """As of mini-batches with an optimizer's step each: every step has its own groups, and figures of these."""
+    uids = [await put(buffer, number, "gpu-1", reward=number / 4) for number in range(5)]
+    lease = await buffer.lease_batch({TASK: 5}, current_train_step=7)
+    for first, step in ((0, 7), (2, 8)):
+        await lease.acknowledge(uids[first : first + 2], train_step=step)
+    assert await steps_of(buffer) == [(7, 3, 2, [*uids[:2], uids[4]]), (8, 2, 2, uids[2:4])]
+    await lease.acknowledge(uids[4:], train_step=9)
+    assert await steps_of(buffer) == [(7, 2, 2, uids[:2]), (8, 2, 2, uids[2:4]), (9, 1, 1, uids[4:])]
+    first, second, third = await rows(buffer)
+    assert [row["reward"] for row in (first, second, third)] == [0.125, 0.625, 1.0]
+    assert (second["first_uid"], second["last_uid"], second["worker"]) == (uids[2], uids[3], "trainer")
+    assert first["taken_at"] == third["taken_at"]
+
+
+async def test_a_train_step_is_a_whole_number(buffer: ReplayBuffer) -> None:
+    await put(buffer, 1, "gpu-1")
+    lease = await buffer.lease_batch({TASK: 1})
+    with pytest.raises(InputError, match="train_step"):
+        await lease.acknowledge(train_step=1.5)  # type: ignore[arg-type]
+    assert len(lease.open) == 1
+
+
 @pytest.mark.parametrize("seconds", [None, 60.0])
 async def test_a_draw_that_nobody_received_is_not_kept(buffer: ReplayBuffer, seconds: float | None) -> None:
     uids = [await put(buffer, number, "gpu") for number in range(2)]
     await buffer.get(1, TASK, current_train_step=1)
     storage = buffer.storage
     assert isinstance(storage, SQLStorage)
-    store = await storage._ready()
-    drawing = Drawing(store, storage.codec, Draw({TASK: 1}, worker=HOSTILE, train_step=2), seconds)
-    taken = await store.thread.run(drawing.run)
+    await storage.open()
+    drawing = Drawing(storage.draws, Draw({TASK: 1}, worker=HOSTILE, train_step=2), seconds)
+    taken = await storage.thread.run(drawing.run)
     assert [row["worker"] for row in await rows(buffer)] == ["trainer", HOSTILE]
-    await store.thread.run(lambda: drawing.undo(taken))
+    await storage.thread.run(lambda: drawing.undo(taken))
     assert [row["first_uid"] for row in await rows(buffer)] == uids[:1]
     [there] = [row for row in await rows(buffer, tables.group) if row["uid"] == uids[1]]
     assert (there["trained_step"], there["holder"], there["times_sampled"]) == (None, None, 0)
@@ -125,11 +178,11 @@ async def test_an_undone_draw_has_trained_nothing(shared_url: str) -> None:
         await buffer.get(1, TASK, current_train_step=1)
         storage = buffer.storage
         assert isinstance(storage, SQLStorage)
-        store = await storage._ready()
-        drawing = Drawing(store, storage.codec, Draw({TASK: 1}, train_step=2))
-        taken = await store.thread.run(drawing.run)
+        await storage.open()
+        drawing = Drawing(storage.draws, Draw({TASK: 1}, train_step=2))
+        taken = await storage.thread.run(drawing.run)
         assert [row["trained_step"] for row in await rows(buffer, tables.group)] == [2]
-        await store.thread.run(lambda: drawing.undo(taken))
+        await storage.thread.run(lambda: drawing.undo(taken))
         assert [row["trained_step"] for row in await rows(buffer, tables.group)] == [1]
 
 
@@ -155,8 +208,8 @@ async def test_the_last_ones_are_kept(shared_url: str) -> None:
         await other.get(1, TASK)
         storage = buffer.storage
         assert isinstance(storage, SQLStorage)
-        store = await storage._ready()
-        await store.thread.run(store.sweeper.prune_history)
+        await storage.open()
+        await storage.thread.run(storage.sweeper.prune_history)
         assert [row["buffer"] for row in await rows(buffer)] == ["default"] * 2 + ["other"]
 
 

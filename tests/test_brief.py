@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Engine, bindparam, event, select
+from sqlalchemy import bindparam, select
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.engine.prepared import Prepared
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.engine.hooks import Hook, installed
+from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import lane
-from replaybuf.storage.sql.store import Store
 from tests.stores import TASK, build, fill, group, take_all
 
 
-def store_of(buffer: ReplayBuffer) -> Store:
+def store_of(buffer: ReplayBuffer) -> SQLStorage:
     assert isinstance(buffer.storage, SQLStorage)
-    return buffer.storage._state()
+    return buffer.storage
 
 
 def where(tx: Transaction) -> str:
@@ -33,8 +33,8 @@ async def test_a_brief_write_needs_no_other_thread(tmp_path: Path) -> None:
     async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
         await fill(buffer, 1)
         store = store_of(buffer)
-        assert await store.thread.run(lambda: store.write(where, brief=True)) == "replaybuf-database"
-        assert await store.thread.run(lambda: store.write(where)) != "replaybuf-database"
+        assert await store.thread.run(lambda: store.transactions.write(where, brief=True)) == "replaybuf-database"
+        assert await store.thread.run(lambda: store.transactions.write(where)) != "replaybuf-database"
 
 
 async def test_while_another_process_writes_a_put_waits_and_reads_are_answered(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ async def test_a_brief_read_doesnt_wait_for_a_long_write(tmp_path: Path) -> None
             begun.set()
             return go_on.wait(10)
 
-        writing = asyncio.create_task(store.thread.run(lambda: store.write(long)))
+        writing = asyncio.create_task(store.thread.run(lambda: store.transactions.write(long)))
         await asyncio.to_thread(begun.wait, 10)
         async with asyncio.timeout(5):
             assert await buffer.is_ready({TASK: 1})
@@ -70,20 +70,31 @@ async def test_a_brief_read_doesnt_wait_for_a_long_write(tmp_path: Path) -> None
         assert await writing
 
 
-async def test_listeners_of_statements_hear_of_prepared_ones(sql_url: str) -> None:
+class Heard(Hook):
+    """What the hook of the database was told, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def statement(self, sql: str, values: Sequence[Any], many: bool) -> None:
+        self.events.append(sql)
+
+    def committing(self) -> None:
+        self.events.append("committing")
+
+    def committed(self) -> None:
+        self.events.append("committed")
+
+
+async def test_hooks_hear_of_each_statement_and_of_both_sides_of_the_commit(sql_url: str) -> None:
     async with build(sql_url) as buffer:
         await fill(buffer, 1)
-        heard: list[str] = []
-
-        def listen(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-            heard.append(statement)
-
-        event.listen(Engine, "before_cursor_execute", listen)
-        try:
+        store = store_of(buffer)
+        await store.thread.run(store.sweeper.stop)
+        with installed(heard := Heard()):
             await buffer.put(group(1), TASK)
-        finally:
-            event.remove(Engine, "before_cursor_execute", listen)
-        assert any("INSERT INTO rb_payload" in statement for statement in heard)
+        stored = next(at for at, event in enumerate(heard.events) if "INSERT INTO rb_payload" in event)
+        assert stored < heard.events.index("committing") == heard.events.index("committed") - 1
 
 
 async def test_a_prepared_statement_gives_each_place_its_value(sql_url: str) -> None:

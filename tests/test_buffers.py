@@ -299,8 +299,8 @@ async def _take_and_undo(ours: ReplayBuffer, theirs: ReplayBuffer, copy: Path) -
     from replaybuf.storage.sql.tasks.delivery import Drawing
     from replaybuf.storage.values import Draw
 
-    state: Any = ours.storage._state()  # type: ignore[attr-defined]
-    drawing = Drawing(state, ours.storage.codec, Draw({TASK: 2}))
+    state: Any = ours.storage
+    drawing = Drawing(state.draws, Draw({TASK: 2}))
     taken = await state.thread.run(drawing.run)
     assert len(ours) == 0
     await theirs.resume(copy)

@@ -15,16 +15,16 @@ import pytest
 from sqlalchemy import func, select
 
 from replaybuf import ReplayBuffer, Status
-from replaybuf.storage.sql import store
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, payload
 from replaybuf.storage.sql.statements.checkpoints import make_checkpoint, sweep_forgotten
-from replaybuf.storage.sql.statements.sweep import sweep
+from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.tasks import transactions
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.values import Draw, NewGroup
-from replaybuf.testing.checkpointing import state_of
-from replaybuf.testing.harness import CODEC
+from tests.contract.checkpointing import state_of
+from tests.contract.harness import CODEC
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
 ALWAYS = 1e12
@@ -32,12 +32,12 @@ ALWAYS = 1e12
 
 async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
     """Sweep all there is to sweep; how many payloads, unswept groups and rows of checkpoints are left."""
-    opened = buffer.storage._state()  # type: ignore[attr-defined]
+    opened = buffer.storage
 
     async def work() -> tuple[int, ...]:
-        while await opened.engine.write(lambda tx: sweep_forgotten(tx, 4, time.time())):
+        while await opened.engine.write(lambda tx: sweep_forgotten(tx, 4, time.time()), fenced=False):
             pass
-        while await opened.engine.write(lambda tx: sweep(tx, ALWAYS, 100)):
+        while await opened.engine.write(lambda tx: sweep(tx, ALWAYS, 100), fenced=False):
             pass
         return await opened.engine.read(
             lambda tx: tuple(
@@ -53,8 +53,8 @@ async def take(buffer: ReplayBuffer, size: int) -> Callable[[], Awaitable[None]]
     """A take that nobody receives; what undoes it, as when it is cancelled."""
     storage = buffer.storage
     assert isinstance(storage, SQLStorage)
-    opened = storage._state()
-    drawing = Drawing(opened, storage.codec, Draw({TASK: size}))
+    opened = storage
+    drawing = Drawing(opened.draws, Draw({TASK: size}))
     taken = await opened.thread.run(drawing.run)
     return lambda: opened.thread.run(lambda: drawing.undo(taken))
 
@@ -210,7 +210,7 @@ class Copied:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._copied, self._let_go = threading.Event(), threading.Event()
-        monkeypatch.setattr(store, "make_checkpoint", self._make)
+        monkeypatch.setattr(transactions, "make_checkpoint", self._make)
 
     def _make(self, tx: Transaction, *args: Any) -> Any:
         made = make_checkpoint(tx, *args)

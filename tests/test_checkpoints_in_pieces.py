@@ -13,16 +13,15 @@ import pytest
 from sqlalchemy import select, text, update
 
 from replaybuf import FencedError, LockedError, ReplayBuffer, Status
-from replaybuf.doctor.examine import examine
-from replaybuf.doctor.finding import Level, Look
+from replaybuf.doctor import CheckContext, Level, examine
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.schema.tables import checkpoint
-from replaybuf.storage.sql.statements.making import SILENT_SECONDS
+from replaybuf.storage.sql.statements.checkpoints import SILENT_SECONDS
 from replaybuf.storage.sql.tasks import making
 from replaybuf.storage.sql.tasks.making import Making
-from replaybuf.testing.checkpointing import go_on, state_of
-from replaybuf.testing.leasing import LONG
-from replaybuf.testing.persistence import fill as fill_with_everything
+from tests.contract.checkpointing import go_on, state_of
+from tests.contract.leasing import LONG
+from tests.contract.persistence import fill as fill_with_everything
 from tests.stores import TASK, build, fill, group, take_all
 from tests.test_checkpoints import swept, take
 
@@ -79,8 +78,8 @@ def file_url(tmp_path: Path) -> str:
 
 
 async def in_database(buffer: ReplayBuffer, function: Callable[[Any], Any]) -> Any:
-    store = buffer.storage._state()  # type: ignore[attr-defined]
-    return await store.thread.run(lambda: store.write(function))
+    store = buffer.storage
+    return await store.thread.run(lambda: store.transactions.write(function))
 
 
 async def test_it_is_what_was_when_it_was_begun(url: str, held: Held) -> None:
@@ -173,7 +172,7 @@ async def test_who_is_cancelled_leaves_nothing_behind(url: str, held: Held) -> N
 
 async def triggers(buffer: ReplayBuffer) -> list[str]:
     names = text("SELECT name FROM sqlite_master WHERE type = 'trigger'")
-    return list(await in_database(buffer, lambda tx: tx.execute(names).scalars().all()))
+    return list(await in_database(buffer, lambda tx: tx.execute(names).scalars()))
 
 
 async def test_who_was_fenced_off_meanwhile_leaves_nothing_behind(file_url: str, held: Held) -> None:
@@ -218,7 +217,7 @@ async def test_one_whose_maker_is_gone_is_dropped(file_url: str, held: Held) -> 
     async with build(file_url) as buffer, build(file_url) as other:
         await fill(buffer, 9)
         async with held.making(buffer) as task:
-            look = Look(file_url, Path(file_url.removeprefix("sqlite:///")))
+            look = CheckContext(file_url, Path(file_url.removeprefix("sqlite:///")))
             assert Level.PROBLEM not in [found.level for found in examine(open_reader(file_url), look)]
             assert await in_database(other, _silence) == 1
             assert (await swept(other))[2] == 0

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sqlite3
 from contextlib import closing
+from typing import Any
 
+import pydantic
 import pytest
 
-from replaybuf import Status
+from replaybuf import NotReadyError, PromptLedger, Status
 from replaybuf.produce import TrainState, publish
-from replaybuf.rules.circumstances import Circumstances
+from replaybuf.rules.causes import Reason
+from replaybuf.rules.circumstances import Circumstances, Counted
 from replaybuf.storage.sql.inspection import circumstances
 from replaybuf.storage.sql.inspection.circumstances import read_circumstances
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.statements.presence import note_minute
 from replaybuf.worker_name import working_as
 from tests.postgres import execute
-from tests.stores import TASK, build, group
+from tests.stores import TASK, build, fill, group, until
 
 
 async def read(url: str) -> Circumstances:
     reader = open_reader(url)
-    return await asyncio.to_thread(reader.look, lambda look: read_circumstances(look, "default", ()))
+    return await asyncio.to_thread(reader.read, lambda tx: read_circumstances(tx, "default", ()))
 
 
 def change(url: str, statement: str) -> None:
@@ -71,6 +76,29 @@ async def test_what_failed_whose_it_was_and_why(shared_url: str) -> None:
     assert about.failed_by == {TASK: {"gen-1": 1, "gen-2": 2}}
 
 
+@pytest.mark.parametrize("leased", [False, True])
+async def test_a_group_that_a_reader_cannot_decode_is_not_its_makers_failure(shared_url: str, leased: bool) -> None:
+    """But that of who drew it with another rollout type: there were two, and two failed."""
+    async with build(shared_url, worker="gen-1") as buffer:
+        for number in range(2):
+            await buffer.put(group(number), TASK)
+    async with build(shared_url, worker="trainer-2", rollout_type=Strict) as buffer:
+        draw = {TASK: 2}
+        assert not (await buffer.lease_batch(draw)).open if leased else await buffer.sample(draw) == {TASK: []}
+        sentence = (await buffer.why(draw)).sentence
+    about = await read(shared_url)
+    assert (about.failed_by, about.failed_with) == ({TASK: {}}, {TASK: {"trainer-2": 2}})
+    assert re.search(
+        r": 2 of the 2 groups put( in the last \d+s)? failed, drawn by trainer-2 \(2\); the last error: ", sentence
+    )
+
+
+class Strict(pydantic.BaseModel, extra="forbid"):
+    """A rollout type of a reader that has no place for most fields."""
+
+    status: Status = Status.COMPLETED
+
+
 async def test_the_trainer_and_the_last_restore(shared_url: str) -> None:
     async with build(shared_url, worker="trainer-1") as buffer:
         await buffer.put(group(1), TASK, model_step=1, current_train_step=3)
@@ -84,23 +112,135 @@ async def test_the_trainer_and_the_last_restore(shared_url: str) -> None:
     assert (about.restored.step, about.restored.worker) == (4, "trainer-1")
 
 
-async def test_rates_are_those_since_the_first_minute_of_the_last_hour(shared_url: str) -> None:
+async def test_rates_are_those_of_the_last_minutes_and_losses_those_of_the_last_hour(shared_url: str) -> None:
     async with build(shared_url) as buffer:
         for number in range(9):
             await buffer.put(group(number), TASK)
-    now = int((await read(shared_url)).now)
-    change(shared_url, "DELETE FROM rb_history")
-    for seconds, put in ((4000, 1), (1800, 3), (600, 9)):
-        data = json.dumps({"tasks": {TASK: {"put": put, "put_of": {"completed": put}, "dropped": 1}}})
-        change(shared_url, f"INSERT INTO rb_history VALUES ('default', {now - seconds}, '{data}')")
-    about = await read(shared_url)
-    assert about.before is not None
-    assert about.before.time == now - 1800
-    assert about.put(TASK, Status.COMPLETED).lately == 6
-    assert about.rate(TASK, Status.COMPLETED) == pytest.approx(6 / 1800, rel=0.05)
-    assert about.now - about.last_put[TASK] < 60  # its newest group is there
-    change(shared_url, "DELETE FROM rb_group")
-    assert (await read(shared_url)).last_put[TASK] == now - 1800  # the last minute in which something came
+        now = int((await read(shared_url)).now)
+        change(shared_url, "DELETE FROM rb_history")
+        for seconds, put in ((4000, 1), (1800, 3), (240, 4)):
+            data = json.dumps({"tasks": {TASK: {"put": put, "put_of": {"completed": put}, "dropped": 1}}})
+            change(shared_url, f"INSERT INTO rb_history VALUES ('default', {now - seconds}, '{data}')")
+        about = await read(shared_url)
+        assert about.before is not None
+        assert about.before.time == pytest.approx(now - 3600, abs=20)
+        assert about.put(TASK, Status.COMPLETED).lately == 8
+        assert about.rate(TASK, Status.COMPLETED) == pytest.approx(5 / 240, rel=0.1)
+        assert about.now - about.last_put[TASK] < 60  # its newest group is there
+        change(shared_url, "DELETE FROM rb_group")
+        assert (await read(shared_url)).last_put[TASK] == now - 240  # the last minute in which something came
+
+
+async def test_what_was_lost_counts_from_the_first_put_of_a_young_buffer(shared_url: str) -> None:
+    """Also where a minute was noted in the middle of a burst; what nobody here has put, as of a snapshot, is older."""
+    async with build(shared_url, worker="gen-1") as buffer:
+        for number in range(3):
+            await buffer.put(group(number, status=Status.FILTERED), TASK)
+        await buffer.put(group(3), TASK)
+        storage: Any = buffer.storage
+        await storage.flush()
+        await storage._write(note_minute)
+        for number in range(4):
+            await buffer.put(group(number, status=Status.COMPLETED if number == 3 else Status.FILTERED), TASK)
+        assert (await read(shared_url)).put(TASK, Status.FILTERED) == Counted(6, 6)
+        with pytest.raises(NotReadyError, match=r"\(2 of 4\): 6 of the 8 groups put were filtered\."):
+            await buffer.take_batch({TASK: 4}, timeout=0.05)
+        change(shared_url, "UPDATE rb_activity SET groups = 1")
+        assert (await read(shared_url)).put(TASK, Status.FILTERED) == Counted(3, 6)
+
+
+async def test_what_is_put_and_not_kept_is_counted_as_its_workers(shared_url: str) -> None:
+    """Groups that had expired, and unfit ones: the reason counts them among those that were put."""
+    async with build(shared_url) as buffer:
+        with working_as("gen-1"):
+            for number in range(3):
+                assert await buffer.put(group(number), TASK, **_STALE, expired_groups_retryable=False) is None
+        with working_as("gen-2"):
+            for number in range(2):
+                await buffer.put(group(number, status=Status.FAILED), "code", keep_unfit=False)
+        for task, says in (
+            (TASK, "3 of the 3 groups put expired: they were too stale"),
+            ("code", "2 of the 2 groups put failed. Look at the errors, and mend what makes them: none"),
+        ):
+            with pytest.raises(NotReadyError, match=rf"\(0 of 2\): {says}"):
+                await buffer.take_batch({task: 2}, timeout=0.05)
+    workers = {one.name: (one.groups, one.failures) for one in (await read(shared_url)).workers if one.groups}
+    assert workers == {"gen-1": (3, 0), "gen-2": (2, 2)}
+
+
+_STALE: dict[str, Any] = {"model_step": 1, "current_train_step": 9, "stale_threshold": 2}
+
+
+async def test_a_mistyped_tag_of_a_query_is_named_with_the_nearest_one(shared_url: str) -> None:
+    async with build(shared_url) as buffer:
+        for number in range(3):
+            await buffer.put(group(number), TASK, tags={"difficulty": "hard"} if number else None)
+        query = {"$or": [{"tags.dificulty": "hard"}, {"reward": {"$gt": 5}}]}
+        said = r"none of them has the tag dificulty. Did you mean tags.difficulty\?"
+        with pytest.raises(NotReadyError, match=said):
+            await buffer.take_batch({TASK: 2}, where=query, timeout=0.05)
+        with pytest.raises(NotReadyError, match="Relax the query"):
+            await buffer.take_batch({TASK: 2}, where={"tags.difficulty": "easy"}, timeout=0.05)
+
+
+async def test_a_second_short_wait_has_the_same_reason(shared_url: str) -> None:
+    """Though the store isn't asked again within a second."""
+    async with build(shared_url, worker="gen-1") as buffer:
+        await fill(buffer, 2)
+        lease = await buffer.lease_batch({TASK: 2}, seconds=600, heartbeat=False)
+        for _ in range(2):
+            with pytest.raises(NotReadyError, match="all 2 completed groups are leased by gen-1"):
+                await buffer.take_batch({TASK: 2}, timeout=0.01)
+        await lease.give_back()
+
+
+async def test_one_dead_producer_is_named_though_another_is_alive(shared_url: str) -> None:
+    async with build(shared_url, worker="gen-1") as buffer:
+        for name in ("gen-1", "gen-2"):
+            with working_as(name):
+                await buffer.put(group(1), TASK)
+        storage: Any = buffer.storage
+        await storage.flush()
+        change(shared_url, "UPDATE rb_worker SET seen_at = seen_at - 90 WHERE name = 'gen-2'")
+        change(shared_url, "UPDATE rb_group SET created_at = created_at - 95")
+        change(shared_url, "DELETE FROM rb_history")
+        said = (
+            r"one of the producers went silent: gen-2 was last seen at .*; gen-1 was last seen \d+s ago, but has put no"
+        )
+        with working_as("trainer-1"), pytest.raises(NotReadyError, match=said) as error:
+            await buffer.take_batch({TASK: 4}, timeout=0.05)
+        assert error.value.diagnosis.reason == Reason.PRODUCERS_SILENT
+
+
+async def test_a_minute_is_dated_to_when_it_was_noted(shared_url: str) -> None:
+    async with build(shared_url) as buffer:
+        storage: Any = buffer.storage
+        await buffer.put(group(1), TASK)
+        await storage._write(note_minute)
+        about = await read(shared_url)
+    assert about.recent is not None
+    assert about.recent.time == pytest.approx(about.now, abs=5)
+
+
+async def test_after_two_spurts_groups_are_leased_and_none_is_foretold(shared_url: str) -> None:
+    """Whoever holds them: the minute was noted between the spurts."""
+    async with build(shared_url, worker="gen-1") as buffer:
+        await fill(buffer, 4)
+        storage: Any = buffer.storage
+        await storage.flush()
+        change(shared_url, "DELETE FROM rb_history")
+        await storage._write(note_minute)
+        await fill(buffer, 6, first=4)
+        with working_as("trainer-2"):
+            lease = await buffer.lease_batch({TASK: 8}, seconds=600, heartbeat=False)
+        with pytest.raises(NotReadyError, match=r"\(2 of 4\): 8 more completed groups are leased by trainer-2"):
+            await buffer.take_batch({TASK: 4}, timeout=0.05)
+        await lease.give_back()
+        with working_as("gen-1"):
+            lease = await buffer.lease_batch({TASK: 8}, seconds=600, heartbeat=False)
+        with pytest.raises(NotReadyError, match=r"\(2 of 4\): 8 more completed groups are leased by gen-1"):
+            await buffer.take_batch({TASK: 4}, timeout=1.5)
+        await lease.give_back()
 
 
 @pytest.mark.parametrize("statement", ["_HELD", "_LAST_PUTS", "_FAILED_LANES"])
@@ -108,9 +248,60 @@ async def test_no_statement_looks_at_all_groups(statement: str, tmp_path: object
     url = f"sqlite:///{tmp_path}/run.db"
     async with build(url):
         pass
-    plan = open_reader(url).look(
-        lambda look: look.rows(f"EXPLAIN QUERY PLAN {getattr(circumstances, statement)}", buffer="default")
+    plan = open_reader(url).read(
+        lambda tx: tx.rows(f"EXPLAIN QUERY PLAN {getattr(circumstances, statement)}", buffer="default")
     )
     steps = [row["detail"] for row in plan if " g " in f"{row['detail']} "]
     assert steps
     assert all("SEARCH g USING" in step and "lane" in step for step in steps)
+
+
+async def test_leased_groups_are_the_reason_after_steady_puts(shared_url: str) -> None:
+    """Eighty groups came, one a second, until five minutes ago; all are leased. One comes in: that is no forecast."""
+    async with build(shared_url, worker="gen-1") as buffer:
+        for number in range(80):
+            await buffer.put(group(number), TASK)
+        lease = await buffer.lease_batch({TASK: 80}, seconds=600, heartbeat=False)
+        now = int((await read(shared_url)).now)
+        change(shared_url, "UPDATE rb_group SET created_at = created_at - 290")
+        change(shared_url, "DELETE FROM rb_batch")  # it has the times of the puts, too
+        change(shared_url, "DELETE FROM rb_history")
+        for seconds, put in ((360, 5), (295, 70)):
+            data = json.dumps({"tasks": {TASK: {"put": put, "put_of": {"completed": put}}}})
+            change(shared_url, f"INSERT INTO rb_history VALUES ('default', {now - seconds}, '{data}')")
+        with pytest.raises(NotReadyError, match="all 80 completed groups are leased by gen-1") as error:
+            await buffer.take_batch({TASK: 16}, timeout=0.05)
+        assert [fact for fact in error.value.diagnosis.facts if fact.reason] == []
+        await lease.give_back()
+
+
+async def test_the_end_of_a_dataset_is_known_until_the_ledger_goes_on(shared_url: str) -> None:
+    """With its numbers; also after a restore, which takes the ledger back."""
+    async with build(shared_url, worker="gen-1") as buffer:
+        ledger = PromptLedger(buffer, [group(1), group(2), group(3)], TASK)
+        [first] = await ledger.draw(1)
+        await buffer.checkpoint(1)
+        drawn = [first, *await ledger.draw(5)]
+        assert await ledger.draw(1) == []
+        for prompt in drawn[:2]:
+            await prompt.finish(group(1))
+
+        async def is_known() -> bool:
+            return (await read(shared_url)).datasets == {TASK: 3}
+
+        await until(is_known)
+        text = "no prompt is left in the dataset: of the 3 drawn, 2 are finished and 1 in flight"
+        with pytest.raises(NotReadyError, match=rf"\(2 of 4\): {text}"):
+            await buffer.take_batch({TASK: 4}, timeout=0.05)
+        await buffer.take_batch({TASK: 2})
+        await drawn[2].finish(group(1))
+        await buffer.take_batch({TASK: 1})
+        with pytest.raises(
+            NotReadyError, match="3 are finished and 0 in flight: nothing is left to draw, so the run is finished"
+        ):
+            await buffer.take_batch({TASK: 4}, at_least={TASK: 1}, timeout=0.05)
+        longer = PromptLedger(buffer, [group(1), group(2), group(3)], TASK, epochs=2)
+        await longer.draw(1)
+        assert (await read(shared_url)).datasets == {}
+        await buffer.restore(1)
+        assert (await read(shared_url)).datasets == {}

@@ -71,6 +71,27 @@ def test_an_error_buffer_is_one_number_or_two(tmp_path: Path) -> None:
 _ENVIRON = {"REPLAYBUF_URL": "memory://", "REPLAYBUF_SAMPLES_PER_INSERT": "1"}
 
 
+@pytest.mark.parametrize("capacity", ["1000", 1000, 1000.0])
+def test_a_number_in_a_text_is_that_number(capacity: Any) -> None:
+    """As environment variables and command lines have it."""
+    assert ReplayBufferConfig(url="sqlite://", capacity=capacity).build().limits.capacity == 1000
+    assert ReplayBufferConfig.from_mapping({"url": "sqlite://", "capacity": capacity}).rules().limits.capacity == 1000
+
+
+@pytest.mark.parametrize("name", ["capacity", "min_size", "max_times_sampled", "samples_per_insert", "put_timeout"])
+@pytest.mark.parametrize("value", [True, False])
+def test_yes_and_no_are_no_numbers(name: str, value: bool) -> None:
+    """`capacity: yes` in a YAML file was a capacity of 1."""
+    with pytest.raises(ConfigError, match=f"{name}: .*expected a number, got {value}"):
+        ReplayBufferConfig.from_mapping({"url": "sqlite://", name: value})
+
+
+@pytest.mark.parametrize("capacity", ["a thousand", "1000 groups", "", "1e3", 0.5])
+def test_what_is_no_number_of_groups_is_refused_by_name(capacity: Any) -> None:
+    with pytest.raises(ConfigError, match="capacity"):
+        ReplayBufferConfig(url="sqlite://", capacity=capacity)
+
+
 def test_an_empty_section_has_all_defaults(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text("produce:\n")
     assert SyncProduceStrategy.from_file(tmp_path / "train.yaml", section="produce") == SyncProduceStrategy()

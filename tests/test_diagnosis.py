@@ -6,12 +6,27 @@ from typing import Any
 
 import pytest
 
-from replaybuf.rules.circumstances import Before, Circumstances, Counted, Taking, Wait, limits_of
+from replaybuf.rules.causes import Reason
+from replaybuf.rules.circumstances import Before, Circumstances, Counted, Taking, Wait, Worker, limits_of
 from replaybuf.rules.diagnosis import diagnose
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.reasons import Reason
-from replaybuf.rules.tallies import LaneName, Tally
-from tests.diagnosed import BLOCK, CASES, FEW, FOR_ROOM, FULL, GREAT, KILLED, LIVE, NOW, C, tallies, wait, why
+from replaybuf.rules.transitions import LaneName, Tally
+from tests.diagnosed import (
+    BLOCK,
+    CASES,
+    FEW,
+    FOR_ROOM,
+    FOR_TRAINER,
+    FULL,
+    GREAT,
+    KILLED,
+    LIVE,
+    NOW,
+    C,
+    tallies,
+    wait,
+    why,
+)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -66,6 +81,45 @@ def test_long_names_are_shortened() -> None:
     assert len(found.sentence) < 600
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("math", "math"),
+        ("math ", "'math '"),
+        ("a b", "a b"),
+        ("a  b", "'a  b'"),
+        ("a\xa0b", "'a\\xa0b'"),
+        ("\t", "'\\t'"),
+    ],
+)
+def test_names_that_differ_in_white_space_look_different(name: str, shown: str) -> None:
+    """In each sentence that names the task."""
+    found = diagnose(Wait({name: 3}), Circumstances(NOW, tallies("other", completed_put=1)))
+    assert found.sentence.startswith(f"Nothing is ready for {shown} (0 of 3)")
+    assert found.facts[0].text == (
+        f"task {shown}: 0 of 3 completed groups (nothing was ever put there; there is the task other)"
+    )
+    there = diagnose(Wait({"other": 3}), Circumstances(NOW, tallies(name, completed_put=1)))
+    assert f"there is the task {shown}." in there.sentence
+
+
+def test_one_group_is_singular() -> None:
+    held = why(wait(2), tallies(completed=3, completed_put=3), limits=Limits(min_size=4))
+    assert "min_size is 4: 1 more has to be put." in held.sentence
+    assert "but only 1 matches {" in why(wait(2, GREAT), FEW, matches={"math": 1}).sentence
+
+
+def test_a_tag_that_no_group_has_is_named_with_the_nearest_one() -> None:
+    query = '{"tags.dificulty": "hard"}'
+    known = {"matches": {"math": 0}, "unknown_tags": {"dificulty": "difficulty"}}
+    found = why(wait(2, query), FEW, **known)
+    assert (
+        f"but none matches {query}: none of them has the tag dificulty. Did you mean tags.difficulty?" in found.sentence
+    )
+    found = why(wait(2, query), FEW, **known | {"unknown_tags": {"dificulty": None}})
+    assert "none of them has the tag dificulty. Relax the query" in found.sentence
+
+
 def test_hostile_texts_stay_on_their_line() -> None:
     """The sentence goes into logs and error messages as it is."""
     hostile = "\x1b]0;owned\x07\n2026-01-01 INFO all is well\r\u202e"
@@ -95,9 +149,35 @@ def test_limits_are_read_as_a_process_wrote_them(stored: dict[str, Any], limits:
 
 def test_counts_before_are_those_of_each_lane() -> None:
     before: dict[LaneName, int] = {("math", C): 40}
-    about = Circumstances(NOW, FEW, before=Before(NOW - 80, before))
+    about = Circumstances(NOW, FEW, before=Before(NOW - 80, before), recent=Before(NOW - 80, before))
     assert about.put("math", C) == Counted(8, 48)
     assert about.rate("math", C) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("quiet", "workers", "rate"),
+    [(0, [LIVE], 0.5), (5, [LIVE], 0.5), (6, [LIVE], 0), (150, [LIVE], 0), (0, [KILLED], 0)],
+    ids=["now", "for less than three pauses", "for longer", "after a burst", "no producer is left"],
+)
+def test_groups_that_have_stopped_to_come_have_no_rate(quiet: float, workers: list[Worker], rate: float) -> None:
+    counts, recent = tallies(completed_put=150), Before(NOW - 300, {})
+    about = Circumstances(NOW, counts, workers=workers, recent=recent, last_put={"math": NOW - quiet})
+    assert about.rate("math", C) == rate
+
+
+def test_a_few_groups_make_no_rate() -> None:
+    """They may have come at once, before their producer was killed."""
+    about = Circumstances(NOW, tallies(completed_put=4), workers=[LIVE], recent=Before(NOW - 60, {}))
+    assert about.rate("math", C) == 0
+
+
+def test_nothing_that_follows_contradicts_the_reason() -> None:
+    """That groups come is no cause to remove; and a dataset's end is why its producers have ended."""
+    counts, steady = tallies(completed_leased=80, completed_put=80), Before(NOW - 80, {})
+    found = why(wait(80), counts, workers=[LIVE], recent=steady, last_put={"math": NOW})
+    assert (found.reason, [fact.reason for fact in found.facts if fact.reason]) == (Reason.LEASED, [])
+    found = why(wait(), FEW, workers=[KILLED], waits=[FOR_TRAINER], datasets={"math": 50})
+    assert (found.reason, [fact.reason for fact in found.facts if fact.reason]) == (Reason.END_OF_DATASET, [])
 
 
 def test_of_hundreds_of_tasks_few_are_named() -> None:
@@ -123,8 +203,9 @@ def test_what_the_consumer_lacks_is_said_with_all_that_is_known() -> None:
         (Before(NOW - 190, {("math", C): 4}), 200, None),
         (Before(NOW - 600, {("math", C): 0}), 200, 24),
         (Before(NOW - 600, {("math", C): 4}), 3600, 0),
+        (Before(NOW - 20, {}), 10, None),
     ],
-    ids=["nothing was noted", "all was put before it was", "some since", "none since"],
+    ids=["nothing was noted", "all was put before it was", "some since", "none since", "since a moment"],
 )
 def test_what_comes_an_hour_is_unknown_where_it_was_not_noted(
     before: Before | None, last_put: float, hourly: float | None

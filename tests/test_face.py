@@ -28,10 +28,13 @@ def test_nothing_above_the_buffer_reaches_through_it(path: Path) -> None:
 
 def test_all_puts_take_the_same_options() -> None:
     """With the same defaults, where they are written out."""
-    put, inner = inspect.signature(ReplayBuffer.put).parameters, inspect.signature(Putting.put).parameters
-    options, own = PutOptions.__optional_keys__, {"self", "items", "task_name", "replaces", "timeout"}
-    assert options == set(put) - own == set(inner) - own - {"lease", "stays_leased"}
-    assert all(put[name].default == inner[name].default for name in (*options, "replaces", "timeout"))
+    put, inner = inspect.signature(ReplayBuffer.put).parameters, inspect.signature(Putting.prepare).parameters
+    options, own = (
+        PutOptions.__optional_keys__,
+        {"self", "items", "task_name", "replaces", "timeout", "lease", "stays_leased"},
+    )
+    assert options == set(put) - own == set(inner) - own
+    assert all(put[name].default == inner[name].default for name in (*options, "replaces"))
     for other in (Lease.finish, Lease.save, Prompt.finish):
         assert "Unpack[PutOptions]" in str(inspect.signature(other).parameters["options"].annotation)
 

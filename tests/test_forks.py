@@ -42,25 +42,55 @@ def test_a_fork_uses_the_buffer_while_its_parent_goes_on(shared_url: str, close:
     run(FORK.replace("{close}", close).replace("{exit}", leave), shared_url)
 
 
-def test_a_buffer_in_memory_can_not_follow_a_fork() -> None:
-    """Instead of an empty one appearing in its place."""
-    run(
-        """
-        buffer = build(url)
-        asyncio.run(fill(buffer, 5))
-        pid = os.fork()
-        if pid == 0:
+IN_MEMORY = """
+    async def refused():
+        for call in (
+            lambda: buffer.put(group(1), TASK),
+            lambda: buffer.get(1, TASK),
+            lambda: buffer.take_batch({TASK: 1}, timeout=5),
+            lambda: buffer.wait_ready({TASK: 1}, timeout=5),
+            lambda: buffer.count_where({}),
+            lambda: buffer.refresh_staleness(task_stale_thresholds={TASK: 4}, current_train_step=9),
+            lambda: buffer.metrics(),
+            lambda: buffer.lease_batch({TASK: 1}, timeout=5),
+            buffer.__aenter__,
+        ):
             try:
-                asyncio.run(buffer.count_where({}))
+                await call()
             except StorageError as error:
-                os._exit(0 if "fork" in str(error) else 1)
-            os._exit(2)
-        assert os.waitpid(pid, 0)[1] == 0
-        assert len(buffer) == 5
-        asyncio.run(buffer.close())
-        """,
-        "sqlite:///:memory:",
-    )
+                assert "memory of the process that was forked" in str(error), error
+            else:
+                raise AssertionError(call)
+        try:
+            len(buffer)
+        except StorageError:
+            await buffer.close()
+            return
+        raise AssertionError
+
+    {use}
+    pid = os.fork()
+    if pid == 0:
+        try:
+            asyncio.run(refused())
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    asyncio.run(fill(buffer, 5, 5))
+    assert len(buffer) == {left}
+    asyncio.run(buffer.close())
+"""
+
+
+@pytest.mark.parametrize(("use", "left"), [("asyncio.run(fill(buffer, 5))", 10), ("pass", 5)], ids=["used", "unused"])
+@pytest.mark.parametrize("url", ["sqlite:///:memory:", "memory://", ""])
+def test_a_buffer_in_memory_can_not_follow_a_fork(url: str, use: str, left: int) -> None:
+    """Instead of an empty one appearing in its place, or a copy from which nothing comes back."""
+    build = "build(url)" if url else "SyncReplayBufferConfig().build()"
+    run(IN_MEMORY.replace("{use}", f"buffer = {build}; {use}").replace("{left}", str(left)), url)
 
 
 def test_a_fork_does_not_keep_the_leases_of_its_parent_alive(shared_url: str) -> None:

@@ -1,46 +1,59 @@
-"""docs/guide.md is true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/test_guide.py` writes the outputs anew."""
+"""The pages of the guide are true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/test_guide.py` writes outputs anew."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from replaybuf import ConfigError, InputError, ReplayBufferConfig
-from replaybuf.buffer.metrics import TOTALS
 from replaybuf.rules.policies import POLICIES
-from tests.pages import Page, examples_in
+from tests.pages import DOCS, Page
 
-PAGE = Page("guide.md", "## Policies and reuse")
-GUIDE = PAGE.text
-OTHER_CLASSES = GUIDE[GUIDE.index("## Rollouts of other classes") : GUIDE.index("## Values")]
-EXAMPLES = [*examples_in(OTHER_CLASSES), *PAGE.examples]
+NAMES = ("sampling", "limits", "leases", "checkpoints", "prompts", "retention")
+PAGES = [Page(f"{name}.md") for name in NAMES]
+PAGES.append(Page("rollouts.md", beginning=PAGES[0]))
+EXAMPLES = [
+    pytest.param(page, code, output, id=f"{page.path.stem}-{number}")
+    for page in PAGES
+    for number, (code, output) in enumerate(page.examples)
+]
+CONFIGURATION = (DOCS / "configuration.md").read_text("utf-8")
+LIMITS = (DOCS / "limits.md").read_text("utf-8")
 
 
-def names_of(text: str) -> set[str]:
-    return set(re.findall(r"`(\w+)", text))
+def test_the_loop_of_the_guide_runs_as_it_stands(tmp_path: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", (DOCS / "guide.md").read_text("utf-8"), re.DOTALL).group(1)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PYTHONPATH": str(DOCS.parent)},
+    )
+    assert done.stderr == ""
+    assert "step 10: mean reward" in done.stdout
 
 
-@pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=range(len(EXAMPLES)))
-def test_an_example_prints_what_the_guide_says(
-    code: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("page", "code", "output"), EXAMPLES)
+def test_an_example_prints_what_its_page_says(
+    page: Page, code: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    PAGE.check(code, output)
-
-
-def test_every_section_has_an_example() -> None:
-    assert len(EXAMPLES) == 10
+    page.check(code, output)
 
 
 def test_the_table_of_policies_is_complete() -> None:
-    table = PAGE.sections[: PAGE.sections.index("A draw never has")]
-    assert set(re.findall(r"(?m)^\| `(\w+)` \|", table)) == set(POLICIES)
+    table = (DOCS / "sampling.md").read_text("utf-8").partition("| `policy=` |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"(?m)^\| `(\w+)`", table)) == set(POLICIES)
 
 
 def test_the_table_of_fields_is_complete() -> None:
-    rows = re.findall(r"(?m)^\| `(\w+)` \| (?:(\S*).*? )?\| `(REPLAYBUF_\w+)` \|", GUIDE)
+    rows = re.findall(r"(?m)^\| `(\w+)` \| (?:(\S*).*? )?\| `(REPLAYBUF_\w+)` \|", CONFIGURATION)
     assert [name for name, _, _ in rows] == list(ReplayBufferConfig.model_fields)
     for name, default, variable in rows:
         assert variable == ReplayBufferConfig.env_prefix + name.upper()
@@ -50,15 +63,18 @@ def test_the_table_of_fields_is_complete() -> None:
             assert default.strip("`") == (shown.lower() if isinstance(value, bool) else shown)
 
 
-def test_the_table_of_metrics_is_complete() -> None:
-    assert set(TOTALS) <= names_of(GUIDE[GUIDE.index("| name | counts groups |") :])
+def test_the_training_config_works(tmp_path: Path) -> None:
+    text = re.search(r"```yaml\n(.*?)```", CONFIGURATION, re.DOTALL).group(1)
+    (tmp_path / "train.yaml").write_text(re.sub("url: .*", "url: memory://", text))
+    config = ReplayBufferConfig.from_file(tmp_path / "train.yaml", section="replay_buffer")
+    assert config.build().storage.rules.limits.archive_seconds == 7 * 86_400
 
 
-REFUSED = re.findall(r"(?m)^\| `(\w+=.*?)` \|", GUIDE[GUIDE.index("| refused | because |") :])
+REFUSED = re.findall(r"(?m)^\| `(\w+=.*?)` \|", LIMITS[LIMITS.index("| refused | because |") :])
 
 
 @pytest.mark.parametrize("options", REFUSED)
-def test_what_the_guide_says_is_refused_is_refused(options: str) -> None:
+def test_limits_that_the_page_says_are_refused_are_refused(options: str) -> None:
     with pytest.raises(ConfigError):
         eval(f"ReplayBufferConfig(url='memory://', {options}).build()")
 

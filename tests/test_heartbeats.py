@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from replaybuf.buffer.heartbeat import Heart
+from replaybuf.buffer.lease import Heart
 from replaybuf.storage.values import Leased
 from tests.stores import TASK, build, fill, until
 

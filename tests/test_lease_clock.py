@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from replaybuf import Lease, ReplayBuffer
-from replaybuf.storage.sql.engine import even_clock
-from replaybuf.testing.lapsing import set_clock
+from replaybuf.storage.sql.engine import sqlite_dialect
+from tests.contract.lapsing import set_clock
 from tests.stores import TASK, build, fill, numbers_of, until
 
 #: A process whose wall clock is so many seconds ahead. It leases a group for a moment, says what else it may take, and
@@ -69,9 +69,9 @@ async def buffer(tmp_path: Path) -> ReplayBuffer:
 
 def start_again(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
     """Start the host: the time since then begins anew."""
-    monkeypatch.setattr(even_clock, "this_start", lambda: name)
+    monkeypatch.setattr(sqlite_dialect, "this_start", lambda: name)
     began = time.monotonic()
-    monkeypatch.setattr(even_clock, "since_start", lambda: time.monotonic() - began)
+    monkeypatch.setattr(sqlite_dialect, "since_start", lambda: time.monotonic() - began)
 
 
 async def test_after_another_start_the_wall_clock_counts_once(
@@ -102,7 +102,7 @@ async def test_hosts_that_share_a_file_have_clocks_of_their_own(
         await fill(buffer, 3)
         untils = []
         for host in ("a", "b", "a"):
-            monkeypatch.setattr(even_clock, "this_start", lambda host=host: host)
+            monkeypatch.setattr(sqlite_dialect, "this_start", lambda host=host: host)
             untils.append((await lease_of(buffer, 1000)).until)
         assert untils == sorted(untils)
         assert untils[2] - untils[0] < 5
@@ -111,7 +111,7 @@ async def test_hosts_that_share_a_file_have_clocks_of_their_own(
 async def test_a_host_without_a_name_for_its_start_goes_by_its_wall_clock(
     buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(even_clock, "this_start", lambda: None)
+    monkeypatch.setattr(sqlite_dialect, "this_start", lambda: None)
     async with buffer:
         await fill(buffer, 2)
         first = await lease_of(buffer, 1000)
@@ -120,6 +120,6 @@ async def test_a_host_without_a_name_for_its_start_goes_by_its_wall_clock(
 
 
 def test_this_host_has_a_name_for_its_start() -> None:
-    name = even_clock.this_start()
+    name = sqlite_dialect.this_start()
     assert name is None or name.startswith("start of ")
     assert (name is not None) == (sys.platform == "linux")

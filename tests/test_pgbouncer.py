@@ -1,4 +1,4 @@
-"""Behind PgBouncer, in transaction mode, with the settings that docs/guide.md names."""
+"""Behind PgBouncer, in transaction mode, with the settings that docs/pgbouncer.md names."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def pooled_url(tmp_path: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
-        (guide,) = re.findall(r"ignore_startup_parameters = .*", (DOCS / "guide.md").read_text())
+        (ignored,) = re.findall(r"ignore_startup_parameters = .*", (DOCS / "pgbouncer.md").read_text())
         config = tmp_path / "pgbouncer.ini"
         config.write_text(
             f"[databases]\nrl = host={url.query['host']} user={url.username} dbname=rl\n[pgbouncer]\n"
             f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-            f"pool_mode = transaction\ndefault_pool_size = 6\n{guide.strip()}\n"
+            f"pool_mode = transaction\ndefault_pool_size = 6\n{ignored.strip()}\n"
         )
         for folder in (tmp_path, *tmp_path.parents[:2], Path(str(url.query["host"]))):
             os.chmod(folder, 0o755)
         process = subprocess.Popen(["pgbouncer", config], user=_USER if os.getuid() == 0 else None)
         try:
             _wait_for(port)
-            yield f"postgresql://trainer@127.0.0.1:{port}/rl?prepared_statement_cache_size=0&statement_cache_size=0"
+            yield f"postgresql://trainer@127.0.0.1:{port}/rl?statement_cache_size=0"
         finally:
             process.terminate()
             process.wait(10)

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
-from sqlalchemy import event
 
-from benchmarks.databases import TASK, engine_of, execute, open_buffer
+from benchmarks.databases import TASK, execute, open_buffer
 from benchmarks.groups import TRAIN_STEP
 from benchmarks.million import fill_many, refresh
 from benchmarks.plans import explain_all
+from replaybuf.storage.sql.engine.hooks import Hook, installed
 
 GROUPS = 20_000
+
+
+class Catching(Hook):
+    """Catches statements with their parameters."""
+
+    def __init__(self) -> None:
+        self.caught: list[tuple[str, Any]] = []
+
+    def statement(self, sql: str, values: Sequence[Any], many: bool) -> None:
+        self.caught.append((sql, values))
 
 
 async def _check(url: str) -> None:
@@ -48,15 +59,10 @@ async def test_plans__none_is_pinned_in_this_lane_but_many_are_in_others(postgre
         for step in range(TRAIN_STEP + 1, TRAIN_STEP + 11):
             await refresh(buffer, step)  # the expired are pinned
         await execute(postgres_database, "ANALYZE rb_group")
-        caught: list[tuple[str, Any]] = []
-
-        def catch(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-            caught.append((statement, parameters))
-
-        event.listen(engine_of(buffer).sync_engine, "before_cursor_execute", catch)
-        for _ in range(2):  # the first one looks up the lane
-            await buffer.get(64, TASK)
-    statement, parameters = next(one for one in caught if "AS other" in one[0])
+        with installed(catching := Catching()):
+            for _ in range(2):  # the first one looks up the lane
+                await buffer.get(64, TASK)
+    statement, parameters = next(one for one in catching.caught if "AS other" in one[0])
     connection = await asyncpg.connect(postgres_database)
     try:
         await connection.execute("SET seq_page_cost = 0; SET cpu_tuple_cost = 0.0001")

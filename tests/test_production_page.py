@@ -1,4 +1,7 @@
-"""docs/production.md is true; with REPLAYBUF_TEST_UPDATE_DOCS=1 these tests write its outputs anew."""
+"""docs/production.md, datasets.md and workers.md are true.
+
+With REPLAYBUF_TEST_UPDATE_DOCS=1 these tests write their outputs anew.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,30 @@ from replaybuf.produce import AsyncProduceStrategy, ProduceStrategy, ProduceSumm
 from tests.pages import Page
 
 PAGE = Page("production.md")
+DATASETS, WORKERS = (Page(name, beginning=PAGE) for name in ("datasets.md", "workers.md"))
+PAGES = {page.path.name: page for page in (PAGE, DATASETS, WORKERS)}
+EXAMPLES = [(name, code, output) for name, page in PAGES.items() for code, output in page.examples]
 
 
-def section(begin: str, end: str) -> str:
-    return PAGE.text[PAGE.text.index(begin) :].split(end, 1)[0]
+def section(page: Page, begin: str, end: str) -> str:
+    return page.text[page.text.index(begin) :].split(end, 1)[0]
 
 
-@pytest.mark.parametrize(("code", "output"), PAGE.examples, ids=range(len(PAGE.examples)))
+@pytest.mark.parametrize(("name", "code", "output"), EXAMPLES, ids=range(len(EXAMPLES)))
 def test_an_example_prints_what_the_page_says(
-    code: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, code: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    PAGE.check(code, output)
+    PAGES[name].check(code, output)
 
 
 def test_every_block_of_code_is_an_example() -> None:
-    assert PAGE.text.count("```python") == len(PAGE.examples) + 1  # and the beginning
-    assert len(PAGE.examples) == 12
+    assert sum(page.text.count("```python") for page in PAGES.values()) == len(EXAMPLES) + 1  # and the beginning
+    assert len(EXAMPLES) == 8
 
 
-SHARED = section("The settings of both strategies", "And of `Async")
-OWN = section("And of `AsyncProduceStrategy`", "**Staleness.**")
+SHARED = section(PAGE, "Both strategies have:", "`AsyncProduceStrategy` also has:")
+OWN = section(PAGE, "`AsyncProduceStrategy` also has:", "**Staleness.**")
 
 
 @pytest.mark.parametrize(("table", "own"), [(SHARED, False), (OWN, True)], ids=["shared", "async"])
@@ -53,10 +59,9 @@ def test_the_synchronous_strategy_has_no_settings_of_its_own() -> None:
     assert list(SyncProduceStrategy.model_fields) == list(ProduceStrategy.model_fields)
 
 
-def test_the_table_of_the_summary_is_complete() -> None:
-    rows = re.findall(r"(?m)^\| (`.*?) \|", section("| name | counts |", "```python"))
-    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert named == [field.name for field in dataclasses.fields(ProduceSummary)]
+def test_the_summary_says_what_its_figures_are() -> None:
+    told = re.findall(r"`(\w+)`", ProduceSummary.__doc__ or "")
+    assert {field.name for field in dataclasses.fields(ProduceSummary)} - {"times"} <= set(told)
 
 
 STALENESS = re.findall(r"(?m)^\| (\d+) \| (\d+) \| (\d+) \|$", PAGE.text)
@@ -76,7 +81,7 @@ def test_there_are_rows_about_staleness() -> None:
 
 
 def test_the_names_for_users_of_xtuner_exist() -> None:
-    rows = re.findall(r"(?m)^\| .*? \| (.*?) \|$", section("| xtuner | here |", "\x00"))
+    rows = re.findall(r"(?m)^\| .*? \| (.*?) \|$", section(Page("xtuner.md"), "| xtuner | replaybuf |", "\n\n"))
     called = {name for row in rows for name in re.findall(r"`(\w+)(?=[(`.])", row)}
     known = {*replaybuf.produce.__all__, *AsyncProduceStrategy.model_fields}
     assert {name for name in called if name[0].isupper()} - {"None"} <= known
@@ -85,6 +90,6 @@ def test_the_names_for_users_of_xtuner_exist() -> None:
         assert hasattr(getattr(replaybuf.produce, owner), member)
 
 
-def test_every_script_that_the_page_names_exists() -> None:
-    named = set(re.findall(r"docs/examples/[\w.]+\w", PAGE.text))
+def test_the_pages_name_every_script() -> None:
+    named = {name for page in PAGES.values() for name in re.findall(r"docs/examples/[\w.]+\w", page.text)}
     assert {PAGE.path.parents[1] / name for name in named} == {*(PAGE.path.parent / "examples").glob("*.*")}

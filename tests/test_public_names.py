@@ -43,7 +43,7 @@ def test_a_command_loads_no_other_command() -> None:
         "sys.argv[1:] = ['demo', '--help']\nfrom replaybuf.cli import main\ntry: main()\nexcept SystemExit: pass"
     )
     assert "replaybuf.demo.command" in modules
-    assert not {"sqlalchemy", "numpy", "replaybuf.cli.stats", "replaybuf.demo.launch"} & modules
+    assert not {"sqlalchemy", "numpy", "replaybuf.cli.stats", "replaybuf.demo.trainer"} & modules
 
 
 def test_type_checkers_see_what_there_is_at_run_time() -> None:

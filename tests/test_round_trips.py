@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from replaybuf import FencedError, ReplayBuffer
-from replaybuf.storage.sql.tasks.under_way import UnderWay
+from replaybuf.storage.sql.tasks.group_commit import UnderWay
 from tests.cancellation.ways import storage_of
 from tests.faults.proxy import Link, Proxy, proxied
 from tests.faults.test_postgres_connections import all_told, end_background_work
@@ -36,7 +36,7 @@ async def test_a_put_and_a_take_are_three_round_trips(proxy: Proxy, policy: str,
 
 def end_announcements(buffer: ReplayBuffer) -> None:
     """They go after the commit, at a time of their own, and on any connection."""
-    storage_of(buffer)._state().watch._changes.announces = False
+    storage_of(buffer).watch._changes.announces = False
 
 
 async def messages(proxy: Proxy, buffer: ReplayBuffer, operation: str) -> int:

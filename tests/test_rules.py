@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from replaybuf import ConfigError, InputError, Status
-from replaybuf.buffer.wants import check_possible
-from replaybuf.rules.level import Level
+from replaybuf.buffer.waits import check_possible
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.race import UNIT, Clock, share
+from replaybuf.rules.policies import UNIT, Clock, share
+from replaybuf.rules.rate import Level
 from replaybuf.storage.values import Draw
 
 COMPLETED = Status.COMPLETED

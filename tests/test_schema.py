@@ -17,20 +17,16 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Column, Connection, MetaData, Table, inspect, make_url, text
 
 from replaybuf.errors import NotADatabaseError, SchemaError
-from replaybuf.storage.sql.engine.opening import open_engine
+from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.schema.create import (
-    create_schema,
-    current_revision,
-    migrations_folder,
-    upgrade,
-)
+from replaybuf.storage.sql.inspection.upgrade import migrations_folder, over_sqlalchemy, transaction_of, upgrade
+from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, VERSION_TABLE
 from replaybuf.storage.sql.schema.tables import group, lane, payload
-from replaybuf.storage.sql.statements.uids import raise_uid
-from replaybuf.testing.harness import plain
+from replaybuf.storage.sql.statements.restore import raise_uid
+from tests.contract.harness import plain
 from tests.faults.processes import barrier, end, start
 from tests.faults.schemas import open_together
 from tests.stores import build
@@ -41,15 +37,11 @@ T = TypeVar("T")
 
 async def run(url: str, function: Callable[[Connection], T]) -> T:
     """Run a function in a transaction of a database."""
-    engine = open_engine(parse_url(url))
-    try:
-        return await engine.write(lambda tx: function(tx.connection))
-    finally:
-        await engine.dispose()
+    return await over_sqlalchemy(parse_url(url), function)
 
 
 def create(connection: Connection) -> None:
-    create_schema(connection, "here")
+    create_schema(transaction_of(connection), "here")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -164,10 +156,14 @@ async def test_alembic_sees_no_difference(two_urls: tuple[str, str], make: Calla
     assert await run(url, differences) == []
 
 
+def revision_of(connection: Connection) -> str | None:
+    return transaction_of(connection).revision()
+
+
 async def test_both_ways_say_the_same_revision(two_urls: tuple[str, str]) -> None:
     for url, make in zip(two_urls, (create, upgrade), strict=True):
         await run(url, make)
-        assert await run(url, current_revision) == HEAD
+        assert await run(url, revision_of) == HEAD
 
 
 def test_the_revisions_are_those_of_the_chain() -> None:
@@ -192,7 +188,7 @@ async def test_what_somebody_else_has_named_like_our_views_stays(two_urls: tuple
         await run(new, create)
     for url in two_urls:
         assert await run(url, lambda connection: connection.execute(text("SELECT mine FROM events")).scalar()) == 1
-    assert await run(old, current_revision) == "0006"
+    assert await run(old, revision_of) == "0006"
 
 
 async def test_an_upgrade_keeps_the_data(two_urls: tuple[str, str]) -> None:
@@ -221,7 +217,7 @@ async def test_an_upgrade_keeps_the_data(two_urls: tuple[str, str]) -> None:
                     row["scoped_key"] = json.dumps(json.loads(row["scoped_key"])[:2], ensure_ascii=False)
             narrowed = Table(table.name, MetaData(), *(Column(c.name, c.type) for c in table.c if c.name in there))
             connection.execute(narrowed.insert(), old)
-        raise_uid(Transaction.over(connection), 5)
+        raise_uid(transaction_of(connection), 5)
 
     await run(url, lambda connection: upgrade(connection, REVISIONS[0]))
     await run(url, write)
@@ -309,6 +305,36 @@ async def test_an_upgrade_that_fails_changes_nothing(two_urls: tuple[str, str]) 
         await run(url, fail)
     assert await definition(url) == before
     await run(url, upgrade)
+
+
+async def test_who_waited_for_the_tables_of_another_finds_them(postgres_database: str) -> None:
+    first, second = (open_database(parse_url(postgres_database)) for _ in range(2))
+
+    def create_version(tx: Transaction) -> None:
+        tx.dialect.lock_schema(tx)
+        tx.run(f"CREATE TABLE {VERSION_TABLE} (version_num text)")
+        tx.run(f"INSERT INTO {VERSION_TABLE} VALUES ('{HEAD}')")
+
+    def find_version(tx: Transaction) -> str | None:
+        assert tx.revision() is None  # which the server process remembers
+        tx.dialect.lock_schema(tx)
+        return tx.revision()
+
+    async def waits() -> None:
+        while True:
+            if await first.read(lambda tx: tx.value("SELECT 1 FROM pg_locks WHERE NOT granted")):
+                return
+            await asyncio.sleep(0.01)
+
+    try:
+        async with first.transaction(write=True) as steps:
+            await steps.run(create_version)
+            found = asyncio.create_task(second.write(find_version, fenced=False))
+            await asyncio.wait_for(waits(), 30)
+        assert await found == HEAD
+    finally:
+        await first.dispose()
+        await second.dispose()
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(16, marks=pytest.mark.long)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 import yaml
 
 import replaybuf
+from replaybuf.observe import METRICS
+from replaybuf.produce.prompt_records import to_rollout
 from tests.pages import DOCS
 
 ROOT = DOCS.parent
@@ -35,6 +38,19 @@ def test_every_page_is_in_its_navigation() -> None:
     assert sorted(listed) == sorted({str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} | generated)
 
 
+def test_no_page_installs_from_a_registry_what_is_not_released() -> None:
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        assert not re.search(r"pip install \S*replaybuf", page.read_text("utf-8")), page
+
+
+def test_the_page_of_trl_says_first_what_its_scripts_read() -> None:
+    said = (DOCS / "frameworks/trl.md").read_text("utf-8").partition("```python")[0]
+    assert "`model`" in said
+    assert "`math.jsonl`" in said
+    rollout = to_rollout(json.loads(said.split("```json\n")[1].partition("```")[0]))
+    assert (rollout.message[0]["content"], rollout.reward_model) == ("7+5=", {"ground_truth": "12"})
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     shown = set(re.findall(r"(?m)^::: replaybuf\S*?(\w+)$", "\n".join(_reference())))
     errors = {name for name in replaybuf.__all__ if name.endswith("Error")}  # of one module, which is shown whole
@@ -52,6 +68,8 @@ def test_it_can_be_made_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None
     make = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(CONFIG), "--site-dir"]
     done = subprocess.run([*make, str(tmp_path / "site")], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    metrics = (tmp_path / "site/reference/observe.html").read_text("utf-8")
+    assert [metric.name for metric in METRICS if f"<code>{metric.name}</code>" not in metrics] == []
     pages = [*(tmp_path / "site").rglob("*.html")]
     assert len(pages) > 30
     assert [found for page in pages for found in _FETCHED.findall(page.read_text("utf-8"))] == []

@@ -11,8 +11,8 @@ import pytest
 
 from replaybuf import PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import TooLargeError
-from replaybuf.storage.sql.engine import sizes
-from replaybuf.storage.sql.engine.sizes import RowLimit
+from replaybuf.storage.sql.engine import postgres_dialect, postgres_pool
+from replaybuf.storage.sql.engine.dialect import RowLimit
 from tests.cancellation.ways import storage_of
 from tests.stores import TASK, build, group, take_all
 
@@ -29,8 +29,8 @@ def lower(monkeypatch: pytest.MonkeyPatch, limit: int = LIMIT) -> None:
         return connection
 
     monkeypatch.setattr(sqlite3, "connect", limited)
-    monkeypatch.setattr(sizes, "POSTGRES", RowLimit(limit, "PostgreSQL's messages have less than 1 GiB"))
-    monkeypatch.setattr(sizes, "LARGE", limit // 4)
+    monkeypatch.setattr(postgres_dialect, "ROW_LIMIT", RowLimit(limit, "PostgreSQL's messages have less than 1 GiB"))
+    monkeypatch.setattr(postgres_pool, "LARGE", limit // 4)
 
 
 def large(number: int, nbytes: int = 2 * LIMIT) -> list[Any]:
@@ -96,7 +96,7 @@ async def test_copies_of_what_is_too_large_elsewhere_are_refused(
     async with build(sql_url) as buffer:
         await buffer.count_where({})
         # (A limit of SQLite holds for connections that are opened from now on, also for reading the snapshot.)
-        monkeypatch.setattr(storage_of(buffer)._state().engine.dialect.__class__, "row_limit", _lowered)
+        monkeypatch.setattr(storage_of(buffer).engine.dialect.__class__, "row_limit", _lowered)
         with pytest.raises(TooLargeError, match=r"group 2 takes 40\d kB"):
             await buffer.resume(tmp_path / "copy")
         with pytest.raises(TooLargeError, match=r"task math: the group of \d rollouts takes 40\d kB"):

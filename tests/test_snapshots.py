@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, SnapshotError, Status
-from replaybuf.buffer.snapshot_folder import SNAPSHOT_FILE
+from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.errors import SnapshotMismatchError
 from replaybuf.progress import Progress
-from replaybuf.storage.sql.copies.facts import DIGEST
-from replaybuf.testing.harness import plain
+from replaybuf.storage.sql.copies.snapshot_file import DIGEST
+from tests.contract.harness import plain
 from tests.stores import TASK, build, fill, group, number_of
 
 COUNT = 40
@@ -193,18 +193,6 @@ async def test_progress_tells_of_all_groups(sql_url: str, tmp_path: Path, monkey
     assert seen[0] == Progress(0, 31, 0)
     assert seen[-1] == Progress(31, 31, told)
     assert threading.get_ident() not in threads
-
-
-@pytest.mark.parametrize("url", ["memory://", "pandas://"])
-async def test_progress_of_other_storages_reaches_the_end(url: str, tmp_path: Path) -> None:
-    seen: list[Progress] = []
-    async with build(url) as buffer, build(url) as fresh:
-        await fill(buffer, 10)
-        await buffer.save(tmp_path, progress=seen.append)
-        assert (seen[-1].groups, seen[-1].total) == (10, 10)
-        seen.clear()
-        await fresh.resume(tmp_path, progress=seen.append)
-        assert (seen[-1].groups, seen[-1].total) == (10, 10)
 
 
 async def test_progress_is_told_of_a_few_times_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Random operations leave every backend indistinguishable from the one in memory.
+"""Random operations leave a database indistinguishable from the model in `tests/reference`.
 
 The long form: `pytest -m long tests/test_statemachine.py`. A failure prints the operations that lead to it.
 """
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.places import Pandas, Place, PostgresDatabases, SqliteFiles
+from tests.places import Place, PostgresDatabases, SqliteFiles
 from tests.postgres import Databases
 
 pytest.register_assert_rewrite("tests.side_by_side")
@@ -31,28 +31,19 @@ def run(place: Place, examples: int, steps: int) -> None:
     run_state_machine_as_test(machine, settings=chosen)
 
 
-def test_pandas_is_like_memory() -> None:
-    run(Pandas(), 6, 20)
-
-
-def test_sqlite_is_like_memory() -> None:
+def test_sqlite_is_like_the_model() -> None:
     run(SqliteFiles(), 8, 20)
 
 
-def test_postgres_is_like_memory(postgres_databases: Databases) -> None:
+def test_postgres_is_like_the_model(postgres_databases: Databases) -> None:
     run(PostgresDatabases(postgres_databases), 4, 20)
 
 
 @pytest.mark.long
-def test_pandas_is_like_memory_for_long() -> None:
-    run(Pandas(), 300, 50)
-
-
-@pytest.mark.long
-def test_sqlite_is_like_memory_for_long() -> None:
+def test_sqlite_is_like_the_model_for_long() -> None:
     run(SqliteFiles(), 500, 50)
 
 
 @pytest.mark.long
-def test_postgres_is_like_memory_for_long(postgres_databases: Databases) -> None:
+def test_postgres_is_like_the_model_for_long(postgres_databases: Databases) -> None:
     run(PostgresDatabases(postgres_databases), 300, 50)

@@ -154,7 +154,7 @@ async def test_a_batch_is_freed_when_its_taker_drops_it(shared_url: str) -> None
     """No thread of the store keeps what it returned last."""
     async with build(shared_url) as buffer:
         await fill(buffer, 2)
-        state = buffer.storage._state()  # type: ignore[attr-defined]
+        state = buffer.storage
         await state.thread.run(state.sweeper.stop)  # its calls would free it
         batch = await buffer.get(1, TASK, where={"uid": {"$gte": 1}})
         rollout = weakref.ref(batch[0][0])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.tallies import Tally
 from replaybuf.rules.transitions import (
     Place,
+    Tally,
     Transition,
     acknowledged,
     drawn,

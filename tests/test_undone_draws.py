@@ -15,8 +15,8 @@ from replaybuf.storage.sql.schema.tables import payload
 from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import StorageItem
-from replaybuf.testing.tallying import conserved
 from tests.cancellation.ways import storage_of
+from tests.contract.tallying import conserved
 from tests.stores import TASK, build, group, numbers_of
 
 
@@ -72,7 +72,7 @@ async def test_a_payload_that_could_be_decoded_but_is_not_what_was_stored_is_set
     async with build(shared_url, rollout_type=dict) as buffer:
         for number in range(3):
             await buffer.put([{"rollout_id": number, "text": "4"}], TASK)
-        state = storage_of(buffer)._state()
+        state = storage_of(buffer)
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(state.engine.write(flip), state.thread.loop))
         assert [rollouts[0]["rollout_id"] for rollouts in await buffer.get(3, TASK)] == [0, 2]
         assert await buffer.count(TASK, "failed") == 1

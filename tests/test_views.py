@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
-from replaybuf.codec.payload import Codec
-from replaybuf.codec.texts import Texts
+from replaybuf.codec.payload import Codec, Texts
+from replaybuf.doctor import CheckContext
+from replaybuf.doctor.check_texts import repair_texts
 from replaybuf.rollouts.outline import preview, reward_parts
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.storage.sql.inspection.checkup.texts import mend_texts
 from tests.stores import TASK, build
 
 
@@ -27,7 +27,7 @@ def rollout(**values: Any) -> RolloutState:
 
 async def rows(buffer: ReplayBuffer, query: str) -> list[tuple[Any, ...]]:
     storage: Any = buffer.storage
-    found = await storage._read(lambda tx: tx.connection.exec_driver_sql(query).fetchall())
+    found = await storage._read(lambda tx: tx.run(query))
     return [tuple(row) for row in found]
 
 
@@ -170,7 +170,7 @@ async def test_no_view_fails_for_a_payload_that_is_not_what_it_was(database_url:
     async with build(database_url) as buffer:
         await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
         storage: Any = buffer.storage
-        await storage._write(lambda tx: tx.connection.exec_driver_sql(spoil))
+        await storage._write(lambda tx: tx.run(spoil))
         assert await rows(buffer, "SELECT full_prompt, messages FROM groups") == [(None, None)]
         assert await rows(buffer, "SELECT full_response FROM rollouts") == [(None,)]
 
@@ -210,8 +210,8 @@ async def test_whole_texts_stay_whole_wherever_groups_go(tmp_path: Path) -> None
         await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
         storage: Any = buffer.storage
         spoil = "UPDATE rb_payload SET outline = CAST(x'5ba5' AS TEXT)"
-        await storage._write(lambda tx: tx.connection.exec_driver_sql(spoil))
-        await storage._write(mend_texts)
+        await storage._write(lambda tx: tx.run(spoil))
+        await storage._write(lambda tx: repair_texts(tx, CheckContext("")))
         assert await rows(buffer, query) == whole
         await buffer.save(tmp_path / "saved")
         state = buffer.state_dict()

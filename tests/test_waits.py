@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from replaybuf import ChunkBufferConfig, FullError, NotReadyError, ReplayBuffer
+from replaybuf import ChunkBufferConfig, FullError, NotReadyError, PromptLedger, ReplayBuffer, Status
 from replaybuf.buffer import telling
 from tests.stores import TASK, build, group
 
@@ -20,9 +20,9 @@ WAITS: dict[str, Callable[[ReplayBuffer], Awaitable[object]]] = {
 }
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the reports of waits."""
-    records = [record for record in caplog.records if record.name == "replaybuf.waits"]
+def told(caplog: pytest.LogCaptureFixture, logger: str = "replaybuf.waits") -> list[str]:
+    """Return the warnings of a logger: by default, the reports of waits."""
+    records = [record for record in caplog.records if record.name == logger]
     assert {record.levelno for record in records} <= {logging.WARNING}
     return [record.getMessage() for record in records]
 
@@ -79,3 +79,21 @@ async def test_a_short_wait_is_silent(caplog: pytest.LogCaptureFixture) -> None:
         with pytest.raises(NotReadyError):
             await buffer.take_batch({TASK: 1}, timeout=0.2)
     assert told(caplog) == []
+
+
+async def test_a_put_of_a_finished_group_that_is_init_warns_once(
+    caplog: pytest.LogCaptureFixture, shared_url: str
+) -> None:
+    """Not one of a prompt, nor where its put says that it is INIT, nor of a ledger that keeps what is unfinished."""
+    async with build(shared_url) as buffer:
+        prompt = group(1, status=Status.INIT)
+        prompt[0].reward = None
+        await buffer.put(prompt, TASK)
+        await buffer.put(group(2), TASK, status=Status.INIT)
+        [drawn, *_] = await PromptLedger(buffer, [group(3)], TASK).draw(2)
+        await drawn.save(group(1, status=Status.INIT))
+        assert told(caplog, "replaybuf.puts") == []
+        for number in range(2):
+            await buffer.put(group(number, status=Status.INIT), TASK)
+        [line] = told(caplog, "replaybuf.puts")
+    assert line.startswith(f"a group of task {TASK} has responses and rewards, but its status is init: draws take")

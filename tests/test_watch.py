@@ -7,6 +7,7 @@ import sqlite3
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,10 @@ import pytest
 from benchmarks.round_trips import counting_round_trips
 from replaybuf import ReplayBuffer
 from replaybuf.storage.sql.engine import sqlite_changes
-from replaybuf.storage.sql.engine.inotify import Inotify
-from replaybuf.storage.sql.engine.opening import open_engine
-from replaybuf.storage.sql.engine.pace import Pace
+from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.postgres_changes import Notifications
+from replaybuf.storage.sql.engine.sqlite_changes import Inotify
+from replaybuf.storage.sql.engine.thread import Pace
 from replaybuf.storage.sql.engine.urls import parse_url
 from tests.stores import TASK, build, group
 
@@ -31,7 +32,7 @@ NEVER = 60.0
 
 def test_a_pace_is_a_burst_and_then_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("replaybuf.storage.sql.engine.pace.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("replaybuf.storage.sql.engine.thread.time", SimpleNamespace(monotonic=lambda: now))
     pace = Pace(burst=3, per_second=10)
     assert [round(pace.pause(), 6) for _ in range(5)] == [0, 0, 0, 0.1, 0.2]
     now += 0.3
@@ -85,9 +86,9 @@ async def test_a_write_to_the_log_is_enough(monkeypatch: pytest.MonkeyPatch, tmp
             await woken(waiting, other)
             with pytest.raises(TimeoutError):
                 await waiting.take_batch({TASK: 1}, timeout=0.05)
-            engine = other.storage._state().engine  # type: ignore[attr-defined]
-            async with engine.pool.connect() as connection:
-                await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+            engine = other.storage.engine
+            truncate = partial(engine.outside, lambda raw: raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+            await other.storage.thread.run(truncate)
 
 
 async def test_a_commit_is_awaited_although_callers_were_woken_since_its_write(
@@ -108,8 +109,8 @@ async def test_a_commit_is_awaited_although_callers_were_woken_since_its_write(
     monkeypatch.setattr(sqlite_changes, "_LAST_LOOK_SECONDS", 1.0)
     async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
         await buffer.put(group(0), TASK)
-    engine, heard = open_engine(parse_url(f"sqlite:///{tmp_path}/buffer.db")), asyncio.Event()
-    changes = sqlite_changes.DataVersion(f"{tmp_path}/buffer.db", engine.connect, heard.set)
+    engine, heard = open_database(parse_url(f"sqlite:///{tmp_path}/buffer.db")), asyncio.Event()
+    changes: Any = engine.changes(heard.set)
     with closing(sqlite3.connect(tmp_path / "buffer.db", isolation_level=None)) as other:
         await changes.look()
         other.execute("BEGIN IMMEDIATE")

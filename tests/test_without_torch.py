@@ -12,12 +12,12 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_the_torch_room_names_the_extra() -> None:
+def test_the_torch_room_names_the_package() -> None:
     said = run(
         "import sys\nsys.modules['torch'] = None\nimport replaybuf\nfrom replaybuf.errors import MissingDriverError\n"
         "try: import replaybuf.torch\nexcept MissingDriverError as error: print(isinstance(error, ImportError), error)"
     )
-    assert said == "True replaybuf.torch needs torch, which is not installed: pip install 'replaybuf[torch]'\n"
+    assert said == "True replaybuf.torch needs torch, which is not installed: pip install torch\n"
 
 
 def test_sharing_out_by_length_needs_no_torch() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from replaybuf.rollouts.marks import reward_value
 from replaybuf.rollouts.outline import preview, reward_parts
+from replaybuf.rollouts.rewards import reward_value
 from replaybuf.storage.values import StorageItem
 
 Rows = list[dict[str, Any]]

@@ -1,1 +1,1 @@
-"""The replay buffer, its leases and its waits, over a storage backend."""
+"""The replay buffer, its leases and its waits, over the store."""

@@ -10,23 +10,46 @@ from typing import Any, Generic
 
 from replaybuf.buffer import spans
 from replaybuf.buffer.reader import BufferReader
-from replaybuf.buffer.snapshot_folder import snapshot_file
-from replaybuf.checks import check_folder, check_limit, check_source, check_step
-from replaybuf.errors import InputError, SnapshotMismatchError
-from replaybuf.files.exporting import Chosen, Exported, export_files
-from replaybuf.files.foreign import FIELDS, Mapped
-from replaybuf.files.frames import to_dataset, to_pandas
-from replaybuf.files.importing import Imported, Importing, import_from
-from replaybuf.files.reading import Source
-from replaybuf.files.rows import RowsOf
+from replaybuf.checks import check_folder, check_limit, check_no_url, check_source, check_step
+from replaybuf.errors import InputError, MissingSnapshotError, SnapshotError, SnapshotMismatchError
+from replaybuf.files.exporting import Exported, ExportQuery, export_files, to_dataset, to_pandas
+from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
+from replaybuf.files.importing import Imported, ImportOptions, import_from
+from replaybuf.files.row_format import RowsOf
+from replaybuf.files.sources import RolloutFile
 from replaybuf.progress import OnProgress
 from replaybuf.query import Query
+from replaybuf.redact import redact_path
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.rules.policies import OrderTerm, parse_order
-from replaybuf.storage.contract import CheckpointStorage, CopyStorage, require
 from replaybuf.storage.values import Checkpoint, R
 from replaybuf.tracing import traced
 from replaybuf.worker_name import working_as
+
+SNAPSHOT_FILE = "replaybuf.sqlite"
+
+
+def snapshot_file(folder: Path, *, make: bool = False) -> Path:
+    """Return the file of the snapshot in a folder; `make` the folder for a new one. Raises SnapshotError.
+
+    MissingSnapshotError where there should be a snapshot, and is none.
+    """
+    check_no_url(folder)
+    file, shown = folder / SNAPSHOT_FILE, f"{redact_path(str(folder)):.200}"
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        elif folder.is_file():
+            inside = redact_path(str(folder.parent))
+            raise MissingSnapshotError(f"{shown} is a file: give the folder that it is in, {inside}")
+        elif not file.is_file():
+            raise MissingSnapshotError(f"there is no snapshot in {shown}: expected the file {SNAPSHOT_FILE}")
+    except MissingSnapshotError:
+        raise
+    except OSError as error:
+        what = "make" if make else "look into"
+        raise SnapshotError(f"can't {what} the folder {shown} for the snapshot: {error.strerror}") from error
+    return file
 
 
 class BufferCopies(BufferReader[R], Generic[R]):
@@ -104,12 +127,13 @@ class BufferCopies(BufferReader[R], Generic[R]):
         as_status: StatusLike | None = None,
         key: str | None = None,
         as_they_are: bool = False,
-        table: str | None = None,
         partial: bool = False,
         again: bool = False,
         progress: OnProgress | None = None,
     ) -> Imported:
-        """Put the groups of a file, each exactly once: an export of ours, others' rows, saved buffers and databases.
+        """Put the groups of a file, each exactly once: an export of ours, others' rows, and saved buffers.
+
+        A folder is that of a dataset (`to_dataset`), or of another single export.
 
         The file is read to its end first, and nothing is put of one that is wrong. Then groups are put in batches; an
         import that fails, is cancelled or killed goes on there when it is repeated, and one of groups that were
@@ -119,8 +143,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
         Only groups of the `task` and the `status` are put, if these are given. In others' rows, `fields` are the
         columns of our fields ({"response": "completion"}), `as_task` is the task of rows that don't name one,
         `as_status` the status of all, and `key` the column with the group's key; `as_they_are` keeps unknown columns as
-        fields, for rollouts that are dicts. `table` is one of a Trinity-RFT database. `partial` puts what is whole of a
-        file that was cut short.
+        fields, for rollouts that are dicts. `partial` puts what is whole of a file that was cut short.
 
         The limits hold, but it doesn't wait for room: it raises FullError, and what was put stays. `progress` is called
         as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises FileError,
@@ -132,17 +155,19 @@ class BufferCopies(BufferReader[R], Generic[R]):
         statuses = [None if one is None else check(one) for one in (status, as_status)]
         cls, names = self.rollout_type.cls, self.rollout_type.names
         known = None if issubclass(cls, dict) else FIELDS | names
-        mapped = Mapped({} if fields is None else fields, as_task, statuses[1], key, as_they_are, known)
-        wanted = Importing(task, statuses[0], partial, again, dry_run)
-        read = Source(check_source(source), mapped, table).read
+        mapped = ColumnMapping({} if fields is None else fields, as_task, statuses[1], key, as_they_are, known)
+        wanted = ImportOptions(task, statuses[0], partial, again, dry_run)
+        read = RolloutFile(check_source(source), mapped).read
         with working_as(self.worker):
             return await import_from(self.storage, read, wanted, progress)
 
-    def _chosen(self, where: Query | None, order_by: Any, limit: int | None, rows: RowsOf) -> Chosen:
+    def _chosen(self, where: Query | None, order_by: Any, limit: int | None, rows: RowsOf) -> ExportQuery:
         self._check_open()
         if rows not in ("rollouts", "groups"):
             raise InputError(f"rows must be 'rollouts' or 'groups', not {rows!r:.100}")
-        return Chosen(self._parsed({} if where is None else where), parse_order(order_by), check_limit(limit), rows)
+        return ExportQuery(
+            self._parsed({} if where is None else where), parse_order(order_by), check_limit(limit), rows
+        )
 
     # Checkpoints
 
@@ -156,7 +181,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
         last are kept (a setting of the config; default 3). Their payloads take space until they are dropped.
         """
         self._check_open()
-        return await self._checkpoints("checkpoint()").checkpoint(check_step(step, "step"), self._keep_checkpoints)
+        return await self.storage.checkpoint(check_step(step, "step"), self._keep_checkpoints)
 
     @traced("replaybuf.restore", spans.of_restore, spans.of_checkpoint)
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
@@ -173,17 +198,17 @@ class BufferCopies(BufferReader[R], Generic[R]):
         acknowledgements raise FencedError until they build the buffer anew.
         """
         self._check_open()
-        return await self._checkpoints("restore()").restore(check_step(step, "step"), keep_new=keep_new)
+        return await self.storage.restore(check_step(step, "step"), keep_new=keep_new)
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the step checkpoints, in the order in which they were made."""
         self._check_open()
-        return await self._checkpoints("checkpoints()").checkpoints()
+        return await self.storage.checkpoints()
 
     async def drop_checkpoint(self, step: int) -> None:
         """Remove the checkpoint of this train step, and the payloads that only it needs. Raises CheckpointError."""
         self._check_open()
-        await self._checkpoints("drop_checkpoint()").drop_checkpoint(check_step(step, "step"))
+        await self.storage.drop_checkpoint(check_step(step, "step"))
 
     # Snapshots
 
@@ -195,9 +220,9 @@ class BufferCopies(BufferReader[R], Generic[R]):
         the caller's, and must not block. An exception from it ends the save, and nothing is written.
         """
         self._check_open()
-        folder, copies = check_folder(path), self._copies("save()")
+        folder = check_folder(path)
         file = await asyncio.to_thread(snapshot_file, folder, make=True)
-        await copies.save(str(file), {"policy": self.policy.name}, progress)
+        await self.storage.save(str(file), {"policy": self.policy.name}, progress)
         return file
 
     async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
@@ -208,29 +233,22 @@ class BufferCopies(BufferReader[R], Generic[R]):
         `progress` is called as in `save`.
         """
         self._check_open()
-        folder, copies = check_folder(path), self._copies("resume()")
+        folder = check_folder(path)
         file = await asyncio.to_thread(snapshot_file, folder)
-        await copies.resume(str(file), {"policy": self.policy.name}, progress)
+        await self.storage.resume(str(file), {"policy": self.policy.name}, progress)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole buffer as a dict of plain values, for frameworks that want one. Blocks; `save` doesn't."""
         self._check_open()
-        return {"policy": self.policy.name, "storage": self._copies("state_dict()").state_dict()}
+        return {"policy": self.policy.name, "storage": self.storage.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a dict from `state_dict` into this buffer, which must be empty. Blocks."""
         self._check_open()
-        copies = self._copies("load_state_dict()")
         if not isinstance(state, Mapping) or "storage" not in state:
             raise SnapshotMismatchError("expected a dict from ReplayBuffer.state_dict()")
         if state.get("policy") != self.policy.name:
             raise SnapshotMismatchError(
                 f"the state was saved with policy {state.get('policy')!r}, and this buffer has {self.policy.name!r}"
             )
-        copies.load_state_dict(state["storage"])
-
-    def _checkpoints(self, call: str) -> CheckpointStorage:
-        return require(self.storage, CheckpointStorage, call)
-
-    def _copies(self, call: str) -> CopyStorage:
-        return require(self.storage, CopyStorage, call)
+        self.storage.load_state_dict(state["storage"])

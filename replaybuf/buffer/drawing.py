@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from replaybuf.buffer import spans
-from replaybuf.buffer.waits import Waits
-from replaybuf.checks import check_at_least, check_exponent, check_sizes, check_step, check_timeout
+from replaybuf.buffer.waits import Waits, wait_of
+from replaybuf.checks import check_at_least, check_exponent, check_sizes, check_timeout, check_train_step
 from replaybuf.errors import InputError
 from replaybuf.query import Query, parse
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import Statuses, StatusLike
-from replaybuf.storage.contract import GroupStorage, LeaseStorage
+from replaybuf.rules.diagnosis import Diagnosis
+from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, Leased, StorageItem
 from replaybuf.tracing import traced
 
@@ -56,23 +58,27 @@ class Wanted:
             needed = check_at_least(at_least, wanted)
         else:
             needed = wanted if patience > 0 else {}
-        step = None if current_train_step is None else check_step(current_train_step, "current_train_step")
+        step = None if current_train_step is None else check_train_step(current_train_step, "current_train_step")
         draw = Draw(wanted, status, node, needed, exponent is not None, worker, step)
         return cls(draw, patience, exponent)
 
     @traced("replaybuf.take", spans.of_draw, spans.of_drawn)
-    async def take(self, storage: GroupStorage, waits: Waits) -> dict[str, list[StorageItem]]:
+    async def take(self, storage: SQLStorage, waits: Waits) -> dict[str, list[StorageItem]]:
         """Return the groups by task; they have left the buffer. Raises NotReadyError."""
         taken = await waits.draw(self.draw, self.patience, storage.take)
         self._weigh(taken)
         return taken
 
     @traced("replaybuf.lease", spans.of_draw, spans.of_leased)
-    async def lease(self, storage: LeaseStorage, waits: Waits, seconds: float) -> Leased:
+    async def lease(self, storage: SQLStorage, waits: Waits, seconds: float) -> Leased:
         """Return the groups, leased. Raises NotReadyError."""
         leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))
         self._weigh(leased.items)
         return leased
+
+    async def gave_up(self, waits: Waits, waited: float, timeout: float, why: Diagnosis | None) -> None:
+        """Write that a caller who waited for this batch in turns, `waited` seconds in all, gives up."""
+        await waits.gave_up(wait_of(self.draw, time.time() - waited, timeout), why)
 
     def _weigh(self, drawn: Mapping[str, Sequence[StorageItem]]) -> None:
         """Turn the N p that storages give as `weight` into (N p)^-beta."""

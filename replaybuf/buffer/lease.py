@@ -2,23 +2,118 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import os
+import threading
+import time
+import warnings
+import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Generic, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Unpack
 
 from replaybuf.buffer import spans
 from replaybuf.buffer.cancellation import to_its_end
-from replaybuf.buffer.heartbeat import heart_of
 from replaybuf.buffer.putting import PutOptions, Putting
-from replaybuf.checks import check_list, check_reason, check_seconds, check_uids
-from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, ReplayBufError
+from replaybuf.checks import check_list, check_reason, check_seconds, check_train_step, check_uids, refused
+from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, LeaseNotBegunError, ReplayBufError
 from replaybuf.rollouts.normalise import as_group
-from replaybuf.storage.contract import LeaseStorage
-from replaybuf.storage.values import UNSET, Leased, R, StorageItem, Unset
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.values import UNSET, Cursor, Leased, NewGroup, R, StorageItem, Unset
 from replaybuf.tracing import traced
+
+_BEATS = 3
+
+
+class Beating(Protocol):
+    """A lease that lasts as long as it is extended, each time by `seconds`."""
+
+    seconds: float
+
+    async def beat(self) -> bool:
+        """Extend the lease. Return False if it has ended."""
+
+
+class Heart:
+    """Extends the leases of a storage from its own thread, also while a training step blocks the loop.
+
+    A lease that was dropped without being settled runs out. The thread ends with the last lease.
+    """
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget all leases. In a forked process they are the parent's, whose thread extends them while it lives."""
+        self._leases: weakref.WeakKeyDictionary[Beating, float] = weakref.WeakKeyDictionary()  # when each is due
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def beat_for(self, lease: Beating) -> None:
+        """Extend a lease from now on."""
+        with self._changed:
+            self._leases[lease] = time.monotonic() + lease.seconds / _BEATS
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="replaybuf-heartbeat", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def stop_for(self, lease: Beating) -> None:
+        with self._changed:
+            self._leases.pop(lease, None)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (due := self._wait()) is not None:
+            asyncio.run(self._beat(due))
+            due.clear()  # keep no lease alive during the next wait
+
+    def _wait(self) -> list[Beating] | None:
+        """Return the leases to be extended now, or None when no leases are left."""
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                beats = list(self._leases.items())  # copied at once: any lease may be dropped at any moment
+                if due := [lease for lease, when in beats if when <= now]:
+                    return due
+                if not beats:
+                    self._thread = None
+                    return None
+                first = min(when for _, when in beats)
+                del beats
+                self._changed.wait(first - now)
+
+    async def _beat(self, due: Sequence[Beating]) -> None:
+        await asyncio.gather(*map(self._extend, due))
+
+    async def _extend(self, lease: Beating) -> None:
+        if not await lease.beat():
+            self.stop_for(lease)
+            return
+        with self._changed:
+            if lease in self._leases:
+                self._leases[lease] = time.monotonic() + lease.seconds / _BEATS
+
+
+def heart_of(storage: object) -> Heart:
+    """Return the heart that beats for the leases of a storage."""
+    return _hearts.setdefault(storage, Heart())
+
+
+_hearts: weakref.WeakKeyDictionary[object, Heart] = weakref.WeakKeyDictionary()
+
+
+def _forked() -> None:
+    for heart in _hearts.values():
+        heart.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
 
 _logger = logging.getLogger("replaybuf.lease")
 
@@ -33,7 +128,7 @@ class Lease(Generic[R]):
     """
 
     def __init__(
-        self, storage: LeaseStorage, putting: Putting, leased: Leased, seconds: float, *, heartbeat: bool = True
+        self, storage: SQLStorage, putting: Putting, leased: Leased, seconds: float, *, heartbeat: bool = True
     ) -> None:
         self._storage = storage
         self._putting = putting
@@ -96,8 +191,12 @@ class Lease(Generic[R]):
         return self._lost
 
     @traced("replaybuf.acknowledge", spans.of_settling)
-    async def acknowledge(self, uids: Iterable[int] | None = None) -> None:
+    async def acknowledge(self, uids: Iterable[int] | None = None, *, train_step: int | None = None) -> None:
         """Report these groups, or all open ones, as consumed: they leave the buffer, or wait for their next draw.
+
+        `train_step` is the step that was trained on them, which is kept with the draw and with groups that stay. By
+        default it is the one that the draw named (`current_train_step`), or else that of the last refresh by now.
+        Groups of one lease may be of several steps.
 
         All of them or none. Raises LeaseLostError if they were given back (the lease had ended, or another process that
         has adopted it gave them back), also if another consumer has them now; and if this lease gave back all that it
@@ -108,8 +207,10 @@ class Lease(Generic[R]):
                 f"{self._given_back} groups of lease {self.token} were given back, and none is left: acknowledge "
                 "before that, inside the block of the lease"
             )
-        chosen = self._chosen(uids)
-        await self._storage.acknowledge(self._leased, chosen)
+        chosen, leased = self._chosen(uids), self._leased
+        if train_step is not None:
+            leased = replace(leased, named_step=check_train_step(train_step, "train_step"))
+        await self._storage.acknowledge(leased, chosen)
         self._settle(chosen)
 
     @traced("replaybuf.finish", spans.of_result, spans.of_uid)
@@ -217,21 +318,50 @@ class Lease(Generic[R]):
             self._heart.stop_for(self)
 
 
+def not_begun(leasing: object, name: str, how: str) -> AttributeError:
+    """Return the error for an attribute that the result of `lease_batch` lacks; `how` is the way to a lease."""
+    if name != "seconds" and not hasattr(Lease, name):
+        return AttributeError(f"{type(leasing).__name__!r} object has no attribute {name!r}", name=name, obj=leasing)
+    return LeaseNotBegunError(f"{name!r} is of a lease, and this one isn't begun, so nothing is drawn yet: {how}")
+
+
 class Leasing(Generic[R]):
     """The result of `lease_batch`: use it with `async with`, or `await` it for a lease to be settled by hand."""
 
     def __init__(self, begin: Callable[[], Awaitable[Lease[R]]]) -> None:
         self._begin = begin
         self._lease: Lease[R] | None = None
-        self._entered = False
+        self._entered = self._used = False
+
+    def __del__(self) -> None:
+        if not self._used:
+            warnings.warn(
+                "nothing was leased: the result of lease_batch() was neither entered by a `with` block nor begun "
+                "(`await` it; `.begin()` it without asyncio)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    if not TYPE_CHECKING:
+        __enter__ = __exit__ = refused("a lease of an asynchronous buffer is entered by `async with`, not by `with`")
+
+        def __getattr__(self, name):
+            raise not_begun(
+                self, name, "`async with buffer.lease_batch(...) as lease:`, or `lease = await buffer.lease_batch(...)`"
+            )
+
+    def discard(self) -> None:
+        """Leave it unbegun, without the warning: its arguments were only to be checked."""
+        self._used = True
 
     def __await__(self) -> Generator[Any, None, Lease[R]]:
+        self._used = True
         return self._begin().__await__()
 
     async def __aenter__(self) -> Lease[R]:
         if self._entered:
             raise InputError("this lease was begun before; call lease_batch again for another")
-        self._entered = True
+        self._entered = self._used = True
         self._lease = await self._begin()
         return self._lease
 
@@ -251,3 +381,29 @@ class Leasing(Generic[R]):
                 await lease.give_back(failed=failed)
         finally:
             lease.stop()
+
+
+class Cursors:
+    """The cursors of a buffer. They are part of its checkpoints and snapshots, and fenced like everything else."""
+
+    def __init__(self, putting: Putting) -> None:
+        self._putting = putting
+
+    async def read(self, name: str) -> Cursor:
+        """Return the current cursor; its version is 0 if there is none yet."""
+        return await self._putting.storage.cursor(name)
+
+    async def move(self, cursor: Cursor) -> bool:
+        """Write a cursor that was read and changed. Return False if another process has moved it since."""
+        return await self._putting.storage.move_cursor(cursor)
+
+    async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Lease | None:
+        """Move a cursor and put groups that are leased from the beginning, in one transaction.
+
+        Return None if another process has moved the cursor since it was read.
+        """
+        storage = self._putting.storage
+        for new in groups:
+            new.worker = new.worker or self._putting.worker
+        claimed = await self._putting.fetching(groups, lambda: storage.claim(groups, cursor, seconds))
+        return None if claimed is None else Lease(storage, self._putting, claimed, seconds)

@@ -11,13 +11,13 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.rollouts.status import Status
-from replaybuf.rules.tallies import LaneName
+from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.totals import OF_COMPLETED, TOTALS, UNFINISHED, of_tasks
+from replaybuf.rules.transitions import LaneName
 
 if TYPE_CHECKING:  # the command uses the figures without a buffer
     from replaybuf.buffer.waits import Waited, Waits
-    from replaybuf.storage.contract import GroupStorage
+    from replaybuf.storage.sql.backend import SQLStorage
 
 __all__ = ["DISTRIBUTIONS", "OF_COMPLETED", "RATES", "TOTALS", "UNFINISHED", "of_tasks"]
 
@@ -34,7 +34,7 @@ class Meter:
         self._time = time.monotonic()
         self._totals: dict[str, dict[str, int]] = {}
 
-    async def read(self, storage: GroupStorage, waits: Waits, *, distributions: bool) -> dict[str, Any]:
+    async def read(self, storage: SQLStorage, waits: Waits, *, distributions: bool) -> dict[str, Any]:
         """Return the metrics now. Rates are those since the last reading, and 0 at the first."""
         tallies = await storage.tallies()
         now = time.monotonic()
@@ -46,8 +46,8 @@ class Meter:
             numbers |= {f"{name}_per_second": (numbers[name] - before.get(name, 0)) / elapsed for name in RATES}
         self._time = now
         if distributions:
-            for field in DISTRIBUTIONS:
-                add_distributions(tasks, field, await storage.histogram(field))
+            for field, histogram in (await storage.histograms(DISTRIBUTIONS)).items():
+                add_distributions(tasks, field, histogram)
         return {
             "seconds": elapsed,
             "tasks": tasks,

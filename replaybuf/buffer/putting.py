@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from replaybuf.buffer.cancellation import to_its_end
-from replaybuf.buffer.fetching import fetching
 from replaybuf.buffer.waits import Waits
 from replaybuf.checks import (
     Tags,
@@ -20,17 +21,60 @@ from replaybuf.checks import (
     check_timeout,
     check_uids,
 )
-from replaybuf.errors import InputError
+from replaybuf.codec.object_refs import UnfetchedError
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import InputError, RolloutError
 from replaybuf.rollouts.normalise import as_group, normalise
-from replaybuf.rollouts.rollout import UNFIT
+from replaybuf.rollouts.rollout import UNFIT, Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
-from replaybuf.storage.contract import GroupStorage
+from replaybuf.rules.wording import named
+from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, StorageItem, Unset
 from replaybuf.worker_name import worker_name
 
 T = TypeVar("T")
+
+
+async def fetching(codec: Codec, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]], *, free: bool) -> T:
+    """Return the result of `store()`, which stores the groups; called again when it has found ObjectRefs in them.
+
+    The objects that a round needs are fetched by one call of Ray, in another thread. Cancelled while it waits for them,
+    nothing is stored. With `free`, the ObjectRefs in rollouts that are stored are then replaced by None.
+    """
+    while True:
+        try:
+            result = await store()
+        except UnfetchedError as unfetched:
+            missing, unfetched.refs = unfetched.refs, ()
+        else:
+            break
+        await asyncio.to_thread(_fetch, codec, groups, missing)
+        del missing  # the frame may live as long as an error's traceback
+    for new in groups:
+        if free and new.fetched:
+            codec.release(new.rollouts)
+        new.fetched = None
+    return result
+
+
+def _fetch(codec: Codec, groups: Sequence[NewGroup], met: Sequence[Any]) -> None:
+    """Fetch the objects that were met, and those of the groups after, in one call."""
+    missing = dict.fromkeys(met)
+    for new in groups[1:]:
+        try:
+            codec.encode(new.rollouts, new.fetched or {})
+        except UnfetchedError as unfetched:
+            missing.update(dict.fromkeys(unfetched.refs))
+        except RolloutError:  # storing it will say so
+            continue
+    fetched = codec.fetch(tuple(missing))
+    for new in groups:
+        new.fetched = {**(new.fetched or {}), **fetched}
+
+
+_logger = logging.getLogger("replaybuf.puts")
 
 #: Seconds that a put waits for room by default.
 PUT_TIMEOUT = 600.0
@@ -52,12 +96,20 @@ class PutOptions(TypedDict, total=False):
     keep_unfit: bool
 
 
+class MoreOptions(PutOptions, total=False):
+    """The options of puts by buffers and leases."""
+
+    replaces: Iterable[int]
+    lease: Leased | None
+    stays_leased: bool
+
+
 class Putting:
     """Checks groups, brings them into the form in which they are stored, and stores them when there is room."""
 
     def __init__(
         self,
-        storage: GroupStorage,
+        storage: SQLStorage,
         rollout_type: RolloutType,
         waits: Waits,
         timeout: float | None = PUT_TIMEOUT,
@@ -67,10 +119,11 @@ class Putting:
     ) -> None:
         self.storage = storage
         self.rollout_type = rollout_type
-        self._waits = waits
+        self.waits = waits
         self._timeout = check_timeout(timeout)
         self._free = free_object_refs
         self._worker = worker
+        self._warned_of_init = False
 
     @property
     def worker(self) -> str:
@@ -82,10 +135,37 @@ class Putting:
         items: Sequence[Any],
         task_name: str,
         *,
+        timeout: float | Unset | None = UNSET,
+        **options: Unpack[MoreOptions],
+    ) -> int | None:
+        """Store a group and return its uid, or None for an empty list or a dropped group.
+
+        A `lease` holds the groups that are replaced; with `stays_leased` it then holds the new one.
+        """
+        patience = self.patience(timeout)
+        new, is_dropped = await self.prepare(items, task_name, **options)
+        if new is None:
+            return None
+        if is_dropped:
+            await (self._drop(new) if new.dropped is None else to_its_end(self._drop(new)))
+            return None
+        waits = self.storage.rules.limits.slows_puts and not new.stays_leased
+        return await self.fetching(
+            [new], lambda: self.waits.put(new, patience, self.waits.store) if waits else self.waits.store(new)
+        )
+
+    def patience(self, timeout: float | Unset | None) -> float:
+        """Return for how many seconds a put with this timeout waits for room."""
+        return self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
+
+    async def prepare(
+        self,
+        items: Sequence[Any],
+        task_name: str,
+        *,
         replaces: Iterable[int] = (),
         lease: Leased | None = None,
         stays_leased: bool = False,
-        timeout: float | Unset | None = UNSET,
         model_step: int | None = None,
         current_train_step: int | None = None,
         stale_threshold: int | None = None,
@@ -97,12 +177,12 @@ class Putting:
         status: StatusLike | None = None,
         dropped: list[StorageItem] | None = None,
         keep_unfit: bool = True,
-    ) -> int | None:
-        """Store a group and return its uid, or None for an empty list or a dropped group.
+    ) -> tuple[NewGroup | None, bool]:
+        """Check a group and bring it into the form in which it is stored; None for an empty list.
 
-        A `lease` holds the groups that are replaced; with `stays_leased` it then holds the new one.
+        Also return whether it is to be dropped instead.
         """
-        self._waits.check_open()
+        self.waits.check_open()
         check_task_name(task_name)
         newest = None if model_step is None else check_step(model_step, "model_step")
         step = None if current_train_step is None else check_step(current_train_step, "current_train_step")
@@ -111,15 +191,16 @@ class Putting:
             raise InputError(
                 "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
             )
-        patience = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
         rollouts, replaced = as_group(items), check_uids(replaces, "replaces")
         priority, tags, key = check_priority(priority), check_tags(tags), check_key(key)
         check_dropped(dropped)
         if not rollouts:
-            return None
+            return None, False
         created_at = time.time()
         said = None if status is None else self.rollout_type.statuses.check(status)
         normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
+        if normal.status == Status.INIT and said is None and lease is None and not self._warned_of_init:
+            self._warn_of_init(rollouts, task_name)
         new = NewGroup(
             task_name=task_name,
             status=normal.status,
@@ -137,11 +218,22 @@ class Putting:
             worker=self.worker,
             put_step=step,
         )
-        if normal.dropped or (normal.status in UNFIT and not keep_unfit):
-            await (self._drop(new) if dropped is None else to_its_end(self._drop(new)))
-            return None
-        waits = self.storage.rules.limits.slows_puts and not stays_leased
-        return await self.fetching([new], lambda: self._waits.put(new, patience) if waits else self._waits.store(new))
+        return new, normal.dropped or (normal.status in UNFIT and not keep_unfit)
+
+    def _warn_of_init(self, rollouts: Sequence[Any], task_name: str) -> None:
+        """Warn once of a group that looks finished, and would never be drawn as one."""
+        kind = self.rollout_type
+        for one in rollouts:
+            response = kind.get(one, "response")
+            response = kind.get(one, "response_ids") if response is None else response
+            if response is None or kind.get(one, "reward") is None:
+                return
+        self._warned_of_init = True
+        _logger.warning(
+            "a group of task %s has responses and rewards, but its status is init: draws take completed groups only; "
+            "set its rollouts' status to COMPLETED, or put it with status='completed' (said once)",
+            named(task_name),
+        )
 
     def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         """Return the result of `store()`, which stores the groups, with the values of the ObjectRefs in them."""

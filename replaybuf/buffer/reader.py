@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from replaybuf.buffer.metrics import Meter
 from replaybuf.buffer.waits import Waits
-from replaybuf.checks import check_keep, check_limit, check_list, check_task_name
-from replaybuf.errors import ClosedError, NotPicklableError
+from replaybuf.checks import ENTERED_ASYNC, check_keep, check_limit, check_list, check_task_name
+from replaybuf.errors import ClosedError, ForkedError, NotPicklableError
 from replaybuf.query import Node, Query, parse
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.statuses import StatusLike
-from replaybuf.rules.level import Level
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
-from replaybuf.rules.tallies import Tally, levels, sizes_of
-from replaybuf.storage.contract import GroupStorage
+from replaybuf.rules.rate import Level
+from replaybuf.rules.transitions import Tally, levels, sizes_of
+from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import R, StorageItem
 from replaybuf.worker_name import check_worker, worker_name
 
@@ -31,7 +32,7 @@ class BufferReader(Generic[R]):
 
     def __init__(
         self,
-        storage: GroupStorage,
+        storage: SQLStorage,
         rollout_type: RolloutType,
         keep_checkpoints: int | None = KEEP_CHECKPOINTS,
         worker: str | None = None,
@@ -43,6 +44,7 @@ class BufferReader(Generic[R]):
         self.waits = Waits(storage, self._check_open, lambda: self.worker)
         self._meter = Meter()
         self._closed = False
+        self._pid = os.getpid()
 
     @property
     def policy(self) -> ReplayPolicy:
@@ -63,6 +65,9 @@ class BufferReader(Generic[R]):
     def worker(self) -> str:
         """The name under which groups are put and drawn: that of `working_as`, else the config's, else "host:pid"."""
         return worker_name(self._worker)
+
+    if not TYPE_CHECKING:
+        __enter__ = __exit__ = ENTERED_ASYNC
 
     async def __aenter__(self) -> Self:
         self._check_open()
@@ -179,3 +184,5 @@ class BufferReader(Generic[R]):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError
+        if not self.storage.durable and os.getpid() != self._pid:
+            raise ForkedError

@@ -1,19 +1,20 @@
-"""The replay buffer: putting, taking, waiting and refreshing, over a storage backend that keeps the rules."""
+"""The replay buffer: putting, taking, waiting and refreshing, over the store, which keeps the rules."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Generic
 
 from replaybuf.buffer import spans
 from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.copies import BufferCopies
-from replaybuf.buffer.cursors import Cursors
 from replaybuf.buffer.drawing import AtLeast, Wanted
-from replaybuf.buffer.lease import Lease, Leasing
+from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.putting import PUT_TIMEOUT, Putting, check_dropped
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS
+from replaybuf.buffer.task_names import TaskNames
 from replaybuf.checks import (
     Tags,
     check_by_task,
@@ -24,14 +25,14 @@ from replaybuf.checks import (
     check_step,
     check_tags,
 )
-from replaybuf.errors import InputError
+from replaybuf.errors import InputError, ReplayBufError
 from replaybuf.query import Query
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.rules.diagnosis import Diagnosis
-from replaybuf.storage.contract import GroupStorage, LeaseStorage, require
+from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Changes, Leased, R, Refresh, StorageItem, Unset, check_database
 from replaybuf.tracing import traced
 
@@ -45,7 +46,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
 
     def __init__(
         self,
-        storage: GroupStorage,
+        storage: SQLStorage,
         rollout_type: RolloutType,
         *,
         put_timeout: float | None = PUT_TIMEOUT,
@@ -54,10 +55,11 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         worker: str | None = None,
     ) -> None:
         super().__init__(storage, rollout_type, keep_checkpoints, worker)
-        self._putting = Putting(
+        self.putting = Putting(
             storage, rollout_type, self.waits, put_timeout, free_object_refs=free_object_refs, worker=self._worker
         )
-        self.cursors = Cursors(self._putting)
+        self.cursors = Cursors(self.putting)
+        self.task_names = TaskNames(storage)
 
     # Putting
 
@@ -83,13 +85,14 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
 
-        `model_step` fills `response_model_steps` up to the length of `response_ids`; `current_train_step` recomputes
-        `seq_staleness`. Rollouts of completed, aborted or expired groups expire when their staleness is at least
-        `stale_threshold`, or when none of their trainable tokens has a staleness below `token_stale_threshold`: they
-        lose their response and wait as EXPIRED to be generated again. With `expired_groups_retryable=False` the group
-        is dropped instead, and counted (`dropped`), also when it was EXPIRED before. In responses that stay, tokens at
-        or over `token_stale_threshold` are masked out (`response_mask` 0). The rollouts given are changed in place
-        accordingly.
+        `model_step` fills `response_model_steps` up to the length of `response_ids`, or, for the text of a `response`
+        without token ids, with one step; `current_train_step` recomputes `seq_staleness`. Rollouts of completed,
+        aborted or expired groups expire when their staleness is at least `stale_threshold`, or when none of their
+        trainable tokens has a staleness below `token_stale_threshold`: they lose their response and wait as EXPIRED to
+        be generated again; with a train step, so do those that were EXPIRED before (put without one, at the next
+        refresh). With `expired_groups_retryable=False` the group is dropped instead, and counted (`dropped`), also when
+        it was EXPIRED before. In responses that stay, tokens at or over `token_stale_threshold` are masked out
+        (`response_mask` 0). The rollouts given are changed in place accordingly.
 
         A group with the same `key` in the same task is replaced. `replaces` are the uids of groups that leave the
         buffer in the same transaction, also if the new one is dropped; results of leased groups are stored by the lease
@@ -110,7 +113,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         replaced isn't there, FencedError if the buffer was restored since it was opened here, and StorageError; then
         nothing is stored, and nothing leaves.
         """
-        return await self._putting.put(
+        return await self.putting.put(
             items,
             task_name,
             model_step=model_step,
@@ -231,11 +234,11 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         """
         wanted = self._wanted(sizes, group_status, where, timeout, at_least, beta, train_step=current_train_step)
         duration = check_seconds(seconds, "seconds")
-        storage = require(self.storage, LeaseStorage, "lease_batch()")
+        storage = self.storage
 
         async def begin() -> Lease[R]:
             leased = await wanted.lease(storage, self.waits, duration)
-            return Lease(storage, self._putting, leased, duration, heartbeat=heartbeat)
+            return Lease(storage, self.putting, leased, duration, heartbeat=heartbeat)
 
         return Leasing(begin)
 
@@ -249,9 +252,8 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         self._check_open()
         if not isinstance(handle, Leased):
             raise InputError(f"handle must be the handle of a Lease, got {type(handle).__name__}")
-        storage = require(self.storage, LeaseStorage, "adopt()")
-        check_database(handle, storage.identity)
-        return Lease(storage, self._putting, handle, check_seconds(seconds, "seconds"), heartbeat=heartbeat)
+        check_database(handle, self.storage.identity)
+        return Lease(self.storage, self.putting, handle, check_seconds(seconds, "seconds"), heartbeat=heartbeat)
 
     async def is_ready(
         self,
@@ -365,7 +367,9 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         retryable, as in `put`; then those that were EXPIRED before are dropped and counted, too. Tokens at or over the
         token threshold are masked out.
 
-        Groups that are dropped are added to the list `dropped`, as by `put`: all of them are in memory then.
+        Groups that are dropped are added to the list `dropped`, as by `put`: all of them are in memory then. The log
+        warns once of a task that never had a group while others had: it may be misspelt, and nothing of it would ever
+        expire.
         """
         self._check_open()
         step = check_step(current_train_step, "current_train_step")
@@ -384,4 +388,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check, check_list(statuses, "statuses")))
         check_dropped(dropped)
         refreshing = self.storage.refresh(Refresh(step, rules, chosen, dropped))
-        return await (refreshing if dropped is None else to_its_end(refreshing))
+        expired = await (refreshing if dropped is None else to_its_end(refreshing))
+        with suppress(ReplayBufError):  # the refresh is committed, whatever becomes of the warning
+            await self.task_names.check(rules, "refresh_staleness")
+        return expired

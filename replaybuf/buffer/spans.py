@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from replaybuf.buffer.drawing import Wanted
     from replaybuf.buffer.lease import Lease
     from replaybuf.buffer.reader import BufferReader
-    from replaybuf.storage.contract import GroupStorage
+    from replaybuf.storage.sql.backend import SQLStorage
     from replaybuf.storage.values import Checkpoint, Leased
 
 
@@ -37,7 +37,7 @@ def of_uid(uid: int | None) -> Attributes:
     return {"uid": uid, "stored": uid is not None}
 
 
-def of_draw(self: Wanted, storage: GroupStorage, waits: object, seconds: float | None = None) -> Attributes:
+def of_draw(self: Wanted, storage: SQLStorage, waits: object, seconds: float | None = None) -> Attributes:
     draw = self.draw
     return {
         **_of(storage),
@@ -63,10 +63,18 @@ def of_leased(leased: Leased) -> Attributes:
     return {**of_drawn(leased.items), "lease": leased.token}
 
 
-def of_settling(self: Lease[Any], uids: Iterable[int] | None = None, *, failed: str | None = None) -> Attributes:
+def of_settling(
+    self: Lease[Any], uids: Iterable[int] | None = None, *, failed: str | None = None, train_step: int | None = None
+) -> Attributes:
     chosen = self.open if uids is None else uids
     groups = len(chosen) if isinstance(chosen, Sized) else None
-    return {**_of(self._storage), "lease": self.token, "groups": groups, "failed": failed is not None}
+    return {
+        **_of(self._storage),
+        "lease": self.token,
+        "groups": groups,
+        "failed": failed is not None,
+        "train_step": train_step,
+    }
 
 
 def of_result(

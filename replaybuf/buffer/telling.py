@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from replaybuf.rules.circumstances import Wait
-from replaybuf.storage.contract import GroupStorage, PresenceStorage
-from replaybuf.storage.presence import GaveUp, Waiting
+from replaybuf.storage.presence import Waiting, gave_up
+from replaybuf.storage.sql.backend import SQLStorage
 
 #: Seconds after which a wait is reported in the log, and between reports.
 REPORT_SECONDS = 30.0
 #: Seconds after which other processes are shown a wait, and between two looks for its reason.
 SHOW_SECONDS, REASON_SECONDS = 1.0, 10.0
+# The end of a wait is written for at most so long before its error is raised.
+_FLUSH_SECONDS = 2.0
 
 _logger = logging.getLogger("replaybuf.waits")
 
@@ -49,7 +53,7 @@ class Telling:
     `wait()` describes it, for the worker of this name.
     """
 
-    def __init__(self, storage: GroupStorage, what: str, worker: str, wait: Callable[[], Wait]) -> None:
+    def __init__(self, storage: SQLStorage, what: str, worker: str, wait: Callable[[], Wait]) -> None:
         self._storage = storage
         self._reports = Reports(what)
         self._worker = worker
@@ -81,7 +85,7 @@ class Telling:
         self._next = time.monotonic() + REASON_SECONDS
         if self._shown is not None:
             self._shown.wait, self._shown.reason = self.wait, reason
-        elif isinstance(self._storage, PresenceStorage):
+        else:
             self._shown = Waiting(self.wait, self._worker, self._storage.rules.limits, reason)
             self._storage.announce(self._shown)
 
@@ -90,20 +94,27 @@ class Telling:
         """Whether the wait is so old that others are shown it."""
         return _is_long(self.wait)
 
-    def give_up(self, reason: str, task_name: str | None = None) -> None:
+    async def give_up(self, reason: str, task_name: str | None = None) -> None:
         """Note that the wait ends by its timeout, and why it isn't over; of the task, if it is about one."""
-        give_up(self._storage, self.wait, self._worker, reason, task_name)
+        self.close()
+        await give_up(self._storage, self.wait, self._worker, reason, task_name)
 
     def close(self) -> None:
         """Note that the wait is over."""
-        if self._shown is not None and isinstance(self._storage, PresenceStorage):
+        if self._shown is not None:
             self._storage.withdraw(self._shown)
 
 
-def give_up(storage: GroupStorage, wait: Wait, worker: str, reason: str, task_name: str | None = None) -> None:
-    """Note that a wait ends by its timeout. Nothing is made of one that others weren't shown."""
-    if isinstance(storage, PresenceStorage) and _is_long(wait):
-        storage.give_up(GaveUp(wait, worker, time.time(), reason, task_name))
+async def give_up(storage: SQLStorage, wait: Wait, worker: str, reason: str, task_name: str | None = None) -> None:
+    """Write that a wait ends by its timeout: the process may end of it, and could tell nobody any more.
+
+    Nothing is made of a wait that others weren't shown.
+    """
+    if _is_long(wait):
+        storage.report(gave_up(wait, worker, time.time(), reason, task_name))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await storage.flush()
 
 
 def _is_long(wait: Wait) -> bool:

@@ -1,8 +1,7 @@
 """Waiting for groups and for room. Every wait ends: with success, an error, or the timeout.
 
 A wait that takes long says what it is for, and why it isn't over (`telling`): as a warning of the logger
-`replaybuf.waits` every half minute, and to other processes.
-"""
+`replaybuf.waits` every half minute, and to other processes."""
 
 from __future__ import annotations
 
@@ -17,23 +16,62 @@ from typing import Any, TypeVar
 
 from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.telling import SHOW_SECONDS, Telling, give_up
-from replaybuf.buffer.wants import check_possible, end_of, wait_for_room, wait_of
-from replaybuf.errors import FullError, NotReadyError, StorageError
-from replaybuf.query import LogicNode, ScalarNode
+from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
+from replaybuf.query import LogicNode, ScalarNode, to_text
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.causes import Reason
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
-from replaybuf.rules.reasons import Reason
-from replaybuf.rules.tallies import LaneName, Tallies, Tally, levels
-from replaybuf.storage.contract import CheckpointStorage, GroupStorage, PresenceStorage
+from replaybuf.rules.limits import Limits
+from replaybuf.rules.transitions import LaneName, Tallies, Tally, levels
+from replaybuf.storage.presence import PROCESS_BEGAN, EventKind, WorkerEvent
+from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, NewGroup
 from replaybuf.tracing import waiting
+
+
+def wait_of(draw: Draw, since: float, timeout: float) -> Wait:
+    """Return the wait of a draw."""
+    wants = {task: least for task, least in draw.at_least.items() if least}
+    query = None if draw.where is None else to_text(draw.where)
+    more = any(draw.sizes[task] > least for task, least in wants.items())
+    times = since, end_of(since, timeout)
+    return Wait(wants, "groups", draw.status, query, draw.worker, *times, at_least=more, process_began=PROCESS_BEGAN)
+
+
+def wait_for_room(new: NewGroup, count: int, since: float, timeout: float) -> Wait:
+    """Return the wait of `count` puts of a task and status."""
+    wants = {new.task_name: count}
+    return Wait(wants, "room", new.status, worker=new.worker, since=since, deadline=end_of(since, timeout))
+
+
+def end_of(since: float, timeout: float) -> float | None:
+    """Return when a wait is over; None if never."""
+    return None if math.isinf(timeout) else since + timeout
+
+
+def check_possible(draw: Draw, limits: Limits) -> None:
+    """Raise InputError for a draw that needs more groups than the limits can ever deliver at once."""
+    if draw.status != Status.COMPLETED:
+        return
+    largest = limits.largest_batch
+    for task, size in draw.at_least.items():
+        if largest is None or size <= largest:
+            continue
+        if limits.capacity is not None and size > limits.capacity:
+            why = f"the capacity is {limits.capacity}"
+        else:
+            wide = "a range of twice" if isinstance(limits.error_buffer, tuple) else "at least"
+            why = f"{limits.rate} allows {largest} at most; set error_buffer to {wide} the size of a batch"
+        raise InputError(f"a batch of {size} groups of task {task} would wait for ever: {why}")
+
 
 T = TypeVar("T")
 
 _LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
 _READ_AGAIN_SECONDS = 1.0
+_COUNTING_SECONDS = 2.0
 _NOTHING_STORED = "nothing was stored (is the consumer running?)"
 
 
@@ -57,11 +95,12 @@ class _Line:
 class Waits:
     """The waits of one buffer. `worker()` is the name of who waits."""
 
-    def __init__(self, storage: GroupStorage, check_open: Callable[[], None], worker: Callable[[], str]) -> None:
+    def __init__(self, storage: SQLStorage, check_open: Callable[[], None], worker: Callable[[], str]) -> None:
         self._storage = storage
         self.check_open = check_open
         self._worker = worker
         self._read_at = -math.inf
+        self._read: Circumstances | None = None
         # Puts that wait for room queue up: one line for each event loop, task and status.
         self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _Line]]
         self._lines = weakref.WeakKeyDictionary()
@@ -87,14 +126,11 @@ class Waits:
 
     async def _tallies(self) -> Tallies:
         """Return the tallies. Raises FencedError: who looks for a change asks for both at once."""
-        if isinstance(self._storage, CheckpointStorage):
-            return await self._storage.fenced_tallies()
-        return await self._storage.tallies()
+        return await self._storage.fenced_tallies()
 
     async def check_fence(self) -> None:
-        """Raise FencedError if another process has restored the buffer, which takes storage with checkpoints."""
-        if isinstance(self._storage, CheckpointStorage):
-            await self._storage.check_fence()
+        """Raise FencedError if another process has restored the buffer."""
+        await self._storage.check_fence()
 
     # For groups
 
@@ -111,8 +147,7 @@ class Waits:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 await self.until_ready(draw, deadline, timeout)
-                wait = wait_of(draw, _began(deadline, timeout), timeout)
-                give_up(self._storage, wait, self._worker(), "Others hold some of the groups.")
+                await self.gave_up(wait_of(draw, _began(deadline, timeout), timeout))
                 raise NotReadyError(f"after {timeout:g} s: others hold some of the groups; nothing was taken")
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
 
@@ -143,11 +178,18 @@ class Waits:
                     if remaining <= 0:
                         error = NotReadyError(f"after {timeout:g} s: {why}; nothing was taken")
                         error.diagnosis = why
-                        telling.give_up(why.sentence, why.task_name)
+                        await telling.give_up(why.recorded, why.task_name)
                         raise error
-                    telling.tell(why.sentence, str(why))
+                    telling.tell(why.recorded, str(why))
                 begin()
                 await self._changed(seen, min(remaining, telling.pause))
+
+    async def gave_up(self, wait: Wait, why: Diagnosis | None = None) -> None:
+        """Write that a wait ends by its timeout, and why it isn't over: by default, because of what others hold."""
+        reason, task = (
+            ("Others hold some of the groups.", None) if why is None else (why.recorded or why.sentence, why.task_name)
+        )
+        await give_up(self._storage, wait, self._worker(), reason, task)
 
     async def ready(self, draw: Draw) -> bool:
         """Return whether all groups that the draw needs are there."""
@@ -179,15 +221,17 @@ class Waits:
         """Return why a wait isn't over, given the tallies, and the numbers that match its query.
 
         What else the store knows isn't worth an error; at the end of waits (`over`), which may be many short ones, it
-        is read at most once a second.
+        is read at most once a second, and what was read last counts until then.
         """
         about = Circumstances(time.time(), tallies)
-        rested = not over or time.monotonic() - self._read_at >= _READ_AGAIN_SECONDS
-        if isinstance(self._storage, PresenceStorage) and rested:
+        if over and self._read is not None and time.monotonic() - self._read_at < _READ_AGAIN_SECONDS:
+            about = self._read
+        else:
             if over:
                 self._read_at = time.monotonic()
             with suppress(StorageError):
                 about = await self._storage.circumstances(wait)
+                self._read = replace(about, unknown_tags={})
         limits = self._storage.rules.limits
         return diagnose(wait, replace(about, tallies=tallies, limits=limits, matches=matches))
 
@@ -203,19 +247,24 @@ class Waits:
         wait = Wait({}, "trainer", since=since, deadline=end_of(since, timeout), worker=self._worker())
         return self.telling("waiting for the trainer", lambda: wait)
 
+    def dataset_ended(self, task_name: str, ledger: str, drawn: int) -> None:
+        """Tell others that a prompt ledger has read its dataset to the end, after so many prompts."""
+        ended = WorkerEvent(EventKind.DATASET_ENDED, self._worker(), time.time(), drawn, ledger, task_name)
+        self._storage.report(ended)
+
     def telling(self, what: str, wait: Callable[[], Wait]) -> Telling:
         """Return what tells others of a wait; `what` begins its reports in the log. It has to be closed."""
         return Telling(self._storage, what, self._worker(), wait)
 
     # For room
 
-    async def put(self, new: NewGroup, timeout: float) -> int:
-        """Store a group as soon as there is room for it. Raises FullError."""
+    async def put(self, new: NewGroup, timeout: float, store: Callable[[NewGroup], Awaitable[T]]) -> T:
+        """Return the result of `store(new)`, which stores a group, once there is room for it. Raises FullError."""
         limits = self._storage.rules.limits
         line = self._line((new.task_name, new.status))
         if not line.waiting:
             try:
-                return await self.store(new)
+                return await store(new)
             except FullError as error:
                 if limits.on_full == "reject" or timeout <= 0:
                     await self._refuse(new, f"{error}; nothing was stored", error)
@@ -235,11 +284,11 @@ class Waits:
                     why, found = f"task {new.task_name}: others wait for room, too", None
                     if timeout >= SHOW_SECONDS:
                         found = await self.why(described(), await self._tallies(), over=True)
-                        give_up(self._storage, described(), self._worker(), found.sentence, new.task_name)
+                        await give_up(self._storage, described(), self._worker(), found.recorded, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error, found)
                 try:
                     with closing(self.telling("waiting for room", described)) as telling:
-                        return await self._put_in_turn(new, deadline, timeout, telling)
+                        return await self._put_in_turn(new, deadline, timeout, telling, store)
                 finally:
                     line.turn.release()
         finally:
@@ -253,7 +302,14 @@ class Waits:
         storing = self._storage.put(new)
         return storing if new.dropped is None else to_its_end(storing)
 
-    async def _put_in_turn(self, new: NewGroup, deadline: float, timeout: float, telling: Telling) -> int:
+    async def _put_in_turn(
+        self,
+        new: NewGroup,
+        deadline: float,
+        timeout: float,
+        telling: Telling,
+        store: Callable[[NewGroup], Awaitable[T]],
+    ) -> T:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
         while True:
             self.check_open()
@@ -262,7 +318,7 @@ class Waits:
             level = levels(tallies, [new.task_name])[new.task_name]
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
-                    return await self.store(new)
+                    return await store(new)
                 except FullError as error:  # another process was faster
                     why = str(error)
             else:
@@ -271,9 +327,9 @@ class Waits:
             if remaining <= 0 or telling.due:
                 found = await self.why(telling.wait, tallies, over=remaining <= 0)
                 full = found.reason == Reason.PRODUCERS_HELD_BACK  # the group may need more room than the others
-                sentence, all_of_it = (found.sentence, str(found)) if full else (why, why)
+                sentence, all_of_it = (found.recorded, str(found)) if full else (why, why)
                 if remaining <= 0:
-                    telling.give_up(sentence, new.task_name)
+                    await telling.give_up(sentence, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {all_of_it}; nothing was stored", found=found)
                 telling.tell(sentence, all_of_it)
             await self._changed(seen, min(remaining, telling.pause))
@@ -281,7 +337,9 @@ class Waits:
     async def _refuse(
         self, new: NewGroup, why: str, cause: BaseException | None = None, found: Diagnosis | None = None
     ) -> None:
-        await self._storage.refuse(new)
+        with suppress(StorageError, TimeoutError):  # counting the refusal isn't worth a longer wait
+            async with asyncio.timeout(_COUNTING_SECONDS):
+                await self._storage.refuse(new)
         error = FullError(why)
         error.diagnosis = found
         raise error from cause

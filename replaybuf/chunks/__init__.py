@@ -1,8 +1,7 @@
 """Chunks of worker fragments: a thin layer over `ReplayBuffer`, which it uses by its public methods only."""
 
-from replaybuf.chunks.buffer import ChunkBuffer
-from replaybuf.chunks.config import ChunkBufferConfig, OldestVersionPolicy
-from replaybuf.chunks.data import Chunk, Selection
-from replaybuf.chunks.sync import SyncChunkBuffer
+from replaybuf.chunks.chunk_buffer import ChunkBuffer
+from replaybuf.chunks.chunk_config import ChunkBufferConfig, OldestVersionPolicy, SyncChunkBuffer
+from replaybuf.chunks.fragments import Chunk, Selection
 
 __all__ = ["Chunk", "ChunkBuffer", "ChunkBufferConfig", "OldestVersionPolicy", "Selection", "SyncChunkBuffer"]

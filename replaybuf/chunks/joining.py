@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from replaybuf.chunks.data import Fragment, Problem, Session, fragment_error
+from replaybuf.chunks.fragments import Fragment, ModelState, Problem, Session, fragment_error
 from replaybuf.chunks.ledger import Ledger
-from replaybuf.chunks.progress import State
 from replaybuf.errors import ConflictError
 
 _ATTEMPTS = 1000
@@ -58,7 +57,7 @@ class Joining:
         return True
 
     def forget(self, worker: str) -> None:
-        """Forget what is known of a worker, because its fragments are removed."""
+        """Forget the cached progress of a worker, because its fragments are removed."""
         self._known.pop(worker, None)
 
     async def _still(self, worker: str, known: _Known) -> bool:
@@ -82,7 +81,7 @@ class Joining:
                 return None
             if progress is not None and not self._drops:
                 raise fragment_error(fragment, "gap", progress.next)
-            # Another process may begin this worker at the same time: the next read tells.
+            # Another process may begin this worker at the same time: the next read shows it.
             begun = await self._ledger.begin(worker, session, index, progress)
             if begun and progress is not None:
                 await self._ledger.drop("gap")
@@ -106,7 +105,7 @@ class Joining:
             self._known.clear()
         self._known[worker] = known
 
-    async def _state_for(self, fragment: Fragment) -> State:
+    async def _state_for(self, fragment: Fragment) -> ModelState:
         """Return the model's state; the fragment's, if it begins its session."""
         state, label = await self._ledger.state(), fragment.session
         if state is None or (self._begins and label != state.label and not state.is_over(label)):

@@ -14,6 +14,9 @@ between any two steps: the next one goes on from there.
 
 A put that was delayed for long may leave groups below the cursor. They are ignored, and leave with the next chunk.
 
+A worker that is *forgotten* starts anew: a tiny group whose uid is part of the keys of its next chunks, so that one of
+the same start is beside those from before.
+
 The model's *state*, its session and version, is the highest of some tiny groups. A higher one replaces those that its
 writer has seen, so it never goes back. Sessions are numbered in the order in which they begin; one that is a text has
 the number after that of the session before it, and the state has its name and the names of those that are over.
@@ -29,8 +32,17 @@ from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import Tags
-from replaybuf.chunks.data import DROPPED, Fragment, Session, chunk_rollouts
-from replaybuf.chunks.progress import Progress, Rows, State, moved, tag_of
+from replaybuf.chunks.fragments import (
+    DROPPED,
+    Fragment,
+    ModelState,
+    Session,
+    WorkerProgress,
+    WorkerRows,
+    chunk_rollouts,
+    moved,
+    tag_of,
+)
 from replaybuf.errors import ConflictError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
@@ -57,17 +69,19 @@ class Ledger:
         # Tasks.
         self.fragments = f"{name}.fragments"
         self.cursors = f"{name}.cursors"
+        self.forgotten = f"{name}.forgotten"
         self.state_task = f"{name}.state"
         self.prepared = f"{name}.prepared"
+        buffer.task_names.add(name)
 
     # The model
 
-    async def state(self) -> State | None:
+    async def state(self) -> ModelState | None:
         """Return the session and version of the model, or None before the first fragment."""
         # Some of the groups may have left meanwhile: the highest is never replaced alone.
-        return State.of(await self._read({"task_name": self.state_task}, still_there=False))
+        return ModelState.of(await self._read({"task_name": self.state_task}, still_there=False))
 
-    async def move(self, label: Session | None, version: int) -> State:
+    async def move(self, label: Session | None, version: int) -> ModelState:
         """Move to this session and version, unless the model has reached or passed it. Return its state."""
         for _ in range(_ATTEMPTS):
             state = await self.state()
@@ -82,7 +96,7 @@ class Ledger:
             await self._try_put(self.state_task, rollouts, tags=tags, replaces=state.uids if state else ())
         raise ConflictError(f"the state of {self.name} changes all the time; nothing was stored")
 
-    async def clear(self, state: State) -> int:
+    async def clear(self, state: ModelState) -> int:
         """Remove the groups of older sessions, and the chunks that are too stale. Return the number of chunks."""
         older = {"tags.session": {"$lt": state.session}}
         # The fragments first: then no more chunks can be made of them.
@@ -99,7 +113,7 @@ class Ledger:
         self.cleared = state.session
         return gone + expired[self.name]
 
-    def has_to_leave(self, tags: Mapping[str, Any], state: State) -> bool:
+    def has_to_leave(self, tags: Mapping[str, Any], state: ModelState) -> bool:
         """Return whether a chunk with these tags is of a session that is over, or too stale."""
         if tags["session"] != state.session:
             return bool(tags["session"] < state.session)
@@ -107,10 +121,10 @@ class Ledger:
 
     # Workers
 
-    async def progress(self, worker: str, session: int) -> Progress | None:
+    async def progress(self, worker: str, session: int) -> WorkerProgress | None:
         """Return the progress of a worker, or None if nothing is known of it."""
         tasks = {"$in": [self.fragments, self.cursors]}
-        rows = Rows()
+        rows = WorkerRows()
         for row in await self._read({"task_name": tasks, "tags.worker": worker, "tags.session": session}):
             if row.task_name == self.cursors:
                 rows.cursors.append(row)
@@ -129,8 +143,8 @@ class Ledger:
         return await self.buffer.count_where({"uid": {"$in": listed}}) == len(listed)
 
     async def begin(
-        self, worker: str, session: int, index: int, instead: Progress | None = None, kept: int = 0
-    ) -> Progress | None:
+        self, worker: str, session: int, index: int, instead: WorkerProgress | None = None, kept: int = 0
+    ) -> WorkerProgress | None:
         """Let the next chunk of a worker start at this index, in place of its progress so far.
 
         The last `kept` fragments stay: a chunk of the same size begins with them. Return None if that progress has
@@ -142,7 +156,7 @@ class Ledger:
         stay = {row.uid for row in fragments}
         replaces = tuple(uid for uid in (*instead.uids, *instead.left) if uid not in stay) if instead else ()
         uid = await self._try_put(self.cursors, tags=tags, replaces=replaces)
-        return None if uid is None else Progress(index, size, (uid,), fragments)
+        return None if uid is None else WorkerProgress(index, size, (uid,), fragments)
 
     async def store(self, fragment: Fragment, *, last: bool) -> int:
         """Store a fragment and return its uid. The `last` of a chunk is marked, to be found if the chunk isn't made."""
@@ -151,7 +165,7 @@ class Ledger:
         assert uid is not None  # the group isn't empty, and has no threshold
         return uid
 
-    async def settle(self, worker: str, session: int) -> Progress | None:
+    async def settle(self, worker: str, session: int) -> WorkerProgress | None:
         """Make the chunk of a worker if all its fragments are there. Return the worker's progress."""
         for _ in range(_ATTEMPTS):
             progress = await self.progress(worker, session)
@@ -170,7 +184,7 @@ class Ledger:
         rows = self.buffer.find({"task_name": self.fragments, "tags.last": True})
         return sorted({(tag_of(row, "worker"), tag_of(row, "session")) async for row in rows})
 
-    async def _make(self, worker: str, session: int, progress: Progress) -> Progress | None:
+    async def _make(self, worker: str, session: int, progress: WorkerProgress) -> WorkerProgress | None:
         """Put a chunk in place of its cursor and all fragments except the last; a damaged one only leaves.
 
         If its first fragments are too stale, they leave, and the fresh ones after them begin the next chunk.
@@ -178,7 +192,7 @@ class Ledger:
         """
         versions = [tag_of(row, "version") for row in progress.fragments]
         version = min(versions)
-        state = await self.state() or State(session, version)
+        state = await self.state() or ModelState(session, version)
         if state.session > session:  # the new session's first process hasn't removed this yet
             await self.clear(state)
             return None
@@ -200,12 +214,30 @@ class Ledger:
             chunk_rollouts(progress.fragments),
             tags=tags if state.name is None else {**tags, "session_name": state.name},
             replaces=(*progress.cursors, *(row.uid for row in others)),
-            # If it is made twice, which takes a put delayed for the life of a chunk, it is still there once.
-            key=f"{session}/{progress.start}/{worker}",
+            # Made twice of the same fragments, which takes a cursor delayed for the life of a chunk, it is there once.
+            # A worker that was forgotten may complete another chunk with the same start.
+            key=f"{session}/{progress.start}/{await self._last_forgotten(worker)}/{worker}",
             priority=float(version),
             current_train_step=state.version + 1,
         )
-        return None if uid is None else Progress(progress.next, self.size, made=last, left=progress.left)
+        return None if uid is None else WorkerProgress(progress.next, self.size, made=last, left=progress.left)
+
+    async def forget(self, worker: str) -> int:
+        """Remove the cursor and fragments of a worker; return the number of fragments.
+
+        Its chunks have other keys from then on. It is written before, because a process may make a chunk of the first
+        fragments that come after, and again after, because one may have made a chunk of the last ones meanwhile.
+        """
+        await self._try_put(self.forgotten, tags={"worker": worker}, key=worker, replaces=())
+        await self.buffer.delete({"task_name": self.cursors, "tags.worker": worker})
+        count = await self.buffer.delete({"task_name": self.fragments, "tags.worker": worker})
+        await self._try_put(self.forgotten, tags={"worker": worker}, key=worker, replaces=())
+        return count
+
+    async def _last_forgotten(self, worker: str) -> int:
+        """Return a number that changes whenever a worker is forgotten: the uid of the group that says so, or 0."""
+        found = self.buffer.find({"task_name": self.forgotten, "tags.worker": worker})
+        return max([row.uid async for row in found], default=0)
 
     # Counting
 

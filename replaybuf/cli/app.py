@@ -14,10 +14,9 @@ import typer
 from typer.core import TyperGroup
 
 from replaybuf import __version__
-from replaybuf.cli.escape import escape_line
-from replaybuf.cli.options import Command
+from replaybuf.cli.options import URL_VARIABLE, Command
 from replaybuf.errors import ReplayBufError
-from replaybuf.redact import redact_words
+from replaybuf.redact import escape_line, redact_words
 
 # click's, which typer has under names of its own, or in another package.
 _UsageError: Any = typer.BadParameter.__base__
@@ -34,7 +33,6 @@ COMMANDS = {
     "ls": ("replaybuf.cli.ls:ls", "List groups without reading their payloads."),
     "why": ("replaybuf.cli.why:why", "Say why a trainer or a producer waits."),
     "show": ("replaybuf.cli.show:show", "Show a group with its responses, or the worst and the best ones."),
-    "diff": ("replaybuf.cli.diff:diff", "Show what is different in two groups, word by word."),
     "trace": ("replaybuf.cli.trace:trace", "Show what a train step was trained on, and the life of a group."),
     "watch": ("replaybuf.cli.watch:watch", "Watch a database, full screen: who waits and why."),
     "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
@@ -42,7 +40,7 @@ COMMANDS = {
     "resume": ("replaybuf.cli.snapshots:resume", "Load a snapshot into a buffer that is empty."),
     "export": ("replaybuf.cli.exports:export", "Write groups with their full texts and tokens to a file."),
     "import": ("replaybuf.cli.imports:import_", "Put the groups of a file into a buffer, each exactly once."),
-    "checkpoints": ("replaybuf.cli.checkpoints:checkpoints", "List the step checkpoints in a database."),
+    "checkpoints": ("replaybuf.cli.checkpoint:checkpoints", "List the step checkpoints in a database."),
     "checkpoint": ("replaybuf.cli.checkpoint:app", "List, restore or drop step checkpoints."),
     "rm": ("replaybuf.cli.rm:rm", "Delete groups, by a query."),
     "explain": ("replaybuf.cli.explain:explain", "Show a query as SQL, with its plan and the index that it uses."),
@@ -90,6 +88,8 @@ class Commands(TyperGroup):
             return result
         except _UsageError as error:  # it quotes what was typed, perhaps a URL in the wrong place
             error.message = redact_words(error.message)
+            if not error.message and getattr(getattr(error, "param", None), "envvar", None) == URL_VARIABLE:
+                error.message = f"Name the database here, or in the environment variable {URL_VARIABLE}."
             raise
         except ReplayBufError as error:
             typer.echo(f"Error: {escape_line(str(error))}", err=True)

@@ -1,7 +1,6 @@
 """`replaybuf checkpoint`: listing, restoring and dropping step checkpoints.
 
-What writes is imported by the commands that do: listing takes none of it.
-"""
+What writes is imported by the commands that do: listing takes none of it."""
 
 from __future__ import annotations
 
@@ -13,16 +12,46 @@ import typer
 from typer.core import TyperGroup
 
 from replaybuf import units
-from replaybuf.cli.asking import YES, ask
-from replaybuf.cli.checkpoints import COLUMNS, checkpoints
-from replaybuf.cli.options import Command, Url, buffer_option, listing, option, url_and
-from replaybuf.cli.output import Output, iso
+from replaybuf.cli.options import YES, Buffer, Command, Url, ask, buffer_option, listing, option, url_and
+from replaybuf.cli.output import Column, Output, iso
 from replaybuf.redact import redact
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.storage.sql.inspection.run_records import read_checkpoints
+from replaybuf.units import time_of
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.backend import SQLStorage
-    from replaybuf.storage.sql.inspection.checkpoints import Made, Since
+    from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint
+
+
+#: How checkpoints are listed.
+COLUMNS = [
+    Column("buffer", lambda r: r["buffer"], right=False, text=True),
+    Column("step", lambda r: units.number(r["step"])),
+    Column("made", lambda r: iso(r["created_at"]), right=False),
+    Column("groups", lambda r: units.number(r["groups"])),
+    Column("size", lambda r: units.size(r["bytes"])),
+]
+
+
+@listing
+def checkpoints(url: Url, output: Output, buffer: Buffer = None) -> None:
+    """List the step checkpoints in a database: what buffer.restore(step) can go back to.
+
+    "groups" and "size" are what each holds; payloads that several of them hold, or that are still in the buffer, take
+    their space once.
+
+    \b
+    Examples:
+      replaybuf checkpoint ls run.db
+      replaybuf checkpoints run.db
+    """
+    rows = open_reader(url).read(lambda tx: read_checkpoints(tx, buffer))
+    if rows or not output.for_people:
+        output.rows(rows, COLUMNS)
+    else:
+        output.note("there are no checkpoints")
+
 
 T = TypeVar("T")
 
@@ -50,7 +79,6 @@ _Buffer = Annotated[
     str | None, buffer_option("This buffer of the database; else the only one, or the one named default.")
 ]
 _Yes = Annotated[bool, YES]
-_NAMED = 5
 
 
 @app.callback()
@@ -82,10 +110,10 @@ def restore(
       replaybuf checkpoint restore run.db 400
       replaybuf checkpoint restore postgresql://rl@db/run7 400 --keep-new --yes
     """
-    from replaybuf.storage.sql.inspection.checkpoints import since
+    from replaybuf.storage.sql.inspection.run_records import since
 
     reader, name, made = _find(url, step, buffer)
-    found = reader.inspect(lambda tx: since(tx, made))
+    found = reader.read(lambda tx: since(tx, made))
     _ask_to_restore(reader, made, found, keep_new=keep_new, yes=yes)
     _on(reader, name, lambda storage: storage.restore(made.step, keep_new=keep_new))
     _tell(output, reader, made)
@@ -109,10 +137,10 @@ def drop(url: Url, output: Output, step: _Step = None, buffer: _Buffer = None, y
     output.note("dropped")
 
 
-def _find(url: str, step: str | None, buffer: str | None) -> tuple[Reader, str, Made]:
+def _find(url: str, step: str | None, buffer: str | None) -> tuple[Reader, str, StoredCheckpoint]:
     """Return the database, the buffer and the checkpoint that arguments name."""
-    from replaybuf.storage.sql.inspection.checkpoints import find_made
-    from replaybuf.storage.sql.inspection.snapshots import choose_buffer
+    from replaybuf.storage.sql.inspection.groups import choose
+    from replaybuf.storage.sql.inspection.run_records import find_stored
 
     url, number = url_and(url, step, "STEP")
     try:
@@ -120,22 +148,21 @@ def _find(url: str, step: str | None, buffer: str | None) -> tuple[Reader, str, 
     except ValueError:
         raise typer.BadParameter(f"{redact(number)!r:.100} is not a whole number.", param_hint="STEP") from None
     reader = open_reader(url)
-    name = reader.inspect(lambda tx: choose_buffer(tx, buffer))
-    return reader, name, reader.inspect(lambda tx: find_made(tx, name, wanted))
+    name = reader.read(lambda tx: choose(tx, buffer))
+    return reader, name, reader.read(lambda tx: find_stored(tx, name, wanted))
 
 
-def _what(made: Made) -> str:
+def _what(made: StoredCheckpoint) -> str:
     size = f"{units.number(made.groups)} groups, {units.size(made.bytes)}"
-    return f"step {made.step} of buffer {made.buffer}, made {iso(made.created_at)} ({size})"
+    return f"step {made.step} of buffer {made.buffer}, made {iso(time_of(made.created_at))} ({size})"
 
 
-def _ask_to_restore(reader: Reader, made: Made, found: Since, *, keep_new: bool, yes: bool) -> None:
+def _ask_to_restore(reader: Reader, made: StoredCheckpoint, found: Since, *, keep_new: bool, yes: bool) -> None:
     new = f"{units.number(found.put)} groups put since then are {'kept' if keep_new else 'deleted'}"
     back = f"{units.number(found.left)} that have left since then are back"
     users = "Nobody was seen with it open in the last minute."
     if found.users:
-        more = f" and {len(found.users) - _NAMED} more" if len(found.users) > _NAMED else ""
-        users = f"These have it open and will be fenced off: {', '.join(found.users[:_NAMED])}{more}."
+        users = f"These have it open and will be fenced off: {units.some(found.users)}."
     ask(f"Restore {_what(made)} in {reader.where}? {new}, {back}. {users} Restore?", yes=yes)
 
 
@@ -143,7 +170,7 @@ def _on(reader: Reader, name: str, call: Callable[[SQLStorage], Awaitable[T]]) -
     import asyncio
 
     from replaybuf.storage.sql.backend import SQLStorage
-    from replaybuf.storage.sql.inspection.groups import AS_DICTS
+    from replaybuf.storage.sql.inspection.group_queries import AS_DICTS
 
     async def run() -> T:
         storage = SQLStorage(reader.url.render_as_string(hide_password=False), AS_DICTS, name=name)
@@ -155,12 +182,12 @@ def _on(reader: Reader, name: str, call: Callable[[SQLStorage], Awaitable[T]]) -
     return asyncio.run(run())
 
 
-def _tell(output: Output, reader: Reader, made: Made) -> None:
+def _tell(output: Output, reader: Reader, made: StoredCheckpoint) -> None:
     row = {
         "url": reader.where,
         "buffer": made.buffer,
         "step": made.step,
-        "created_at": made.created_at,
+        "created_at": time_of(made.created_at),
         "groups": made.groups,
         "bytes": made.bytes,
     }

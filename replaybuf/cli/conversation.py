@@ -1,18 +1,20 @@
-"""Decoded rollouts, in full."""
+"""Decoded rollouts: as conversations, and responses side by side."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.cli.escape import escape
+from replaybuf import units
 from replaybuf.cli.groups import status_style
 from replaybuf.cli.output import Row, console
-from replaybuf.cli.summary import summary
+from replaybuf.redact import escape, escape_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
+
 
 _LINES = "\n\t"
 _METADATA = frozenset({"status", "uid", "seq_staleness", "rollout_id"})
@@ -37,7 +39,7 @@ def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]
             _print_fields(out, fields_of(rollout))
         return
     prompts = [rollout.get("message") for rollout in decoded]
-    shared = len({text_of(prompt) for prompt in prompts}) == 1  # what is compared may be arrays
+    shared = len({units.as_text(prompt) for prompt in prompts}) == 1  # what is compared may be arrays
     if shared:
         print_prompt(prompts[0])
     for row, rollout, prompt in zip(rollouts, decoded, prompts, strict=True):
@@ -47,7 +49,7 @@ def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]
             _role(out, "response")
         _print_text(out, rollout.get("response"))
         for name in ("tool_calls", "error_msg", "extra_fields"):
-            if is_there(rollout.get(name)):
+            if _is_there(rollout.get(name)):
                 _role(out, name)
                 _print_text(out, rollout[name])
 
@@ -61,8 +63,8 @@ def print_prompt(prompt: Any, of: str = "") -> None:
 
 def names_are_ours(row: Row, rollout: dict[Any, Any]) -> bool:
     """Return whether a rollout has its prompt and response where ours have them."""
-    responseis_there = rollout.get("response") is not None or not row["response"]
-    return rollout.get("message") is not None and responseis_there
+    response_is_there = rollout.get("response") is not None or not row["response"]
+    return rollout.get("message") is not None and response_is_there
 
 
 def _print_fields(out: Console, fields: dict[str, Any]) -> None:
@@ -86,7 +88,7 @@ def _print_messages(out: Console, messages: Any) -> None:
         if isinstance(message, dict):
             _role(out, str(message.get("role", "message")))
             rest = {name: value for name, value in message.items() if name not in ("role", "content")}
-            rest = {name: value for name, value in rest.items() if is_there(value)}
+            rest = {name: value for name, value in rest.items() if _is_there(value)}
             _print_text(out, message.get("content"))
             if rest:
                 _print_text(out, rest)
@@ -101,24 +103,11 @@ def _print_text(out: Console, value: Any) -> None:
     if value is None:
         out.print(Text("(none)", style="dim"))
         return
-    if isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value):
-        value = "\n".join(str(part["text"]) for part in value)
-    out.print(Text(escape(text_of(value), keep=_LINES)), soft_wrap=True)
+    out.print(Text(escape(units.as_text(units.joined_parts(value)), keep=_LINES)), soft_wrap=True)
 
 
-def text_of(value: Any) -> str:
-    """Return a text as it is, and anything else as JSON, or as Python writes it."""
-    if isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False, default=repr)
-    except TypeError:  # keys of a dict that JSON doesn't have
-        return repr(value)
-
-
-def is_there(value: Any) -> bool:
-    """Return whether there is something to show: arrays have no truth."""
-    return value is not None and not (isinstance(value, (bool, int, str, list, tuple, dict, set)) and not value)
+def _is_there(value: Any) -> bool:
+    return units.is_there(value) and not (isinstance(value, int) and not value)
 
 
 def _heading(out: Console, title: str, summary: str, style: str = "") -> None:
@@ -134,3 +123,172 @@ def _role(out: Console, role: str) -> None:
     from rich.text import Text
 
     out.print(Text(f"[{escape(role)}]", style="dim"))
+
+
+def summary(row: Row) -> str:
+    """Return what is known of a rollout in one line: its reward with its parts, staleness, tokens."""
+    facts = {
+        "id": row["rollout_id"],
+        "reward": reward_text(row),
+        "staleness": row["staleness"],
+        "step": row["oldest_model_step"],
+        "tokens": row["response_tokens"],
+        "finish": row["finish_reason"],
+    }
+    return " ".join([row["status"], *(f"{name}={value}" for name, value in facts.items() if value is not None)])
+
+
+def reward_text(row: Row) -> str | None:
+    """Return a reward with the parts of a dict: `0.500 (format 1, score 0)`."""
+    parts = row["rewards"] or {}
+    texts = {name: f"{value:g}" if isinstance(value, int | float) else str(value) for name, value in parts.items()}
+    named = ", ".join(f"{name} {text}" for name, text in texts.items())
+    total = None if row["reward"] is None else f"{row['reward']:.3f}"
+    return f"{total or '-'} ({named})" if named else total
+
+
+_NARROWEST = 38
+_GAP = 2
+_CUT = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A rollout to be shown: its title, its metadata, and its fields."""
+
+    title: str
+    row: Row
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How answers are shown: so many in a row (None: as many as fit), colours of tokens, all of it or beginnings."""
+
+    columns: int | None
+    colour: str | None
+    full: bool
+
+
+def print_beside(answers: Sequence[Answer], layout: Layout) -> None:
+    """Print answers side by side."""
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    width = out.width if out.is_terminal else min(out.width, 120)
+    many = min(len(answers), layout.columns or max(1, (width + _GAP) // (_NARROWEST + _GAP)))
+    legend: dict[str, str] = {}
+    for start in range(0, len(answers), many):
+        row = answers[start : start + many]
+        grid = Table.grid(expand=True, padding=(0, _GAP, 0, 0))
+        for _ in range(many):
+            grid.add_column(ratio=1, overflow="fold", vertical="top")
+        cells = []
+        for one in row:
+            cell, meanings = _cell(one, layout)
+            cells.append(cell)
+            legend |= {meaning: style for style, meaning in meanings}
+        grid.add_row(*cells, *([Text()] * (many - len(cells))))
+        _print(grid, width)
+    if legend:
+        line = Text("colours: ", style="dim")
+        for meaning, style in legend.items():
+            line.append(f" {meaning} ", style=f"not dim {style}")
+        out.print(line)
+
+
+def _print(grid: Any, width: int) -> None:
+    out = console(width)
+    with out.capture() as captured:
+        out.print()
+        out.print(grid)
+    lines = captured.get().split("\n")
+    out.file.write("\n".join(line if out.is_terminal else line.rstrip() for line in lines))
+
+
+def _cell(one: Answer, layout: Layout) -> tuple[Text, Sequence[tuple[str, str]]]:
+    from rich.text import Text
+
+    cell = Text()
+    cell.append(escape_line(one.title), style="bold")
+    cell.append(f"\n{escape_line(summary(one.row))}\n", style=status_style(one.row))
+    response = one.fields.get("response")
+    if response is None:  # of classes with other names the beginning is known
+        response = one.row["response"]
+    tokens = None
+    if layout.colour is not None:
+        tokens = coloured(one.fields, response, layout.colour, full=layout.full)
+        cell.append_text(tokens.text)
+    if tokens is None or not tokens.is_response:
+        cell.append(shown(response, full=layout.full)).append("\n")
+    for name in ("tool_calls", "error_msg", "extra_fields"):
+        if _is_there(one.fields.get(name)):
+            cell.append(f"[{name}]\n", style="dim").append(shown(one.fields[name], full=layout.full)).append("\n")
+    return cell, () if tokens is None else tokens.legend
+
+
+def shown(value: Any, *, full: bool) -> str:
+    """Return a value as a text that can't drive the terminal, cut unless `full`."""
+    if value is None:
+        return "(none)"
+    text = units.as_text(value)
+    more = "" if full or len(text) <= _CUT else f"… {len(text) - _CUT:,} more characters (--full)"
+    return escape(text if full else text[:_CUT], keep=_LINES) + more
+
+
+#: What --colour takes, and the names that the data has for it.
+BY = {"logprobs": "logprob", "mask": "mask", "steps": "step"}
+
+_LIKELY_TO_UNLIKELY = ("green", "cyan", "blue", "yellow", "magenta", "red", "bold red")
+_STEPS = ("cyan", "magenta", "yellow", "green", "blue", "red")
+_STYLES = {
+    **{f"lp{place}": style for place, style in enumerate(_LIKELY_TO_UNLIKELY)},
+    **{f"step{place}": style for place, style in enumerate(_STEPS)},
+    "mask1": "green",
+    "mask0": "dim",
+}
+_SHADED_LINES = "\n\t"
+# Without --full. Ids tell less than texts.
+_FEW, _FEW_IDS = 500, 50
+_MOST = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Coloured:
+    """Tokens in colours: whether they are the text of the response, and pairs of a style and what it means."""
+
+    text: Text
+    is_response: bool
+    legend: Sequence[tuple[str, str]] = ()
+
+
+def coloured(rollout: Mapping[str, Any], response: Any, by: str, *, full: bool) -> Coloured:
+    """Return the tokens of a response, or the first of them.
+
+    Where the rollout doesn't say which part of the text is which token, they are shown by their ids. Where there is
+    nothing to colour by, the text says what is missing.
+    """
+    from rich.text import Text
+
+    from replaybuf.tokens import strip
+
+    found = strip(rollout, response, BY[by], _MOST if full else _FEW)
+    if found is None:
+        return Coloured(Text("(no colours: the rollout has no response_ids)\n", style="dim"), is_response=False)
+    if found.by != BY[by]:
+        there = ", ".join(name for name, own in BY.items() if own in found.shades) or "nothing else"
+        missing = f"(no colours: the rollout has no {by} of its tokens, but {there})\n"
+        return Coloured(Text(missing, style="dim"), is_response=False)
+    text = Text()
+    if not found.texts:
+        text.append("(ids of tokens: their texts aren't in the rollout)\n", style="dim")
+    tokens = found.tokens if full or found.texts else found.tokens[:_FEW_IDS]
+    for token in tokens:
+        text.append(escape(token.text, keep=_SHADED_LINES), style=_STYLES.get(token.shade, ""))
+        if not found.texts:
+            text.append(" ")
+    if found.count > len(tokens):
+        text.append(f"… {found.count - len(tokens):,} more tokens (--full)", style="dim")
+    legend = tuple((_STYLES.get(shade, ""), meaning) for shade, meaning in found.legend)
+    return Coloured(text.append("\n"), found.texts, legend)

@@ -6,8 +6,7 @@ import typer
 
 from replaybuf.cli.options import Command, Url, listing
 from replaybuf.cli.output import Column, Output
-from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.revision import Revision, State
+from replaybuf.storage.sql.inspection.reader import Revision, State, open_reader
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -34,7 +33,7 @@ def current(url: Url, output: Output) -> None:
       replaybuf db current run.db
     """
     reader = open_reader(url)
-    revision = reader.look_at_any(lambda look: Revision(look.revision()))
+    revision = reader.read_any(lambda tx: Revision(tx.revision()))
     row = {
         "url": reader.where,
         "revision": revision.found,
@@ -61,7 +60,7 @@ def upgrade_command(url: Url, output: Output) -> None:
     Example:
       replaybuf db upgrade postgresql://admin@db/run7
     """
-    from replaybuf.storage.sql.inspection.schema import upgrade_database
+    from replaybuf.storage.sql.inspection.writer import upgrade_database
 
     reader = open_reader(url)
     before, after = upgrade_database(reader)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.bar import progress_bar
-from replaybuf.cli.escape import escape
 from replaybuf.cli.options import Url, listing, option
 from replaybuf.cli.output import Column, Output, console
 from replaybuf.errors import InputError
+from replaybuf.progress import progress_bar
+from replaybuf.redact import escape
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
 if TYPE_CHECKING:
@@ -99,18 +99,18 @@ def _rescue(reader: Reader, folder: Path, output: Output) -> None:
 
 def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Iterator[Finding]:
     """Yield the findings; with `mend`, those that are left after the repair."""
-    from replaybuf.doctor import Level, Look, examine, repair
+    from replaybuf.doctor import CheckContext, Level, examine, repair
 
     with progress_bar("payloads") as bar:
-        look = Look(reader.where, path=reader.path, quick=quick, tell=bar)
+        context = CheckContext(reader.where, path=reader.path, quick=quick, tell=bar)
         if not mend:
-            yield from examine(reader, look)
+            yield from examine(reader, context)
             return
-        found = list(examine(reader, look))
+        found = list(examine(reader, context))
         if any(finding.repairable and finding.level != Level.OK for finding in found):
-            for line in repair(reader, look):
+            for line in repair(reader, context):
                 output.note(f"repair: {line}")
-            again = Look(reader.where, path=reader.path, quick=quick, tell=bar)
+            again = CheckContext(reader.where, path=reader.path, quick=quick, tell=bar)
             found = list(examine(reader, again))
         elif any(finding.level == Level.PROBLEM for finding in found):
             output.note("nothing of this can be repaired; see below what to do")

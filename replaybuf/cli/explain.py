@@ -6,20 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from replaybuf.cli.escape import escape
 from replaybuf.cli.options import Buffer, OfStatus, OfTask, OrderBy, Url, listing, option, url_and
 from replaybuf.cli.output import Column, Output, console, print_table, write
 from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
 from replaybuf.query import parse
-from replaybuf.redact import redact
+from replaybuf.redact import escape, redact
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import OUR_STATUSES
 from replaybuf.rules.policies import parse_order, resolve_policy
-from replaybuf.storage.sql.inspection.buffers import tasks_of
-from replaybuf.storage.sql.inspection.explain import Explained, explain_draw, explain_query
+from replaybuf.storage.sql.inspection.group_queries import QueryPlan, explain_draw, explain_query
+from replaybuf.storage.sql.inspection.groups import choose, tasks_of
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.snapshots import choose_buffer
 
 _MOST = 2**62
 
@@ -66,15 +64,15 @@ def explain(
             query_of(text, task, status, given_as="QUERY"),
             parse_order([redact(term) for term in order_by or ()]),
         )
-        found = [reader.inspect(lambda tx: explain_query(tx, buffer, node, order, limit or None))]
+        found = [reader.read(lambda tx: explain_query(tx, buffer, node, order, limit or None))]
     else:
         drawn, where = resolve_policy(policy).order, query_of(text, None, None, given_as="QUERY")
         of_task, of_status = _task(task), _status(status)
-        found = reader.inspect(
-            lambda tx: explain_draw(tx, choose_buffer(tx, buffer), of_task, of_status, where, drawn, limit or 1)
+        found = reader.read(
+            lambda tx: explain_draw(tx, choose(tx, buffer), of_task, of_status, where, drawn, limit or 1)
         )
         if not found:
-            tasks = ", ".join(reader.look(lambda look: tasks_of(look, buffer))) or "none"
+            tasks = ", ".join(reader.read(lambda tx: tasks_of(tx, buffer))) or "none"
             raise InputError(f"there never was a group of task {of_task!r:.200} that was {of_status}; tasks: {tasks}")
     if output.for_people:
         for one in found:
@@ -99,7 +97,7 @@ def _status(text: str | None) -> Status:
     return found
 
 
-def _value(one: Explained) -> dict[str, Any]:
+def _value(one: QueryPlan) -> dict[str, Any]:
     return {
         "sql": one.sql,
         "parameters": one.parameters,
@@ -110,11 +108,11 @@ def _value(one: Explained) -> dict[str, Any]:
     }
 
 
-def _lines(one: Explained) -> list[str]:
+def _lines(one: QueryPlan) -> list[str]:
     return [f"{'  ' * step.depth}{step.text}" for step in one.plan]
 
 
-def _print(one: Explained) -> None:
+def _print(one: QueryPlan) -> None:
     from rich.text import Text
 
     out = console()

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from replaybuf import units
-from replaybuf.cli.copying import read_size, with_bar
 from replaybuf.cli.options import (
     Limit,
     OfStatus,
@@ -22,18 +21,20 @@ from replaybuf.cli.options import (
     file_argument,
     listing,
     option,
+    read_size,
     url_and,
+    with_bar,
 )
 from replaybuf.cli.output import Column, Output
 from replaybuf.cli.queries import nothing_in, query_of
-from replaybuf.files.exporting import TREES, Chosen, Exported, export_files, export_rows
-from replaybuf.files.writing import writer_to
+from replaybuf.files.exporting import TREES, Exported, ExportQuery, export_files, export_rows, writer_to
 from replaybuf.progress import OnProgress
 from replaybuf.redact import redact
 from replaybuf.rules.policies import parse_order
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.snapshots import choose_buffer, opens_read_only
+from replaybuf.storage.sql.inspection.snapshots import opens_read_only
 
 _File = Annotated[str | None, file_argument("NAME.jsonl (.gz, .zst), NAME.parquet, NAME.arrow; - for JSONL on stdout.")]
 _Exported = Annotated[
@@ -75,7 +76,7 @@ def export(
       replaybuf export run.db - --limit 1 | jq .response
     """
     url, file = url_and(url, file, "FILE")
-    chosen = Chosen(
+    chosen = ExportQuery(
         query_of(where, task, status),
         parse_order([redact(term) for term in order_by or ()]),
         limit or None,
@@ -83,7 +84,7 @@ def export(
     )
     size = None if max_bytes is None else read_size(max_bytes, "--max-bytes")
     reader = open_reader(url)
-    name = reader.inspect(lambda tx: choose_buffer(tx, buffer))
+    name = reader.read(lambda tx: choose(tx, buffer))
 
     async def work(tell: OnProgress) -> Exported:
         read_only = opens_read_only(reader)

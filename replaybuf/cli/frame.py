@@ -3,20 +3,140 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from replaybuf import units
 from replaybuf.cli.groups import status_style
-from replaybuf.cli.panels import Panel, line, one_line
-from replaybuf.rollouts.status import Status
-from replaybuf.rules.tallies import Tally
+from replaybuf.cli.output import console
+from replaybuf.redact import escape_line
+from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.transitions import Tally
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from replaybuf.rules.circumstances import Circumstances, Worker
-    from replaybuf.storage.sql.inspection.glance import Glance, Reading
+    from replaybuf.storage.sql.inspection.dashboard import Glance, Reading
+
+
+#: From this width on there are two columns of panels.
+TWO_COLUMNS = 140
+_GAP = 2
+# No screen shows more of one text.
+_LONGEST = 2000
+
+
+@dataclass(slots=True)
+class Panel:
+    """A title and lines below it, of which at least `least` are shown while there is any room.
+
+    Lines that are too wide are cut or, if it `wraps`, go on below. `of` is the buffer that it tells of.
+    """
+
+    title: str
+    lines: list[Text] = field(default_factory=list)
+    least: int = 3
+    wraps: bool = False
+    of: str = ""
+
+    def fitted(self, width: int) -> list[Text]:
+        """Return the lines, none of which goes on beyond the width if it wraps."""
+        if not self.wraps:
+            return self.lines
+        return [part for one in self.lines for part in one.wrap(console(), width, no_wrap=False, overflow="fold")]
+
+
+def line(*parts: str | tuple[str, str]) -> Text:
+    """Return a line of texts, or of pairs of a text and a style; whatever is in them, it is one line."""
+    from rich.text import Text
+
+    made = Text(no_wrap=True, overflow="ellipsis")
+    for part in parts:
+        text, style = (part, "") if isinstance(part, str) else part
+        made.append(one_line(text), style)
+    return made
+
+
+def one_line(text: str) -> str:
+    """Return a text that can't drive the terminal, without newlines; spaces at its ends stay."""
+    shown = text[:_LONGEST]
+    stripped = escape_line(shown)
+    if shown.isspace() or not shown:
+        return " " * len(shown)
+    before, after = len(shown) - len(shown.lstrip(" ")), len(shown) - len(shown.rstrip(" "))
+    return f"{' ' * before}{stripped}{' ' * after}"
+
+
+def arrange(head: Sequence[Text], panels: Sequence[Panel], foot: Text, width: int, height: int | None) -> list[Text]:
+    """Return the lines of a screen, none wider than it, and exactly as many as it has (None: as many as there are)."""
+    room = None if height is None else max(0, height - len(head) - 1)
+    if width >= TWO_COLUMNS:
+        half = (width - _GAP) // 2
+        (left, on_left), (right, on_right) = (stack(side, half, room) for side in (panels[0::2], panels[1::2]))
+        body, shown = _beside(left, right, half), on_left | on_right
+    else:
+        body, shown = stack(panels, width, room)
+    if room is not None:
+        body = [*body[:room], *(line() for _ in range(room - len(body)))]
+    if hidden := len({panel.of for panel in panels} - shown):
+        foot = foot.copy().append(f"  {units.number_of(hidden, 'more buffer')}: --buffer NAME", "yellow")
+    lines = [*head, *body, foot]
+    for one in lines:
+        one.truncate(width, overflow="ellipsis")
+    return lines if height is None else lines[-height:] if height else []
+
+
+def stack(panels: Sequence[Panel], width: int, room: int | None) -> tuple[list[Text], set[str]]:
+    """Return panels one below the other, each cut so that all have their share of the room; and whose are shown."""
+    fitted = [panel.fitted(width) for panel in panels]
+    shares = share([len(one) for one in fitted], [panel.least for panel in panels], room)
+    lines, shown = [], set()
+    for panel, texts, given in zip(panels, fitted, shares, strict=True):
+        if given is None:
+            continue
+        shown.add(panel.of)
+        more = f" ({given} of {len(texts)})" if given < len(texts) else ""
+        title = f"── {panel.title}{more} "
+        lines.append(line((title + "─" * max(0, width - len(title)), "dim")))
+        lines += texts[:given]
+    for one in lines:
+        one.truncate(width, overflow="ellipsis")
+    return lines, shown
+
+
+def share(wanted: Sequence[int], least: Sequence[int], room: int | None) -> list[int | None]:
+    """Return how many lines each panel has below its title; None for those without room for a title and a line.
+
+    The first have their least before the last have any; what is left over goes to those that lack most of theirs.
+    """
+    if room is None:
+        return [*wanted]
+    shares: list[int | None] = []
+    for size, few in zip(wanted, least, strict=True):
+        given = min(size, few, room - 1)
+        shares.append(given if given > 0 or (size == 0 and room > 0) else None)
+        room -= 0 if shares[-1] is None else given + 1
+    while room > 0:
+        lacking = [i for i, given in enumerate(shares) if given is not None and given < wanted[i]]
+        if not lacking:
+            break
+        neediest = max(lacking, key=lambda i: wanted[i] - (shares[i] or 0))
+        shares[neediest] = (shares[neediest] or 0) + 1
+        room -= 1
+    return shares
+
+
+def _beside(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Text]:
+    from rich.text import Text
+
+    lines = []
+    for i in range(max(len(left), len(right))):
+        one = left[i].copy() if i < len(left) else Text(no_wrap=True)
+        one.pad_right(max(0, width + _GAP - one.cell_len))
+        lines.append(one.append_text(right[i]) if i < len(right) else one)
+    return lines
+
 
 #: Rates are those of the last minute.
 RATE_SECONDS = 60.0
@@ -150,18 +270,7 @@ def binned(counts: Mapping[int, int]) -> dict[str, int]:
 
 def histogram(values: Sequence[float]) -> list[tuple[str, int]]:
     """Return the numbers of values in bins of one width, or at each value where there are few."""
-    finite = [value for value in values if abs(value) < float("inf")]
-    if not finite:
-        return []
-    distinct = sorted(set(finite))
-    if len(distinct) <= _BINS:
-        return [(f"{value:.3g}", finite.count(value)) for value in distinct]
-    low, high = distinct[0], distinct[-1]
-    width = (high - low) / _BINS
-    counts = [0] * _BINS
-    for value in finite:
-        counts[min(_BINS - 1, int((value - low) / width))] += 1
-    return [(f"{low + i * width:.2g}..{low + (i + 1) * width:.2g}", n) for i, n in enumerate(counts)]
+    return units.bins(values, _BINS, one="{:.3g}", two="{:.2g}..{:.2g}")
 
 
 def _bars(counts: Sequence[tuple[str, int]]) -> list[tuple[str, str, str]]:
@@ -188,7 +297,8 @@ def _worker(one: Worker, now: float) -> Text:
     elif one.is_silent(now):
         state, style = f"SILENT for {units.age(now - one.seen_at)}", "bold red"
     else:
-        state, style = "alive", "green"
+        state = one.state(now)
+        style = "green" if state == "alive" else "yellow"
     failed = f", {one.failures:,} failed" if one.failures else ""
     return line(f"{_cell(one.name)} ", (f"{state:<16}", style), f" put {one.groups:,}{failed}, drew {one.taken:,}")
 
@@ -201,7 +311,7 @@ def _batch(row: Mapping[str, Any], now: float) -> Text:
     step = "" if row["step"] is None else f"step {row['step']}: "
     reward = "" if row["reward"] is None else f", reward {row['reward']:.3f}"
     stale = "" if row["staleness"] is None else f", staleness {row['staleness']:.1f} (max {row['max_staleness']})"
-    ago = units.age(now - row["taken_at"].timestamp())
+    ago = units.age(now - row["taken_at"])
     return line((f"{ago:>4} ago ", "dim"), f"{step}{_groups(row['groups'])}{reward}{stale}")
 
 
@@ -210,7 +320,7 @@ def _events(found: Glance) -> list[Text]:
 
 
 def _event(row: Mapping[str, Any]) -> Text:
-    at = row["happened_at"].astimezone(UTC).strftime("%H:%M:%S")
+    at = units.clock(row["happened_at"])
     facts = [
         _groups(row["groups"]) if row["groups"] else "",
         f"of {row['task_name']}" if row["task_name"] else "",
@@ -222,7 +332,7 @@ def _event(row: Mapping[str, Any]) -> Text:
 
 
 def _groups(count: int) -> str:
-    return f"{count:,} group{'' if count == 1 else 's'}"
+    return units.number_of(count, "group")
 
 
 def _cell(name: str, width: int = _NAME) -> str:
@@ -231,8 +341,3 @@ def _cell(name: str, width: int = _NAME) -> str:
 
     shown = one_line(name)
     return set_cell_size(shown, width) if cell_len(shown) <= width else f"{set_cell_size(shown, width - 1)}…"
-
-
-def clock(seconds: float) -> str:
-    """Return a time of day in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replaybuf import units
-from replaybuf.rollouts.status import Status
+from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.transitions import Tally
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import ReadTransaction
+
 
 _STYLES = {
     "completed": "green",
@@ -48,3 +53,19 @@ def tags_text(tags: Mapping[str, Any] | None) -> str:
     return " ".join(
         f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in (tags or {}).items()
     )
+
+
+#: How texts are kept from now on.
+ARCHIVE = 'archive=1000 in the config of the trainer (groups of each task, or a time such as "7d") keeps them'
+
+
+def gone_of(tx: ReadTransaction, buffer: str | None, task: str | None) -> str | None:
+    """Return that all groups which were trained on are gone with their texts, if so, and what would keep them."""
+    from replaybuf.storage.sql.inspection.measures import tallies_of
+
+    found = [of_buffer.items() for of_buffer in tallies_of(tx, buffer).values()]
+    counts = [(status, name, n) for items in found for (of, status, name), n in items if task in (None, of)]
+    taken = sum(n for status, name, n in counts if (status, name) == (Status.COMPLETED, Tally.TAKEN))
+    if not taken or any(n for status, name, n in counts if (status, name) == (Status.ARCHIVED, Tally.SIZE)):
+        return None
+    return f"the texts of all {taken:,} groups that were trained on are gone: {ARCHIVE}"

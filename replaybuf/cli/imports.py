@@ -1,4 +1,4 @@
-"""`replaybuf import`: groups from files and others' databases."""
+"""`replaybuf import`: groups from files."""
 
 from __future__ import annotations
 
@@ -14,28 +14,35 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.cli.copying import with_bar
-from replaybuf.cli.escape import escape_line
 from replaybuf.cli.groups import status_style
-from replaybuf.cli.options import OfStatus, OfTask, Url, buffer_option, file_argument, listing, option, url_and
+from replaybuf.cli.options import (
+    OfStatus,
+    OfTask,
+    Url,
+    buffer_option,
+    file_argument,
+    listing,
+    option,
+    url_and,
+    with_bar,
+)
 from replaybuf.cli.output import Column, Output
 from replaybuf.errors import InputError
-from replaybuf.files.foreign import Mapped
-from replaybuf.files.importing import Imported, Importing, Reader, Survey, import_from
-from replaybuf.files.reading import Source, is_sqlite
+from replaybuf.files.foreign_rows import ColumnMapping
+from replaybuf.files.importing import Imported, ImportOptions, Reader, Survey, import_from
+from replaybuf.files.sources import RolloutFile, is_sqlite
 from replaybuf.progress import OnProgress
-from replaybuf.redact import redact, redact_path
+from replaybuf.redact import escape_line, redact, redact_path
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import OUR_STATUSES
 from replaybuf.rules.limits import Rules
-from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.groups import AS_DICTS
+from replaybuf.storage.sql.inspection.group_queries import AS_DICTS
 from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, exists
 
 _File = Annotated[
     str | None,
-    file_argument("JSONL, Parquet, Arrow, xtuner's saved buffer, Trinity-RFT's database; - for JSONL on stdin."),
+    file_argument("JSONL, Parquet, Arrow, or xtuner's saved buffer; - for JSONL on stdin."),
 ]
 _Imported = Annotated[
     str | None, buffer_option("Put the groups into the buffer of this name; else into the one named default.")
@@ -72,9 +79,6 @@ def import_(
     as_they_are: Annotated[
         bool, option("--as-they-are", help="Keep unknown columns as fields, for rollouts that are dicts.")
     ] = False,
-    from_table: Annotated[
-        str | None, option("--from-table", metavar="NAME", help="The table of a Trinity-RFT database with several.")
-    ] = None,
     partial: Annotated[
         bool, option("--partial", help="Import what is whole of a file that was cut short; else nothing.")
     ] = False,
@@ -94,12 +98,12 @@ def import_(
       zcat old.jsonl.gz | replaybuf import run.db -
     """
     url, file = url_and(url, file, "FILE")
-    wanted = Importing(task, _status(status), partial, again, dry_run)
-    mapped = Mapped(_fields(field), as_task, _status(as_status), key, as_they_are)
+    wanted = ImportOptions(task, _status(status), partial, again, dry_run)
+    mapped = ColumnMapping(_fields(field), as_task, _status(as_status), key, as_they_are)
     target, name = Target.at(url), buffer or DEFAULT
     _check_order(url, file)
     with _file(file) as path:
-        read = Source(path, mapped, from_table).read
+        read = RolloutFile(path, mapped).read
         there = exists(target)
 
         def work(tell: OnProgress) -> Imported:
@@ -113,11 +117,9 @@ def import_(
         output.note("nothing was imported (--dry-run)")
 
 
-async def _import(url: str | None, name: str, read: Reader, wanted: Importing, tell: OnProgress) -> Imported:
+async def _import(url: str | None, name: str, read: Reader, wanted: ImportOptions, tell: OnProgress) -> Imported:
     """Import into the database at `url`; without one, into nothing, which a dry run doesn't change."""
-    if url is None:
-        return await import_from(MemoryStorage(AS_DICTS), read, wanted, tell)
-    storage = SQLStorage(url, AS_DICTS, Rules(), name=name)
+    storage = SQLStorage("memory://" if url is None else url, AS_DICTS, Rules(), name=name)
     try:
         return await import_from(storage, read, wanted, tell)
     finally:

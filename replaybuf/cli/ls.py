@@ -12,9 +12,9 @@ from replaybuf.cli.output import Column, Output
 from replaybuf.cli.queries import nothing_in, query_of
 from replaybuf.query import Node
 from replaybuf.redact import redact
-from replaybuf.rollouts.status import Status
+from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.storage.sql.inspection.metadata import Listing, list_oldest
+from replaybuf.storage.sql.inspection.groups import Listing, list_oldest
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
 
@@ -46,9 +46,7 @@ def ls(
     if where or order_by or status not in (None, *Status):
         found = _matching(reader, buffer, query, order, limit or None, count=output.for_people)
     else:
-        found = reader.look(
-            lambda look: list_oldest(look, buffer, task, status, limit or None, count=output.for_people)
-        )
+        found = reader.read(lambda tx: list_oldest(tx, buffer, task, status, limit or None, count=output.for_people))
     rows = found.rows
     if not rows and output.for_people:
         output.note(nothing_in(reader, buffer, task) if where or task or status else "the buffer is empty")
@@ -61,9 +59,11 @@ def ls(
 def _matching(
     reader: Reader, buffer: str | None, query: Node, order: Order, limit: int | None, *, count: bool
 ) -> Listing:
-    from replaybuf.storage.sql.inspection.groups import list_groups  # the query language is made of SQLAlchemy's parts
+    from replaybuf.storage.sql.inspection.group_queries import (
+        list_groups,  # the query language is made of SQLAlchemy's parts
+    )
 
-    return reader.inspect(lambda tx: list_groups(tx, buffer, query, order, limit, count=count))
+    return reader.read(lambda tx: list_groups(tx, buffer, query, order, limit, count=count))
 
 
 def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[Column]:

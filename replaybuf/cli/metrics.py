@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-from replaybuf.cli.escape import escape
 from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output, write
-from replaybuf.observe.database import SCANNED, read_figures
-from replaybuf.observe.exposition import prometheus
-from replaybuf.observe.samples import samples_of
+from replaybuf.observe.exposition import SCANNED, prometheus, read_figures, samples_of
+from replaybuf.redact import escape
 from replaybuf.storage.sql.inspection.reader import open_reader
 
 _Scanned = Annotated[
@@ -29,9 +27,9 @@ _Only = Annotated[str, option("--only", metavar="NAME", help="Only the metrics w
 def metrics(url: Url, output: Output, buffer: Buffer = None, only: _Only = "", scanned: _Scanned = SCANNED) -> None:
     """Print the figures of a database as Prometheus reads them, for node_exporter's textfile collector and the like.
 
-    docs/metrics.md has every name. "replaybuf serve" gives the same at /metrics, and a trainer with an endpoint of its
-    own registers a collector. With --json they are nested, as buffer.metrics() has them, and all of them; with --table,
-    --nl and --csv each number is a row with its labels.
+    Each is preceded by its meaning. "replaybuf serve" gives the same at /metrics, and a trainer with an endpoint of its
+    own registers a collector (docs/metrics.md). With --json they are nested, as buffer.metrics() has them, and all of
+    them; with --table, --nl and --csv each number is a row with its labels.
 
     \b
     Examples:

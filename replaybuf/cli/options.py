@@ -5,16 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from replaybuf.cli.output import Format, Output
+from replaybuf.errors import InputError
+from replaybuf.progress import OnProgress, Progress, progress_bar
+from replaybuf.redact import escape_line
 
 URL_VARIABLE = "REPLAYBUF_URL"
 _NAME_VARIABLE = "REPLAYBUF_NAME"
+_MISSING = f"it is missing. It comes after the URL, which may be in the environment variable {URL_VARIABLE} instead."
 
 Url = Annotated[
     str,
@@ -117,7 +122,7 @@ def url_and(url: str, value: str | None, name: str) -> tuple[str, str]:
         return url, value
     variable = os.environ.get(URL_VARIABLE)
     if not variable or url == variable:
-        raise typer.BadParameter("it is missing.", param_hint=name)
+        raise typer.BadParameter(_MISSING, param_hint=name)
     return variable, url
 
 
@@ -127,5 +132,46 @@ def url_and_uids(url: str, uids: list[str] | None) -> tuple[str, list[str]]:
     if variable and url != variable and url.isdigit():
         return variable, [url, *(uids or [])]
     if not uids:
-        raise typer.BadParameter("it is missing.", param_hint="UID")
+        raise typer.BadParameter(_MISSING, param_hint="UID")
     return url, uids
+
+
+#: The option --yes of commands that ask.
+YES = option("--yes", help="Don't ask.")
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Ask a question on stderr, unless `yes`. Raises InputError when the answer is no, or nobody answers."""
+    if yes:
+        return
+    try:
+        if typer.confirm(escape_line(question), err=True):
+            return
+    except typer.Abort:
+        typer.echo(err=True)
+        raise InputError("nothing was done: nobody answered; give --yes to do it without asking") from None
+    raise InputError("nothing was done")
+
+
+T = TypeVar("T")
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def with_bar(what: str, work: Callable[[OnProgress], T], *, counting: str = "") -> T:
+    """Run `work(tell)` with a progress bar. Return its result. `counting` is its name while the total isn't known."""
+    with progress_bar(what, counting=counting) as bar:
+
+        def tell(progress: Progress) -> None:
+            bar(progress.groups, progress.total)
+
+        return work(tell)
+
+
+def read_size(text: str, option: str) -> int:
+    """Return the bytes that a size such as 500M means. Raises a usage error."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or not float(found[1]):
+        raise typer.BadParameter(f"{text!r} is no size; write 500M or 1G.", param_hint=option)
+    return max(1, int(float(found[1]) * _UNITS[found[2].lower()]))

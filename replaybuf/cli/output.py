@@ -10,17 +10,17 @@ import base64
 import csv
 import io
 import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from replaybuf.cli.escape import escape, escape_json, escape_line
+from replaybuf.redact import escape, escape_json, escape_line
+from replaybuf.units import iso as iso
+from replaybuf.units import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,7 +88,7 @@ class Output:
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         for values in (rows[0], *(row.values() for row in rows)):
-            writer.writerow([_plain(value) for value in values])
+            writer.writerow([_cell(value) for value in values])
             text = buffer.getvalue()
             write([escape(text, keep="\n") if sys.stdout.isatty() else text])
             buffer.seek(0)
@@ -211,58 +211,19 @@ def fit(natural: Sequence[int], texts: Sequence[bool], available: int) -> tuple[
 
 def encode(value: Any, indent: int | None = None) -> str:
     """Return a value as JSON."""
-    return escape_json(json.dumps(_finite(value), ensure_ascii=not _speaks_unicode(), default=_simple, indent=indent))
+    return escape_json(json.dumps(plain(value), ensure_ascii=not _speaks_unicode(), indent=indent))
 
 
 def _speaks_unicode() -> bool:
     return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
 
 
-def _finite(value: Any) -> Any:
-    """Return a value with NaN and infinities as None, because JSON lacks them."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(_simple_key(name)): _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
-
-
-def _simple_key(name: Any) -> Any:
-    return name if isinstance(name, str) else _plain(name)
-
-
-def _simple(value: Any) -> Any:
-    """Convert a value that JSON can't represent to one that it can."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return {"$base64": True, "encoded": base64.b64encode(value).decode("ascii")}
-    if isinstance(value, datetime):
-        return iso(value)
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return (int(value) if value == value.to_integral_value() else float(value)) if value.is_finite() else None
-    if isinstance(value, set | frozenset):
-        return _finite(sorted(value, key=repr))
-    if hasattr(value, "tolist"):  # numpy's arrays and scalars
-        return _finite(value.tolist())
-    return str(value)
-
-
-def _plain(value: Any) -> Any:
+def _cell(value: Any) -> Any:
     """Return a value as a cell of CSV."""
     if isinstance(value, Mapping | list | tuple):
-        return json.dumps(_finite(value), ensure_ascii=False, default=_simple)
-    if value is None or isinstance(value, str | int | float | Decimal):
+        return json.dumps(plain(value), ensure_ascii=False)
+    if isinstance(value, float | Decimal):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode("ascii")
-    return _simple(value)
-
-
-def iso(moment: datetime) -> str:
-    """Return a time in UTC to the millisecond."""
-    if moment.tzinfo is None:
-        return moment.isoformat()
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return plain(value)

@@ -7,11 +7,11 @@ from typing import Any
 
 import typer
 
-from replaybuf.cli.escape import escape
+from replaybuf import units
 from replaybuf.errors import QueryError
 from replaybuf.query import LogicNode, Node, parse, span_of
-from replaybuf.redact import may_hold_password, redact
-from replaybuf.storage.sql.inspection.buffers import tasks_of
+from replaybuf.redact import escape, may_hold_password, redact
+from replaybuf.storage.sql.inspection.groups import tasks_of
 from replaybuf.storage.sql.inspection.reader import Reader
 
 _TASKS_NAMED = 10
@@ -32,11 +32,10 @@ def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
     """Return why nothing was found; if there is no such task, name the tasks that there are."""
     if task is None:
         return "no such groups"
-    tasks = reader.look(lambda look: tasks_of(look, buffer))
+    tasks = reader.read(lambda tx: tasks_of(tx, buffer))
     if task in tasks or not tasks:
         return "no such groups"
-    more = f" and {len(tasks) - _TASKS_NAMED} more" if len(tasks) > _TASKS_NAMED else ""
-    return f"no such groups; there are the tasks {', '.join(tasks[:_TASKS_NAMED])}{more}"
+    return f"no such groups; there are the tasks {units.some(tasks, _TASKS_NAMED)}"
 
 
 def _parse(where: str, given_as: str) -> Node:

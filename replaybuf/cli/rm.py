@@ -6,18 +6,16 @@ import asyncio
 from typing import Annotated
 
 from replaybuf import units
-from replaybuf.cli.asking import YES, ask
 from replaybuf.cli.groups import status_style
-from replaybuf.cli.options import OfStatus, OfTask, Url, Where, buffer_option, listing, option
+from replaybuf.cli.options import YES, OfStatus, OfTask, Url, Where, ask, buffer_option, listing, option
 from replaybuf.cli.output import Column, Output, print_table
 from replaybuf.cli.queries import nothing_in, query_of
 from replaybuf.errors import InputError
 from replaybuf.query import LogicNode, Node, ScalarNode, SetNode
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.groups import AS_DICTS
+from replaybuf.storage.sql.inspection.group_queries import AS_DICTS, Removable, removable
+from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.inspection.removing import Removable, removable
-from replaybuf.storage.sql.inspection.snapshots import choose_buffer
 
 
 @listing
@@ -50,8 +48,8 @@ def rm(
     if is_everything(query) and not everything:
         raise InputError("without a condition (--where, --task, --status, --uid) this deletes all: give --all to do so")
     reader = open_reader(url)
-    name = reader.inspect(lambda tx: choose_buffer(tx, buffer))
-    found = reader.inspect(lambda tx: removable(tx, name, query))
+    name = reader.read(lambda tx: choose(tx, buffer))
+    found = reader.read(lambda tx: removable(tx, name, query))
     if not found.groups:
         if output.for_people:
             output.note(nothing_in(reader, name, task) if not found.leased else _leased(found))
@@ -86,7 +84,7 @@ def _leased(found: Removable) -> str:
 
 
 def _groups(count: int) -> str:
-    return "1 group" if count == 1 else f"{units.number(count)} groups"
+    return units.number_of(count, "group")
 
 
 async def _delete(reader: Reader, name: str, query: Node) -> int:

@@ -37,7 +37,7 @@ def serve(
 
     The page only reads, and the run doesn't notice. It is at http://127.0.0.1:8321/ and for this machine only; on a
     server, forward the port: ssh -L 8321:localhost:8321 HOST. With --host 0.0.0.0 others reach it, too, with the token
-    that is printed. Ctrl-C ends it. It needs pip install 'replaybuf[web]'.
+    that is printed. Ctrl-C ends it. It needs pip install starlette uvicorn jinja2.
 
     \b
     Examples:
@@ -50,9 +50,10 @@ def serve(
         from replaybuf.web import security, server
         from replaybuf.web.app import create_app
     except ModuleNotFoundError as error:
-        raise MissingDriverError(f"the page needs the package {error.name}: pip install 'replaybuf[web]'") from error
+        packages = "starlette uvicorn jinja2"
+        raise MissingDriverError(f"the page needs the package {error.name}: pip install {packages}") from error
     reader = open_reader(url)
-    reader.inspect(lambda tx: None)
+    reader.read(lambda tx: None)
     if token is not None:
         security.check_token(token)
     elif not security.is_loopback(host):

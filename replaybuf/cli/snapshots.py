@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.cli.copying import with_bar
-from replaybuf.cli.options import Url, buffer_option, listing, option, url_and
+from replaybuf.cli.options import Url, buffer_option, listing, option, url_and, with_bar
 from replaybuf.cli.output import Column, Output
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.groups import AS_DICTS
+from replaybuf.storage.sql.inspection.group_queries import AS_DICTS
+from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, choose_buffer, policy_of, save_snapshot
+from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, policy_of, save_snapshot
 
 if TYPE_CHECKING:
     from replaybuf.progress import OnProgress, Progress
@@ -50,7 +50,7 @@ def save(url: Url, output: Output, folder: Folder = None, buffer: _Saved = None,
     """
     url, folder = url_and(url, folder, "FOLDER")
     reader = open_reader(url)
-    name = reader.inspect(lambda tx: choose_buffer(tx, buffer))
+    name = reader.read(lambda tx: choose(tx, buffer))
     about = {"policy": _policy(policy).name} if policy else {}
     file = _file_in(Path(folder), make=True)
     done = _with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), about, tell))
@@ -149,6 +149,6 @@ def _known_policy(name: str | None) -> Any:
 
 
 def _file_in(folder: Path, *, make: bool = False) -> Path:
-    from replaybuf.buffer.snapshot_folder import snapshot_file
+    from replaybuf.buffer.copies import snapshot_file
 
     return snapshot_file(folder, make=make)

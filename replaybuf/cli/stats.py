@@ -6,15 +6,18 @@ from typing import Any
 
 from replaybuf import units
 from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
-from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import age_of, status_style
 from replaybuf.cli.options import Buffer, Url, listing
 from replaybuf.cli.output import Column, Output, Row, print_table, write
-from replaybuf.observe.standing import standing
-from replaybuf.storage.sql.inspection.overview import BufferFigures, Overview, overview
+from replaybuf.observe.exposition import run_progress
+from replaybuf.redact import escape
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.inspection.measures import BufferFigures, Overview, overview
 from replaybuf.storage.sql.inspection.reader import open_reader
 
 _TOTAL = "total"
+#: Columns that are left out where no row has a number, and the numbers.
+_IF_ANY = {"leased": "leased", "unreadable": "unreadable_rewards"}
 _ALWAYS = ("put", "sampled_new", "taken")
 
 
@@ -24,12 +27,15 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
 
     "groups" can be drawn, "leased" ones are with a consumer; of those that are "overdue" the lease is over, and they
     come back with the next call that takes groups. Rollouts, tokens (of the responses) and size (of the payloads) are
-    those of both. Reward, staleness and age are those of groups: the mean reward, the mean and the largest staleness in
-    train steps, the time since the oldest and the newest was put.
+    those of both; "unreadable" are those whose reward is no number, so that it counts as none. Reward, staleness and
+    age are those of groups: the mean reward, the mean and the largest staleness in train steps, the time since the
+    oldest and the newest was put.
 
     The second table counts groups and draws since the beginning, whichever process caused them, under the names that
-    buffer.metrics() gives them; those that never happened are left out. Below are the prompts that were drawn from each
-    dataset, where the trainer says that it is, and the steps of the checkpoints.
+    buffer.metrics() gives them; those that never happened are left out. "put" counts every put, also those of prompts
+    that are handed out (init), of interrupted groups (aborted) and of groups that were too old by then (expired); a
+    line below says how many were of which status. "expired" counts those that became too old in the buffer. Below are
+    the prompts that were drawn from each dataset, where the trainer says that it is, and the steps of the checkpoints.
 
     With --json all of it is there, for each buffer what buffer.metrics() gives; --nl and --csv give the rows of the
     first table.
@@ -41,7 +47,7 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
       replaybuf stats run.db --buffer eval --csv
     """
     reader = open_reader(url)
-    found = reader.look(lambda look: overview(look, buffer, DISTRIBUTIONS))
+    found = reader.read(lambda tx: overview(tx, buffer, DISTRIBUTIONS))
     buffers = {name: _metrics(figures) for name, figures in found.buffers.items()}
     if output.format == "json":
         database = {"url": reader.where, **found.database}
@@ -57,7 +63,12 @@ def _metrics(figures: BufferFigures) -> dict[str, Any]:
     tasks = of_tasks(figures.tallies)
     for field, histogram in figures.histograms.items():
         add_distributions(tasks, field, histogram)
-    return {"tasks": tasks, "checkpoints": figures.checkpoints, **standing(figures.cursors)}
+    put_of: dict[str, dict[str, int]] = {task: {} for task in tasks}
+    for (task, status, tally), n in sorted(figures.tallies.items()):
+        if tally == Tally.PUT and n:
+            put_of[task][str(status)] = n
+    progress = run_progress(figures.cursors)
+    return {"tasks": tasks, "put_of": put_of, "checkpoints": figures.checkpoints, **progress}
 
 
 # Printing
@@ -82,9 +93,19 @@ def _print(found: Overview, buffers: dict[str, dict[str, Any]]) -> None:
     waiting = units.number(database["unswept_payloads"])
     lines = [] if rows else ["The buffer is empty."]
     for name, metrics in buffers.items():
-        lines += _where(metrics, f" of {escape(name)}" if several else "")
+        of = f" of {escape(name)}" if several else ""
+        lines += [*_puts(metrics["put_of"], of), *_where(metrics, of)]
     lines.append(f"database {size}, {waiting} unswept payloads, schema {database['schema']}")
     write(["\n", *(f"{line}\n" for line in lines)] if rows or totals else (f"{line}\n" for line in lines))
+
+
+def _puts(put_of: dict[str, dict[str, int]], of: str) -> list[str]:
+    """Return of what statuses the groups were that were put into tasks, where they were of several."""
+    return [
+        f"put into {escape(task)}{of}: {', '.join(f'{units.number(n)} {status}' for status, n in numbers.items())}"
+        for task, numbers in put_of.items()
+        if len(numbers) > 1
+    ]
 
 
 def _where(metrics: dict[str, Any], of: str) -> list[str]:
@@ -102,7 +123,10 @@ def _where(metrics: dict[str, Any], of: str) -> list[str]:
 
 
 def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    counts = ("groups", "leased", "overdue", "rollouts", "prompt_tokens", "response_tokens", "bytes")
+    counts = (
+        *("groups", "leased", "overdue", "rollouts", "unreadable_rewards"),
+        *("prompt_tokens", "response_tokens", "bytes"),
+    )
     total: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in counts}
     for name in ("reward", "staleness"):
         total[name] = None  # a mean over tasks says nothing
@@ -123,6 +147,7 @@ def _columns(found: Overview, several: bool) -> list[Column]:
         Column("leased", _leased),
         Column("rollouts", lambda r: units.number(r["rollouts"]), spare=True),
         Column("reward", lambda r: mean(r, "reward", 3)),
+        Column("unreadable", lambda r: units.number(r["unreadable_rewards"])),
         Column("stale", lambda r: mean(r, "staleness", 1)),
         Column("max", lambda r: units.number(r["max_staleness"])),
         Column("tokens", lambda r: units.short(r["response_tokens"]), spare=True),
@@ -130,8 +155,8 @@ def _columns(found: Overview, several: bool) -> list[Column]:
         Column("oldest", lambda r: units.age(age_of(r["oldest"], found.now))),
         Column("newest", lambda r: units.age(age_of(r["newest"], found.now)), spare=True),
     ]
-    if not any(row["leased"] for row in found.rows):
-        columns = [column for column in columns if column.header != "leased"]
+    empty = {header for header, name in _IF_ANY.items() if not any(row[name] for row in found.rows)}
+    columns = [column for column in columns if column.header not in empty]
     return [*_buffer_column(several), *columns]
 
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import age_of
 from replaybuf.cli.options import URL_VARIABLE, Url, buffer_option, listing, option
 from replaybuf.cli.output import Column, Output, Row
@@ -17,13 +16,20 @@ from replaybuf.cli.trace_step import print_step, step_value, steps_rows
 from replaybuf.cli.trace_uid import life_value, print_life, timeline
 from replaybuf.cli.trace_worker import print_worker, worker_rows, worker_value
 from replaybuf.errors import InputError
-from replaybuf.redact import redact
-from replaybuf.storage.sql.inspection.batches import Recorded, batch_of_lease, recorded
-from replaybuf.storage.sql.inspection.buffers import buffers_of, choose
-from replaybuf.storage.sql.inspection.lives import Life, last_uid, life_of
-from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.inspection.steps import StepSummary, summarise_steps, trace_step, trace_worker, workers_of
+from replaybuf.redact import escape, redact
+from replaybuf.storage.sql.inspection.drawn_batches import Recorded, batch_of_lease, recorded
+from replaybuf.storage.sql.inspection.groups import buffers_of, choose
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.traces import (
+    Life,
+    StepSummary,
+    last_uid,
+    life_of,
+    summarise_steps,
+    trace_step,
+    trace_worker,
+    workers_of,
+)
 from replaybuf.worker_name import check_worker
 
 _KINDS = ("steps", "step", "uid", "worker")
@@ -131,12 +137,12 @@ def _or(limit: int | None, default: int) -> int | None:
 
 
 def _steps(reader: Reader, output: Output, buffer: str | None, before: int | None, limit: int | None) -> None:
-    def read(look: Look) -> tuple[list[StepSummary], Recorded, datetime]:
-        name = choose(look, buffer)
+    def read(tx: ReadTransaction) -> tuple[list[StepSummary], Recorded, datetime]:
+        name = choose(tx, buffer)
         more = None if limit is None else limit + 1  # the change of the last one needs the one before
-        return summarise_steps(look, name, before=before, limit=more), recorded(look, name), look.now()
+        return summarise_steps(tx, name, before=before, limit=more), recorded(tx, name), tx.now()
 
-    found, known, now = reader.look(read)
+    found, known, now = reader.read(read)
     rows = steps_rows(found, limit)
     if rows or not output.for_people:
         output.rows(rows, _columns(rows, now))
@@ -167,7 +173,7 @@ def _columns(rows: list[dict[str, Any]], now: datetime) -> list[Column]:
     ]
     if all(row["settled"] == row["groups"] for row in rows):
         columns = [column for column in columns if column.header != "settled"]
-    if not any(row["restores"] for row in rows):
+    if not any(row["resumed"] or row["undone"] for row in rows):
         columns = [column for column in columns if column.header != "run"]
     return columns
 
@@ -190,7 +196,7 @@ def weights_text(row: Row) -> str:
 
 def run_text(row: Row) -> str:
     """Return which run a step is of."""
-    run = f"after restore {row['restores']}" if row["restores"] else "first"
+    run = f"after restore {row['restores']}" if row["resumed"] else "first"
     return f"{run}, undone" if row["undone"] else run
 
 
@@ -198,11 +204,11 @@ def run_text(row: Row) -> str:
 
 
 def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: int | None) -> None:
-    def read(look: Look) -> Any:
-        name = choose(look, buffer)
-        return trace_step(look, name, step), recorded(look, name), look.now()
+    def read(tx: ReadTransaction) -> Any:
+        name = choose(tx, buffer)
+        return trace_step(tx, name, step), recorded(tx, name), tx.now()
 
-    runs, known, now = reader.look(read)
+    runs, known, now = reader.read(read)
     if not runs:
         raise InputError(_nothing(known, f"for step {step}"))
     if output.format == "json":
@@ -215,11 +221,11 @@ def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: 
 
 
 def _uid(reader: Reader, output: Output, uid: int) -> None:
-    def read(look: Look) -> tuple[Life | None, str]:
-        life = life_of(look, uid)
-        return life, "" if life else _no_life(look, uid)
+    def read(tx: ReadTransaction) -> tuple[Life | None, str]:
+        life = life_of(tx, uid)
+        return life, "" if life else _no_life(tx, uid)
 
-    life, why = reader.look(read)
+    life, why = reader.read(read)
     if life is None:
         raise InputError(why)
     if output.format == "json":
@@ -231,12 +237,12 @@ def _uid(reader: Reader, output: Output, uid: int) -> None:
 
 
 def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, limit: int | None) -> None:
-    def read(look: Look) -> Any:
-        name = choose(look, buffer)
-        found = trace_worker(look, name, worker, limit)
-        return found, look.now(), workers_of(look, name) if found is None else []
+    def read(tx: ReadTransaction) -> Any:
+        name = choose(tx, buffer)
+        found = trace_worker(tx, name, worker, limit)
+        return found, tx.now(), workers_of(tx, name) if found is None else []
 
-    found, now, others = reader.look(read)
+    found, now, others = reader.read(read)
     if found is None:
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         there = f"there are {', '.join(others[:_NAMED])}{more}" if others else "no group there names its worker"
@@ -255,19 +261,19 @@ def _nothing(known: Recorded, which: str) -> str:
         return f"no draw {which} is recorded; those that are are for steps {known.first} to {known.last}"
     if known.batches:
         return (
-            f"the {units.number(known.batches)} draws that are recorded name no train step: pass current_train_step= "
-            "to them, or refresh the staleness"
+            f"of {units.number(known.batches)} recorded draws none names its train step: pass current_train_step= to "
+            "them (train_step= to leased_steps or acknowledge), or refresh the staleness"
         )
     return "no draw is recorded: nothing was taken yet, or by a version before 0007, or with history=0"
 
 
-def _no_life(look: Look, uid: int) -> str:
+def _no_life(tx: ReadTransaction, uid: int) -> str:
     """Return why nothing is known of a group."""
-    last = last_uid(look)
+    last = last_uid(tx)
     if not 1 <= uid <= last:
         return f"there never was a group {uid}: uids go from 1 to {last} here" if last else "there never was a group"
-    for buffer in buffers_of(look):
-        if (drawn := batch_of_lease(look, buffer, uid)) is not None:
+    for buffer in buffers_of(tx):
+        if (drawn := batch_of_lease(tx, buffer, uid)) is not None:
             step = "" if drawn.step is None else f" for step {drawn.step}"
             return f"{uid} is a lease, by {drawn.worker or 'somebody'}{step}: they have numbers of the same series"
     return (

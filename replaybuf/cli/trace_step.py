@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from replaybuf import units
-from replaybuf.cli.escape import escape
-from replaybuf.cli.groups import age_of
+from replaybuf.cli.groups import ARCHIVE, age_of
 from replaybuf.cli.output import Column, Row, console, iso, print_table, write
-from replaybuf.storage.sql.inspection.batches import Batch
-from replaybuf.storage.sql.inspection.steps import StepSummary, StepTrace, consumed
+from replaybuf.redact import escape
+from replaybuf.storage.sql.inspection.drawn_batches import GONE, Batch
+from replaybuf.storage.sql.inspection.traces import StepSummary, StepTrace, consumed
 
 if TYPE_CHECKING:
     from replaybuf.rules.comparison import Part
@@ -98,6 +98,8 @@ def print_step(run: StepTrace, now: datetime, limit: int | None) -> None:
         _print_some([part_row(part, "task_name") for part in run.tasks], part_columns("task_name"), limit, "tasks")
     if len(run.batches) > 1:
         _print_some([batch_row(one) for one in run.batches], batch_columns(now), limit, "batches")
+    if gone := sum(run.places[one.uid] == GONE for _, one in run.groups):
+        write([f"\n{units.number(gone)} of them are gone, and their texts: {ARCHIVE}\n"])
     write(["\n"])
 
 
@@ -111,7 +113,7 @@ def _title(one: StepSummary) -> str:
     run = ""
     if one.undone:
         run = ", before a restore undid it"
-    elif one.restores:
+    elif one.resumed:
         run = f", after restore {one.restores}"
     batches = "1 batch" if one.batches == 1 else f"{units.number(one.batches)} batches"
     return f"step {one.step}{run}: {units.number(one.groups)} groups in {batches}"
@@ -190,6 +192,7 @@ def batch_columns(now: datetime) -> list[Column]:
         Column("step", lambda r: "-" if r["step"] is None else str(r["step"])),
         Column("groups", lambda r: units.number(r["groups"])),
         Column("consumed", lambda r: units.number(r["settled"])),
+        Column("back", lambda r: units.number(r["back"]) if r["back"] else "", spare=True),
         Column("reward", lambda r: units.number(r["reward"], 3)),
         Column("stale", lambda r: units.number(r["staleness"], 1)),
         Column("by", lambda r: r["worker"] or "-", right=False, text=True),

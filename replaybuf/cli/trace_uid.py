@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf import units
-from replaybuf.cli.escape import escape
-from replaybuf.cli.groups import age_of, archived_at, lease_text
+from replaybuf.cli.groups import ARCHIVE, age_of, archived_at, lease_text
 from replaybuf.cli.output import Column, console, iso, print_table, write
 from replaybuf.cli.trace_step import batch_row
-from replaybuf.storage.sql.inspection.batches import Batch
-from replaybuf.storage.sql.inspection.lives import Life
+from replaybuf.redact import escape
+from replaybuf.storage.sql.inspection.drawn_batches import Batch
+from replaybuf.storage.sql.inspection.traces import Life
 
 #: What the kinds of events are called in a group's life; others are shown as they are.
 _KINDS = {
@@ -20,6 +20,8 @@ _KINDS = {
     "given_back": "given back",
     "set_aside": "set aside",
 }
+
+_RETURNS = ("lease_lapsed", "given_back")
 
 
 def life_value(life: Life) -> dict[str, Any]:
@@ -50,6 +52,8 @@ def timeline(life: Life) -> list[dict[str, Any]]:
         rows.append(
             _row(one.taken_at, "leased" if one.lease is not None else "taken", one.worker, one.step, _drawn(one))
         )
+        if _came_back(life, one):
+            rows.append(_row(one.taken_at, "came back", None, None, "given back, or the lease was over"))
     for event in life.happenings:
         rows.append(_row(event.at, _KINDS.get(event.kind, event.kind), event.worker, event.step, event.detail))
     if life.there is not None and (archived := archived_at(life.there)) is not None:
@@ -71,6 +75,17 @@ def _drawn(one: Batch) -> str:
     if one.lease is not None and one.settled < one.groups:
         facts.append(f"{one.settled} of them consumed")
     return ", ".join(facts)
+
+
+def _came_back(life: Life, one: Batch) -> bool:
+    """Return whether the group came back from a draw, and no event says so."""
+    later = [other.taken_at for other in life.draws if other.id > one.id]
+    told = (event for event in life.happenings if event.kind in _RETURNS and event.at >= one.taken_at)
+    if not one.back or any(not later or event.at <= later[0] for event in told):
+        return False
+    if one.came_back or later:
+        return one.came_back and not life.replaced_by
+    return life.there is not None and life.there["leased_until"] is None and life.there["trained_step"] is None
 
 
 def _stale(staleness: int) -> str:
@@ -105,6 +120,7 @@ def _facts(life: Life) -> dict[str, str | None]:
         "checkpoints": ", ".join(map(str, life.checkpoints)),
         "error": None if there is None else there["error"],
         "prompt": None if there is None else there["prompt"],
+        "texts": f"gone with it; {ARCHIVE}" if there is None and any(map(_is_settled, life.draws)) else None,
     }
 
 
@@ -123,10 +139,15 @@ def _now(life: Life) -> str:
     if life.replaced_by:
         return f"gone: replaced by {_uids(life.replaced_by)}"
     for one in reversed(life.draws):
-        if one.lease is None or one.settled == one.groups:
+        if _is_settled(one):
             step = "" if one.step is None else f" at step {one.step}"
             return f"gone: trained on{step} by {one.worker or 'somebody'}"
     return f"gone: {life.happenings[-1].kind}" if life.happenings else "gone"
+
+
+def _is_settled(one: Batch) -> bool:
+    """Return whether the draw was for good."""
+    return one.lease is None or one.settled == one.groups
 
 
 def _columns(now: datetime) -> list[Column]:

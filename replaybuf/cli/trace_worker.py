@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf import units
-from replaybuf.cli.escape import escape
 from replaybuf.cli.groups import status_style
 from replaybuf.cli.output import Column, console, print_table, write
 from replaybuf.cli.trace_step import batch_columns, batch_row, part_row
-from replaybuf.storage.sql.inspection.steps import WorkerTrace
+from replaybuf.redact import escape
+from replaybuf.storage.sql.inspection.traces import WorkerTrace
 
 _GROUPS = 10
 

@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import select
 import signal
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from replaybuf import units
-from replaybuf.cli.frame import RATE_SECONDS, clock, panels_of
-from replaybuf.cli.keyboard import keys
+from replaybuf.cli.frame import RATE_SECONDS, Panel, arrange, line, one_line, panels_of
 from replaybuf.cli.options import Buffer, Url, option
 from replaybuf.cli.output import console, write
-from replaybuf.cli.panels import Panel, arrange, line, one_line
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from replaybuf.storage.sql.inspection.glance import Glance, Reading
+    from replaybuf.storage.sql.inspection.dashboard import Glance, Reading
+
+
+@contextlib.contextmanager
+def keys() -> Iterator[Keys]:
+    """Have the terminal give keys one by one; it is as it was afterwards. Without a terminal no key comes."""
+    try:
+        import termios
+        import tty
+
+        fd = sys.stdin.fileno()
+        before = termios.tcgetattr(fd)
+    except (ImportError, OSError, ValueError, termios.error):
+        yield Keys(None)
+        return
+    try:
+        tty.setcbreak(fd)
+        yield Keys(fd)
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+class Keys:
+    """The keys that were pressed."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def wait(self, seconds: float) -> str:
+        """Wait so long for a key, and return it; "" if none came, "q" if none will come any more."""
+        if self._fd is None:
+            time.sleep(seconds)
+            return ""
+        ready, _, _ = select.select([self._fd], [], [], seconds)
+        if not ready:
+            return ""
+        return os.read(self._fd, 1).decode("ascii", "replace") or "q"
+
 
 #: The part of the time that reading may take: slow readings are made less often.
 _SHARE = 0.1
@@ -88,9 +125,9 @@ def _print(lines: Sequence[Text]) -> None:
 
 
 def _read(reader: Reader, buffer: str | None) -> list[Glance]:
-    from replaybuf.storage.sql.inspection.glance import glance
+    from replaybuf.storage.sql.inspection.dashboard import glance
 
-    return reader.inspect(lambda tx: glance(tx, buffer), timeout=_READ_TIMEOUT)
+    return reader.read(lambda tx: glance(tx, buffer), timeout=_READ_TIMEOUT)
 
 
 def _terminate(*_: Any) -> None:
@@ -135,7 +172,7 @@ class Watched:
 
     def head(self, width: int) -> list[Text]:
         """Return the first lines: which database, how old the figures are, and what is wrong."""
-        at = f"{clock(self.found[0].about.now)} UTC" if self.found else "reading ..."
+        at = f"{units.clock(self.found[0].about.now)} UTC" if self.found else "reading ..."
         why = f": reading takes {self.cost:.2g} s" if self.pause > self.interval else ""
         lines = [line((at, "bold"), f"  every {self.pause:.2g} s{why}  {self.where}")]
         if self.error:
@@ -173,7 +210,7 @@ class _Reading(threading.Thread):
         self._wanted.set()
 
     def run(self) -> None:
-        import replaybuf.storage.sql.inspection.glance  # noqa: F401  # its import isn't what a reading costs
+        import replaybuf.storage.sql.inspection.dashboard  # noqa: F401  # its import isn't what a reading costs
 
         while self._wanted.wait():
             self._wanted.clear()

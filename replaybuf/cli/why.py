@@ -1,4 +1,4 @@
-"""`replaybuf why`: why those wait who do."""
+"""`replaybuf why`: why a trainer or a producer waits, or gave up."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.cli.escape import escape_line
 from replaybuf.cli.groups import lease_text
 from replaybuf.cli.options import URL_VARIABLE, Buffer, Url, Where, listing, option
 from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.cli.queries import query_of
 from replaybuf.errors import QueryError
-from replaybuf.redact import redact
-from replaybuf.rollouts.status import Status
+from replaybuf.redact import escape_line, redact
+from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import Circumstances, in_force
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.tallies import Tally
-from replaybuf.storage.sql.inspection.look import Look, time_of
+from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.waits import Explained, Explanation, Question, explain, needs_transaction
+from replaybuf.storage.sql.inspection.waits import Explained, Explanation, Question, explain
+from replaybuf.units import time_of
 
 _MOST_WAITS = 20
 _MOST_WORKERS = 20
@@ -50,12 +49,13 @@ def why(
 ) -> None:
     """Say why a trainer or a producer waits: the cause to remove in one sentence, the numbers below.
 
-    There is a line for each process that waits at this moment. Where none does, the first line says who gave up
-    last, if that was within a day, and who did has not gone on since; then it is about a draw of one group that
-    somebody might do now. So it is with --size, --status or --where, which say what for. Other causes, which may come
-    next, follow as "also". Below are the groups by status with what was put and drawn since the beginning, who leases
-    groups and until when, the workers (a "silent" one gave no sign of life for a minute, without having ended), and the
-    limits in force.
+    There is a line for each process that waits at this moment. Where none waits for groups, the first line says who
+    gave up last (or went silent, for it was killed), if that was within a day, and who did has not gone on since;
+    where none waits at all, the next is about a draw of one group that somebody might do now. So it is with --size,
+    --status or --where, which say what for. Other causes, which may come next, follow as "also". Below are the groups
+    by status with what was put and drawn since the beginning, who leases groups and until when, the workers (a
+    "quiet" one gave no sign of life for 15 seconds: it is idle, or was killed; a "silent" one gave none for a minute,
+    or for 15 seconds of a wait, without having ended, and did at least what is shown), and the limits in force.
 
     With --json all of it is there; --nl and --csv give a row for each wait.
 
@@ -71,10 +71,7 @@ def why(
     question = Question(task, size or 1, _status(status), where)
     asked = not (size is None and status is None and where is None)
     reader = open_reader(url)
-    if where is None and not reader.look(needs_transaction):
-        found = reader.look(lambda look: explain(look, buffer, question, asked=asked))
-    else:
-        found = reader.inspect(lambda tx: explain(Look.over(tx), buffer, question, asked=asked, tx=tx))
+    found = reader.read(lambda tx: explain(tx, buffer, question, asked=asked))
     if output.format == "json":
         output.value([_as_json(one) for one in found])
     elif not output.for_people:
@@ -128,10 +125,13 @@ def _as_json(found: Explanation) -> dict[str, Any]:
         "gave_up": None if found.gave_up is None else asdict(found.gave_up) | {"time": time_of(found.gave_up.time)},
         "waits": waits,
         "tasks": _tasks(about),
-        "leases": [asdict(one) | {"until": time_of(one.until)} for one in about.held],
+        "leases": [
+            asdict(one) | {name: time_of(getattr(one, name)) for name in ("until", "first_leased", "last_leased")}
+            for one in about.held
+        ],
         "workers": [
             asdict(one)
-            | {"state": _state(one, about.now)}
+            | {"state": one.state(about.now)}
             | {name: time_of(getattr(one, name)) for name in ("started_at", "seen_at", "ended_at")}
             for one in about.workers
         ],
@@ -149,7 +149,7 @@ def _print(found: Explanation, *, several: bool) -> None:
         (_tasks(about), _task_columns(about)),
         ([asdict(one) for one in about.held], _lease_columns(about)),
         (
-            [asdict(one) | {"state": _state(one, about.now)} for one in about.workers[:_MOST_WORKERS]],
+            [asdict(one) | {"state": one.state(about.now)} for one in about.workers[:_MOST_WORKERS]],
             _worker_columns(about),
         ),
     ]
@@ -167,8 +167,10 @@ def _lines(found: Explanation, *, several: bool) -> Iterable[str]:
     alike = Counter((one.wait.worker, one.diagnosis.sentence) for one in found.waits)
     shown = list({(one.wait.worker, one.diagnosis.sentence): one for one in reversed(found.waits)}.values())[::-1]
     if last := found.gave_up:
-        text = f"{last.worker or 'somebody'} gave up {units.age(now - last.time)} ago, {last.detail}"
-        yield f"{escape_line(f'Nobody waits now{of}; {text}')}\n"
+        end = "went silent" if last.killed else "gave up"
+        text = f"{last.worker or 'somebody'} {end} {units.age(now - last.time)} ago, {last.detail}"
+        nobody = "Nobody waits now" if found.asked else "Nobody waits for groups now"
+        yield f"{escape_line(f'{nobody}{of}; {text}')}\n"
     for one in shown[:_MOST_WAITS]:
         wait, times = one.wait, alike[(one.wait.worker, one.diagnosis.sentence)]
         who = f"{wait.worker or 'somebody'}{f' ({times} calls)' if times > 1 else ''}{of}"
@@ -188,7 +190,7 @@ def _further(found: Explanation) -> Iterable[str]:
         shown = ", ".join(f"{name} {value}" for name, value in in_force(one.limits or Limits()).items())
         lines.append(f"limits in force{f' for {one.wait.worker}' if one.wait.worker else ''}: {shown or 'none'}")
     if not known:
-        lines.append("limits in force: not known, for nobody waits who would have said")
+        lines.append("limits in force: none that a worker has noted")
     if state := about.trainer:
         step = "has finished" if state.finished else f"is at step {state.train_step}"
         lines.append(f"the trainer {step}, its newest weights are of step {state.model_step}")
@@ -249,8 +251,12 @@ def _lease_columns(about: Circumstances) -> list[Column]:
 
 
 def _worker_columns(about: Circumstances) -> list[Column]:
+    hosts = {one.host for one in about.workers[:_MOST_WORKERS]}
+    host = Column("host", lambda r: r["host"], right=False, text=True)
     return [
         Column("worker", lambda r: r["name"], right=False, text=True),
+        Column("pid", lambda r: str(r["pid"])),
+        *([host] if len(hosts) > 1 else []),
         Column("state", lambda r: r["state"], right=False, style=_state_style),
         Column("seen", lambda r: f"{units.age(about.now - r['seen_at'])} ago"),
         Column("put", lambda r: units.number(r["groups"])),
@@ -259,14 +265,8 @@ def _worker_columns(about: Circumstances) -> list[Column]:
     ]
 
 
-def _state(worker: Any, now: float) -> str:
-    if worker.ended_at is not None:
-        return "ended"
-    return "silent" if worker.is_silent(now) else "alive"
-
-
 def _state_style(row: Row) -> str:
-    return {"alive": "green", "silent": "red"}.get(row["state"], "")
+    return {"alive": "green", "quiet": "yellow", "silent": "red"}.get(row["state"], "")
 
 
 def _since(moment: datetime | None, now: datetime) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from numbers import Rational
 from typing import Any, Final
 
-from replaybuf.codec.marks import IMAGE, Form, Restore, mark
+from replaybuf.codec.extension_types import IMAGE, Decoder, Encoder, type_tag
 from replaybuf.errors import DecodeError
 
 #: The modes that can be stored, with the bytes of a pixel ("1" packs eight into one).
@@ -29,18 +29,18 @@ _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Images:
-    """The family of PIL images. Kept are mode, size, pixels, palette, and what of `info` is text, bytes or numbers.
+    """Encodes PIL images. Kept are mode, size, pixels, palette, and what of `info` is text, bytes or numbers.
 
     With `as_plain` an image is read as its mode and size where PIL isn't installed.
     """
 
     def __init__(self, *, as_plain: bool = False) -> None:
         self._as_plain = as_plain
-        self.restores: Mapping[int, Restore] = {IMAGE: self._restore}
+        self.decoders: Mapping[int, Decoder] = {IMAGE: self._restore}
 
-    def form(self, kind: type) -> Form | None:
+    def encoder(self, kind: type) -> Encoder | None:
         image = getattr(sys.modules.get("PIL.Image"), "Image", None)
-        return (mark(IMAGE), _take_apart) if image is not None and issubclass(kind, image) else None
+        return (type_tag(IMAGE), _take_apart) if image is not None and issubclass(kind, image) else None
 
     def _restore(self, content: Any) -> Any:
         mode, (width, height), raw, palette, info = content

@@ -1,25 +1,33 @@
 """Ray ObjectRefs in payloads: the values of their objects, which outlive the cluster.
 
-Packing looks the values up and waits for nothing: where one is missing, the codec says which (`UnfetchedError`), and
-a caller that may wait fetches them all in one call and encodes again. Ray is never imported here: a value can only be
-an ObjectRef where it has been.
+Packing looks the values up and never blocks: where one is missing, the codec says which (`UnfetchedError`), and a
+caller that may block fetches them all in one call and encodes again. Ray is never imported here: a value can only be an
+ObjectRef where it has been.
+
+After a put, `Releasing` replaces ObjectRefs in the caller's rollouts by None. Ray deletes an object when no process
+holds an ObjectRef to it; those held elsewhere stay valid.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
-from replaybuf.codec.foreign import wrapped
-from replaybuf.codec.marks import OBJECT_REF, Form, Restore, mark
+import numpy as np
+from pydantic import BaseModel
+
+from replaybuf.codec.extension_types import OBJECT_REF, SCALARS, Decoder, Encoder, type_tag, wrapped
 from replaybuf.errors import DecodeError, EncodeError
 
 RestoreRefs = Literal["ref", "value", "stored"]
-#: Fetched values by ObjectRef, or what is wrong with the object.
+#: Fetched values by ObjectRef, or a `_Problem` for an object that can't be fetched.
 Fetched = dict[Any, Any]
 
 _WHY: Final = {
@@ -65,21 +73,21 @@ _at_hand: ContextVar[_AtHand | None] = ContextVar("replaybuf_object_refs", defau
 
 
 class ObjectRefs:
-    """The family of ObjectRefs. They are restored as new ones (`ref`), or as the values of their objects (`value`).
+    """Encodes ObjectRefs. They are restored as new ones (`ref`), or as the values of their objects (`value`).
 
     A new object belongs to the process that reads. `timeout` bounds the wait for the objects of a group, in seconds.
     """
 
     def __init__(self, restore_as: RestoreRefs, timeout: float) -> None:
-        restore: Restore = {"ref": _put, "value": _as_is, "stored": _StoredObject}[restore_as]
+        restore: Decoder = {"ref": _put, "value": _as_is, "stored": _StoredObject}[restore_as]
         self._timeout = timeout
-        self.restores: Mapping[int, Restore] = {OBJECT_REF: restore}
+        self.decoders: Mapping[int, Decoder] = {OBJECT_REF: restore}
 
-    def form(self, kind: type) -> Form | None:
+    def encoder(self, kind: type) -> Encoder | None:
         if kind is _StoredObject:
-            return mark(OBJECT_REF), lambda stored: wrapped(stored.value)
+            return type_tag(OBJECT_REF), lambda stored: wrapped(stored.value)
         ray = _ray()
-        return (mark(OBJECT_REF), _value_of) if ray is not None and issubclass(kind, ray.ObjectRef) else None
+        return (type_tag(OBJECT_REF), _value_of) if ray is not None and issubclass(kind, ray.ObjectRef) else None
 
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield the fetched value of an ObjectRef."""
@@ -103,7 +111,7 @@ class ObjectRefs:
             return dict.fromkeys(refs) | self._problems(ray, refs, error)
 
     def _problems(self, ray: Any, refs: Sequence[Any], error: Exception) -> Fetched:
-        """Return what is wrong with those of the objects that can't be fetched; all have been waited for."""
+        """Return the problem of each object that can't be fetched, after the timeout for all of them."""
         late = isinstance(error, ray.exceptions.GetTimeoutError)
         problems: Fetched = {}
         for ref in refs:
@@ -121,7 +129,7 @@ class ObjectRefs:
         known = next((_WHY[base.__name__] for base in type(error).__mro__ if base.__name__ in _WHY), None)
         if known is not None:
             return _Problem(f"{known.format(timeout=self._timeout)} ({kind})")
-        cause = getattr(error, "cause", None)  # what the task raised, without the worker's traceback
+        cause = getattr(error, "cause", None)  # the task's error, without the worker's traceback
         if isinstance(cause, Exception):
             return _Problem(f"the task that was to make it raised {type(cause).__name__}: {str(cause)[:300]}")
         return _Problem(f"{kind}: {str(error).strip().partition(chr(10))[0][:300]}")
@@ -175,3 +183,60 @@ def _ray() -> Any:
     """Return Ray where it has been imported, and is more than half-imported."""
     ray = sys.modules.get("ray")
     return ray if hasattr(ray, "ObjectRef") and hasattr(ray, "is_initialized") else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Releasing:
+    """Replaces ObjectRefs, which `is_ref` recognises, by None; instances of `opaque` classes are left alone."""
+
+    is_ref: Callable[[Any], bool]
+    opaque: Container[type] = ()
+
+    def release(self, value: Any) -> Any:
+        """Return the value with None in place of ObjectRefs, at any depth; only what can't change is made anew."""
+        kind = type(value)
+        if kind in SCALARS or kind in self.opaque:
+            return value
+        if self.is_ref(value):
+            return None
+        if isinstance(value, dict):
+            self._replace(value.__setitem__, list(value.items()))
+        elif isinstance(value, (list, deque)):
+            if not SCALARS.issuperset(map(type, value)):
+                self._replace(value.__setitem__, enumerate(value))
+        elif isinstance(value, (tuple, set, frozenset)):
+            return self._made_anew(value)
+        elif isinstance(value, np.ndarray):
+            if kind is np.ndarray and value.dtype.char == "O":
+                self._replace(value.__setitem__, list(np.ndenumerate(value)))
+        elif isinstance(value, BaseModel):
+            self.release(value.__dict__)  # validators and frozen models have nothing to say here
+            self.release(value.__pydantic_extra__)
+        else:
+            fields = {name: getattr(value, name, None) for name in _field_names(kind)}
+            self._replace(partial(_set_attribute, value), fields.items())
+        return value
+
+    def _replace(self, put: Callable[[Any, Any], None], items: Iterable[tuple[Any, Any]]) -> None:
+        for place, item in items:
+            if (released := self.release(item)) is not item:
+                put(place, released)
+
+    def _made_anew(self, value: Any) -> Any:
+        released = [self.release(item) for item in value]
+        if all(new is old for new, old in zip(released, value, strict=True)):
+            return value
+        return value._make(released) if hasattr(value, "_make") else type(value)(released)
+
+
+def _field_names(kind: type) -> Iterable[str]:
+    """Return the names of the fields of a dataclass, an attrs class or a msgspec Struct."""
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    attributes = getattr(kind, "__attrs_attrs__", ())
+    return [attribute.name for attribute in attributes] or getattr(kind, "__struct_fields__", ())
+
+
+def _set_attribute(instance: Any, name: str, value: Any) -> None:
+    with contextlib.suppress(AttributeError, TypeError):  # one that can't be changed at all keeps its ObjectRef
+        object.__setattr__(instance, name, value)

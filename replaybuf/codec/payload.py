@@ -7,11 +7,11 @@ A payload is a header of 24 bytes and a body:
 
 All numbers are little-endian; the size is the one before compression. The checksum is the lower half of the XXH3 (64
 bits) of the body as stored, seeded with the XXH3 of the rest of the header. Each rollout is unpacked by its own call:
-other threads run in between. Types that msgpack doesn't know are described in `codec.pack`, `codec.arrays`,
-`codec.behind` and the families (`codec.marks`). Nothing is pickled, and nothing that a payload names is imported or
-called.
+other threads run in between. Types that msgpack doesn't know are described in `codec.msgpack_values`,
+`codec.numpy_arrays` and the type handlers (`codec.extension_types`). Nothing is pickled, and nothing that a payload
+names is imported or called.
 
-Version 1 had the crc32 of the header and the body as its checksum, and no arrays behind the msgpack. It is read.
+Version 1 had the crc32 of the header and the body as its checksum, and no arrays after the msgpack. It is read.
 """
 
 from __future__ import annotations
@@ -21,21 +21,17 @@ import struct
 import zlib
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from replaybuf.codec.behind import Behind, laid_out, owned
-from replaybuf.codec.classes import Instances
-from replaybuf.codec.converters import ConverterMap, Converters
+from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
 from replaybuf.codec.images import Images
-from replaybuf.codec.marks import Family
-from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, UnfetchedError, at_hand, is_ref
-from replaybuf.codec.pack import Packed, Packing
-from replaybuf.codec.releasing import Releasing
-from replaybuf.codec.tensors import RestoreTensors, Tensors
-from replaybuf.codec.trees import Trees
-from replaybuf.codec.unpack import Unpacking, restores
+from replaybuf.codec.msgpack_values import Packed, Packing, Unpacking, type_tags
+from replaybuf.codec.numpy_arrays import OutOfBandReader, aligned, as_writable
+from replaybuf.codec.object_refs import Fetched, ObjectRefs, Releasing, RestoreRefs, UnfetchedError, at_hand, is_ref
+from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
+from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError
 from replaybuf.rollouts.rollout_type import RolloutType
 
@@ -91,23 +87,23 @@ class Codec:
         if compression not in ("none", "zstd"):
             raise ConfigError(f"compression must be 'none' or 'zstd', not {compression!r}")
         if compression == "zstd":
-            _zstandard()
+            zstandard_module()
         self.rollout_type = rollout_type
         self.compression = compression
         self._converters = Converters(converters or {}, as_plain=as_plain)
         #: Whether encoding or decoding runs users' code, which may take its time, and may change arrays in place.
         self.runs_code = bool(converters) or any(shape.runs_code for shape in rollout_type.classes.shapes.values())
-        self._others: tuple[Family, ...] = (
+        self._others: tuple[TypeHandler, ...] = (
             Images(as_plain=as_plain),
             Instances(rollout_type.classes, as_plain=as_plain),  # the last, since it refuses unknown classes
         )
         self._use(Tensors(tensors), ObjectRefs(object_refs, object_ref_timeout))
 
     def _use(self, tensors: Tensors, refs: ObjectRefs) -> None:
-        families: tuple[Family, ...] = (tensors, refs, *self._others)
+        handlers: tuple[TypeHandler, ...] = (tensors, refs, *self._others)
         self._refs = refs
-        self._packing = Packing(families, self._converters)
-        self._marks = restores((self._converters, *families))
+        self._packing = Packing(handlers, self._converters)
+        self._tags = type_tags((self._converters, *handlers))
 
     def as_stored(self) -> Codec:
         """Return a codec for rewriting payloads: it needs neither torch nor Ray.
@@ -120,14 +116,14 @@ class Codec:
         return other
 
     def as_trees(self) -> Codec:
-        """Return a codec for rollouts as trees: dicts of plain values, arrays, and `Marked` for all that has a mark.
+        """Return a codec for rollouts as trees: dicts of plain values, arrays, and `TaggedValue` for the rest.
 
         It reads and writes payloads of any rollout type, knows no class, and imports nothing.
         """
         other = copy.copy(self)
         other.rollout_type = RolloutType(dict)
         other._converters = Converters({}, as_plain=True)
-        other._others = (Trees(),)
+        other._others = (TaggedValueHandler(),)
         other.runs_code = False
         other._use(Tensors("stored"), ObjectRefs("stored", 0.0))
         return other
@@ -146,21 +142,21 @@ class Codec:
             plain = None
         packed = plain or self._pack_refs(fields, fetched or {}, wait=fetched is None)
         table = struct.pack(f"<{len(fields)}Q", *packed.lengths)
-        behind, end = laid_out(packed.behind, _BODY_AT + len(table) + len(packed.msgpack))
+        out_of_band, end = aligned(packed.out_of_band, _BODY_AT + len(table) + len(packed.msgpack))
         size = end - _BODY_AT
-        flags, stored = self._compress((table, packed.msgpack, *behind), size)
+        flags, stored = self._compress((table, packed.msgpack, *out_of_band), size)
         head = _HEAD.pack(MAGIC, VERSION, flags, 0, len(fields), size)
-        if flags or not behind:
+        if flags or not out_of_band:
             return b"".join((head, _CHECKSUM.pack(_xxh3(head, *stored)), *stored))
         # The checksum is that of these bytes, not of the users' arrays, which their threads may be changing.
         payload = b"".join((head, bytes(_CHECKSUM.size), *stored))
-        _CHECKSUM.pack_into(owned(payload).data, _HEAD.size, _xxh3(head, memoryview(payload)[_BODY_AT:]))
+        _CHECKSUM.pack_into(as_writable(payload).data, _HEAD.size, _xxh3(head, memoryview(payload)[_BODY_AT:]))
         return payload
 
     def decode(self, payload: Buffer, *, verified: bool = False, owned: bool = False) -> list[Any]:
         """Return the rollouts of a payload, independent of its memory. `verified` means that it has passed `verify`.
 
-        `owned` means that the payload is bytes that nobody else has: large arrays live in its memory then, each at its
+        `owned` means that there is no other reference to the payload: large arrays live in its memory then, each at its
         own place, and change it when they are written to, which this itself does not. One that is kept keeps all of it,
         so those that would keep more than 64 times their size are copied.
 
@@ -186,7 +182,7 @@ class Codec:
 
     def release(self, rollouts: Sequence[Any]) -> None:
         """Replace the ObjectRefs in rollouts by None, in place, so that Ray can delete their objects."""
-        releasing = Releasing(is_ref, self._converters.forms)
+        releasing = Releasing(is_ref, self._converters.encoders)
         for rollout in rollouts:
             releasing.release(rollout)
 
@@ -225,7 +221,7 @@ class Codec:
     def _unpack(self, body: memoryview, count: int, own: bytes | None) -> list[Any]:
         lengths = struct.unpack_from(f"<{count}Q", body)
         start = 8 * count
-        unpacking = Unpacking(self._marks, Behind(body, _BODY_AT, start + sum(lengths), own))
+        unpacking = Unpacking(self._tags, OutOfBandReader(body, _BODY_AT, start + sum(lengths), own))
         rollouts = []
         for length in lengths:
             fields = unpacking.unpack(body[start : start + length])
@@ -240,7 +236,7 @@ class Codec:
         """Return the flags, and the body of this size as stored: compressed when that was asked for and saves space."""
         if self.compression == "none":
             return 0, body
-        stored: bytes = _zstandard().ZstdCompressor().compress(b"".join(body))
+        stored: bytes = zstandard_module().ZstdCompressor().compress(b"".join(body))
         if len(stored) >= size or size > _allowed_size(len(stored)):
             return 0, body
         return _ZSTD, (stored,)
@@ -288,11 +284,12 @@ def _xxh3(head: Buffer, *body: Buffer) -> int:
     return digest.intdigest() & 0xFFFFFFFF
 
 
-def _zstandard() -> Any:
+def zstandard_module(what: str = "zstd compression") -> Any:
+    """Return the module zstandard, which something needs. Raises MissingDriverError."""
     try:
         import zstandard
     except ImportError as error:
-        raise MissingDriverError("zstd compression needs the package zstandard: pip install zstandard") from error
+        raise MissingDriverError(f"{what} needs the package zstandard: pip install zstandard") from error
     return zstandard
 
 
@@ -302,10 +299,67 @@ def _allowed_size(compressed: int) -> int:
 
 def _decompress(stored: memoryview, size: int) -> bytes:
     """Return the body of `size` bytes; ValueError, before anything is allocated, when the claimed size doesn't fit."""
-    zstandard = _zstandard()
+    zstandard = zstandard_module()
     if size > _allowed_size(len(stored)):
         raise ValueError(f"it claims {size} bytes, too many for {len(stored)} compressed ones")
     if zstandard.frame_content_size(stored) != size:  # the decompressor relies on it
         raise ValueError("its sizes before compression don't agree")
     body: bytes = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
     return body
+
+
+# The search is for the length and this many bytes of a text, because searches for whole texts are slow.
+_BEGINNING: Final = 64
+# False matches of a text's beginning, after which the search ends: more of them are no accident.
+_ATTEMPTS: Final = 100
+
+
+class Texts:
+    """Finds texts in a payload from `Codec.encode`, for SQL, which cuts them out. The first search reads the payload.
+
+    msgpack keeps the UTF-8 of a text in one piece.
+    """
+
+    __slots__ = ("_parts", "_payload")
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._parts: Sequence[tuple[int, int]] | None = None
+
+    def find(self, rollout: int, text: str, since: int = 0) -> list[int] | None:
+        """Return the offset and the length, in bytes, of a text of this rollout; None where SQL can't have it.
+
+        That is the case if the payload is compressed, or the text holds NUL or lone surrogates. The search begins at
+        the offset `since`. Any equal text of the rollout will do.
+        """
+        if self._parts is None:
+            self._parts = parts_of(self._payload)
+        if not self._parts or "\x00" in text:
+            return None
+        try:
+            wanted = text.encode()
+        except UnicodeEncodeError:
+            return None
+        head = _head(len(wanted))
+        beginning = head + wanted[:_BEGINNING]
+        start, end = self._parts[rollout]
+        at = max(start, since)
+        for _ in range(_ATTEMPTS):
+            at = self._payload.find(beginning, at, end)
+            if at < 0:
+                return None
+            if self._payload.startswith(wanted, at + len(head)):
+                return [at + len(head), len(wanted)]
+            at += 1
+        return None
+
+
+def _head(length: int) -> bytes:
+    """Return msgpack's head of a text of this many bytes."""
+    if length < 1 << 5:
+        return bytes((0xA0 | length,))
+    if length < 1 << 8:
+        return bytes((0xD9, length))
+    if length < 1 << 16:
+        return struct.pack(">BH", 0xDA, length)
+    return struct.pack(">BI", 0xDB, length)

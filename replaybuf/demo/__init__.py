@@ -1,8 +1,19 @@
-"""A small but real run of asynchronous GRPO on a replay buffer: `replaybuf demo`.
+"""A small but real run of GRPO on a replay buffer: `replaybuf demo`.
 
-`arithmetic` has the prompts and the verifier, `policy` the token-level model, `generation` the work of a rollout
-worker, `grpo` (with `adam`) that of the trainer, and `weights` the way of new weights from the trainer to the workers.
-
-The matrices are small: processes that compute should start with OPENBLAS_NUM_THREADS=1 in their environment (it is read
-when numpy is imported). With the default of one thread per core, a training step takes several times as long.
+`arithmetic` has the prompts and the verifier, `policy` the model and its training, `engine` the generation. `trainer`
+is the run, `production` where its groups come from in each mode, `worker` the process of a rollout worker. `run_folder`
+keeps the weights, `display` is what people see.
 """
+
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """Where and when groups are generated.
+
+    By the trainer, just those of the next step; by the trainer, more than those; or by other processes, all the time.
+    """
+
+    SYNC = "sync"
+    ASYNC = "async"
+    DISAGGREGATED = "disaggregated"

@@ -2,81 +2,66 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from replaybuf.demo.mode import Mode
+from replaybuf.demo import Mode
 
 DEFAULT_URL = "sqlite:///replaybuf-demo.db"
 _INTERRUPTED = 128 + 2
 
 
+def _option(name: str, help: str, **settings: Any) -> Any:
+    variable = "REPLAYBUF_" + name.removeprefix("--").replace("-", "_").upper()
+    return typer.Option(name, help=help, envvar=variable, show_envvar=name == "--url", **settings)
+
+
 def demo(
     url: Annotated[
         str,
-        typer.Option(
-            envvar="REPLAYBUF_URL",
+        _option(
+            "--url",
+            "sqlite:///FILE, postgresql://user@host/database, or the path of a SQLite file, which is created.",
             metavar="URL",
-            help="sqlite:///FILE, postgresql://user@host/database, or the path of a SQLite file, which is created.",
         ),
     ] = DEFAULT_URL,
     steps: Annotated[
         int | None,
-        typer.Option(
+        _option(
+            "--steps",
+            "Training steps of the run; when it has done them, that many more.  [default: 200, or 60 seconds]",
             min=1,
             metavar="N",
-            envvar="REPLAYBUF_STEPS",
-            show_envvar=False,
-            help="Training steps of the run; when it has done them, that many more.  [default: 200, or 60 seconds]",
             show_default=False,
         ),
     ] = None,
-    mode: Annotated[
-        Mode,
-        typer.Option(
-            envvar="REPLAYBUF_MODE", show_envvar=False, help="Where and when rollouts are generated; see above."
-        ),
-    ] = Mode.DISAGGREGATED,
+    mode: Annotated[Mode, _option("--mode", "Where and when rollouts are generated; see above.")] = Mode.DISAGGREGATED,
     workers: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=32,
-            metavar="N",
-            envvar="REPLAYBUF_WORKERS",
-            show_envvar=False,
-            help="Processes that generate rollouts (mode disaggregated).",
-        ),
+        int, _option("--workers", "Processes that generate rollouts (mode disaggregated).", min=1, max=32, metavar="N")
     ] = 2,
     seed: Annotated[
         int | None,
-        typer.Option(
+        _option(
+            "--seed",
+            "Seed of the prompts and of the answers.  [default: 0, or that of the run that goes on]",
             min=0,
             metavar="N",
-            envvar="REPLAYBUF_SEED",
-            show_envvar=False,
-            help="Seed of the first weights and of the prompts.  [default: 0, or that of the run that goes on]",
             show_default=False,
         ),
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(
+        _option(
+            "--run-dir",
+            "Folder of the weights.  [default: FILE.run beside the SQLite file, replaybuf-demo-DATABASE.run]",
             metavar="FOLDER",
-            envvar="REPLAYBUF_RUN_DIR",
-            show_envvar=False,
-            help="Folder of the weights.  [default: FILE.run beside the SQLite file, replaybuf-demo-DATABASE.run]",
             show_default=False,
         ),
     ] = None,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh", envvar="REPLAYBUF_FRESH", show_envvar=False, help="Remove the demo's weights and groups first."
-        ),
-    ] = False,
+    fresh: Annotated[bool, _option("--fresh", "Remove the demo's weights and groups first.")] = False,
 ) -> None:
     """Train a small policy by GRPO through a replay buffer.
 
@@ -100,7 +85,10 @@ def demo(
       replaybuf demo --url postgresql://user@host/database --steps 500 --workers 4
       replaybuf demo --url sqlite:///demo.db --seed 1 --fresh
     """
-    from replaybuf.demo.launch import launch
+    # Read when numpy is imported, by the workers too: the demo's arrays are small, and the threads of a linear algebra
+    # library, which spin while they wait for each other, would take the cores from the other processes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from replaybuf.demo.trainer import launch
 
     if not launch(url, run_dir, mode=mode, steps=steps, workers=workers, seed=seed, fresh=fresh):
         raise typer.Exit(_INTERRUPTED)

@@ -1,172 +1,182 @@
-"""The output of the demo while it runs: a live table on a terminal, a line now and then elsewhere."""
+"""The output of the demo: rich's progress bar with figures below it on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
-from typing import Protocol
+from dataclasses import dataclass, field
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from replaybuf.demo.figures import Figures
-from replaybuf.demo.mode import Mode
-from replaybuf.demo.settings import STALE_THRESHOLD
-from replaybuf.rollouts.rollout import Status
+from replaybuf.demo import Mode
+from replaybuf.demo.run_folder import Run
+from replaybuf.demo.settings import BATCH_GROUPS, STALE_THRESHOLD, TASK
+from replaybuf.produce import ProduceSummary
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.rules.transitions import Tallies, Tally
 
-_BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
-_SPARKLINE_WIDTH = 40
-_FRAME_SECONDS = 0.1
+_SMOOTHING_STEPS = 20
 _LINES = 20  # of a whole run, where there is no terminal
 
 
-class Processes(Protocol):
-    """The workers, as the display sees them."""
+@dataclass
+class Figures:
+    """Counts of groups since this process started; those of the store are of all processes.
 
-    @property
-    def pids(self) -> list[int]: ...
+    `produce_seconds` is the time until the batches were complete, `train_seconds` that until they were trained and
+    saved.
+    """
+
+    taken: int = 0
+    produce_seconds: float = 0.0
+    train_seconds: float = 0.0
+    staleness: Sequence[int] = (0,)  # of the groups of the last batch
+    buffered: dict[Status, int] = field(default_factory=dict)
+    leased: int = 0  # groups that are being generated
+    counts: Counter[str] = field(default_factory=Counter)  # groups generated, interrupted, expired, expired_early
+    _before: Counter[str] | None = None
+
+    def count_store(self, tallies: Tallies) -> None:
+        """Update the counts of the store; the first call is the start."""
+        of = {(status, tally): n for (task, status, tally), n in tallies.items() if task == TASK and n}
+        self.buffered = {status: of.get((status, Tally.SIZE), 0) for status in Status if status != Status.ARCHIVED}
+        self.buffered = {status: n for status, n in self.buffered.items() if n}
+        self.leased = sum(n for (_, tally), n in of.items() if tally == Tally.LEASED)
+        counts = Counter(
+            generated=of.get((Status.COMPLETED, Tally.PUT), 0),
+            interrupted=of.get((Status.ABORTED, Tally.PUT), 0),
+            expired=sum(n for (_, tally), n in of.items() if tally == Tally.EXPIRED),
+            expired_early=of.get((Status.EXPIRED, Tally.PUT), 0),
+        )
+        self._before = self._before or counts
+        self.counts = counts - self._before
+
+    def count_batch(self, groups: Sequence[Sequence[RolloutState]], summary: ProduceSummary) -> None:
+        """Count a batch that was trained, with the times from its production to the saved weights."""
+        self.taken += len(groups)
+        self.staleness = [max(rollout.seq_staleness for rollout in group) for group in groups]
+        self.produce_seconds += summary.seconds
+        self.train_seconds += summary.train_seconds
 
 
 class Display:
-    """Shows the figures of a run on a console."""
+    """Shows a run on a console."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._live: Live | None = None
-        self._figures: Figures | None = None
-        self._workers: Processes | None = None
-        self._drawn = 0.0
-        self._printed_step = 0
+        self._printed = 0
 
     def say(self, line: str) -> None:
         """Print a line that stays. A terminal breaks it where it is full: so that a command in it can be copied."""
         self.console.print(Text(line), soft_wrap=True)
 
-    def say_parts(self, parts: Sequence[str]) -> None:
-        """Print parts on lines that are no longer than the console is wide, unless a part is."""
-        line = ""
-        for part in parts:
-            if line and len(f"{line}; {part};") > self.console.width:
-                self.say(f"{line};")
-                line = part
-            else:
-                line = f"{line}; {part}" if line else part
-        self.say(line)
-
     @contextmanager
-    def showing(self, figures: Figures, workers: Processes) -> Iterator[None]:
-        """Show these figures inside the block."""
-        self._figures, self._workers, self._printed_step = figures, workers, figures.step
+    def showing(self, run: Run, figures: Figures, mode: Mode, pids: Callable[[], Sequence[int]]) -> Iterator[None]:
+        """Show the run inside the block: on a terminal as it is at each moment, otherwise by `update`."""
+        self._printed = run.step
         if not self.console.is_terminal:
-            if workers.pids:
-                self.say(f"Rollout workers: {_pids(workers.pids)}")
+            if workers := pids():
+                self.say(f"Rollout workers: pid {', '.join(map(str, workers))}")
             yield
             return
-        with Live(self._table(), console=self.console, auto_refresh=False) as self._live:
+        started = time.monotonic()
+
+        def shown() -> Group:
+            bar = Table.grid(padding=(0, 1))
+            done = ProgressBar(run.target, run.step, width=40)
+            bar.add_row(f"step {run.step}/{run.target}", done, f"{time.monotonic() - started:.0f} s")
+            processes = ", ".join(map(str, [os.getpid(), *pids()]))
+            lines = [*status(run, figures, mode), f"processes: pid {processes} (kill any, and run this again)"]
+            return Group(bar, *(Text(line, no_wrap=True, overflow="crop") for line in lines))
+
+        with Live(get_renderable=shown, console=self.console, refresh_per_second=8):
+            self.console.show_cursor(True)  # kill -9 leaves nobody who would bring it back
             yield
-            self._draw()
-        self._live = None
 
-    def update(self) -> None:
-        """Show changed figures; draws at most every tenth of a second."""
-        if self._live is not None:
-            if time.monotonic() - self._drawn >= _FRAME_SECONDS:
-                self._draw()
-        elif self._figures is not None:
-            every = max(1, (self._figures.target - self._figures.first_step) // _LINES)
-            if self._figures.step >= self._printed_step + every:
-                self._printed_step = self._figures.step
-                self.say(progress_line(self._figures))
-
-    def _draw(self) -> None:
-        if self._live is not None:
-            self._drawn = time.monotonic()
-            self._live.update(self._table(), refresh=True)
-
-    def _table(self) -> RenderableType:
-        assert self._figures is not None
-        assert self._workers is not None
-        bars = _BARS if self.console.encoding.startswith("utf") else _ASCII_BARS
-        return table(self._figures, self._workers.pids, bars)
+    def update(self, run: Run, figures: Figures, mode: Mode, first_step: int) -> None:
+        """Print a line about the step that was made, if there is no terminal and it is time for one."""
+        if not self.console.is_terminal and run.step >= self._printed + max(1, (run.target - first_step) // _LINES):
+            self._printed = run.step
+            self.say(f"step {run.step}/{run.target}: {'; '.join(status(run, figures, mode)[:3])}")
 
 
-def table(figures: Figures, pids: Sequence[int], bars: str = _BARS) -> RenderableType:
-    """Return the live display."""
-    into, out, tokens = figures.rates
-    done, target = figures.step, figures.target
-    bar = Table.grid(padding=(0, 2))
-    bar.add_row(
-        f"step {done}/{target}", ProgressBar(total=target, completed=done, width=40), f"{figures.seconds:.0f} s"
-    )
-    rows = Table.grid(padding=(0, 2), expand=True)
-    rows.add_column(style="bold", no_wrap=True)
-    rows.add_column(justify="right", no_wrap=True)
-    # On a narrow terminal only the notes are cut.
-    rows.add_column(no_wrap=True, overflow="ellipsis" if bars == _BARS else "crop", ratio=1)
-    reward = "" if figures.reward is None else f"{figures.reward:.2f}"
-    rows.add_row("reward", reward, Text(sparkline(figures.rewards, bars), style="green"))
-    by = f"by {len(pids)} workers" if pids else "by the trainer itself"
-    rows.add_row("generated", f"{into:,.0f}", f"groups/s, {by} ({figures.generated:,} since the start)")
-    rows.add_row("trained", f"{out:,.0f}", f"groups/s, {tokens:,.0f} tokens/s ({figures.taken:,} groups)")
-    if figures.left:
-        rows.add_row(
-            "replayed", f"{figures.replayed:,}", f"of {figures.left:,} completed groups that the last run left"
-        )
-    rows.add_row("buffered", f"{sum(figures.buffered.values()):,}", f"groups: {by_status(figures.buffered)}")
-    if figures.mode == Mode.DISAGGREGATED:
-        rows.add_row("in the making", f"{figures.leased:,}", "groups, by all workers")
-    if figures.mode != Mode.SYNC:
-        rows.add_row("interrupted", f"{figures.interrupted:,}", "groups so far, to be continued")
-    if figures.mode == Mode.ASYNC:
-        rows.add_row("reused", f"{figures.reused:,}", "groups, completed while an earlier batch was made")
-    staleness = f"steps on average in the batch, at most {figures.staleness_max} (expires at {STALE_THRESHOLD})"
-    rows.add_row("staleness", f"{figures.staleness_mean:.1f}", staleness)
-    rows.add_row("expired", f"{figures.expired:,}", "groups so far, to be generated again")
-    rows.add_row("time", "", times(figures))
-    workers = f", rollout workers {_pids(pids)}" if pids else ""
-    rows.add_row("processes", "", f"trainer pid {os.getpid()}{workers}")
-    return Group(bar, rows)
+def status(run: Run, figures: Figures, mode: Mode) -> list[str]:
+    """Return the state of a run, in lines for people."""
+    recent, counts = run.rewards[-_SMOOTHING_STEPS:], figures.counts
+    buffered = ", ".join(f"{number:,} {name}" for name, number in figures.buffered.items()) or "none"
+    mean, most = sum(figures.staleness) / len(figures.staleness), max(figures.staleness)
+    making = f", in the making {figures.leased:,}" if mode == Mode.DISAGGREGATED else ""
+    return [
+        f"reward {sum(recent) / len(recent) if recent else 0:.2f}",
+        f"groups generated {counts['generated']:,}{making}, in the buffer {buffered}, trained {figures.taken:,}",
+        f"staleness {mean:.1f} (max {most}, expires at {STALE_THRESHOLD}), {_aside(figures, mode)}",
+        times(figures, mode),
+    ]
 
 
-def progress_line(figures: Figures) -> str:
-    """Return the figures in one line."""
-    into, out, _ = figures.rates
-    mode = {
-        Mode.SYNC: "",
-        Mode.ASYNC: f", interrupted {figures.interrupted}, reused {figures.reused}",
-        Mode.DISAGGREGATED: f", interrupted {figures.interrupted}",
-    }
-    return (
-        f"step {figures.step}/{figures.target}: reward {figures.reward or 0:.2f}, generated {into:,.0f}/s, "
-        f"trained {out:,.0f}/s, buffered {sum(figures.buffered.values())}, staleness {figures.staleness_mean:.1f} "
-        f"(max {figures.staleness_max}), expired {figures.expired}{mode[figures.mode]}"
-    )
+def _aside(figures: Figures, mode: Mode) -> str:
+    interrupted = "" if mode == Mode.SYNC else f", {figures.counts['interrupted']:,} interruptions"
+    early = figures.counts["expired_early"]
+    before = f" in the buffer, and {early:,} before they were put" if early else ""
+    return f"{figures.counts['expired']:,} expired{before}{interrupted}"
 
 
-def times(figures: Figures) -> str:
+def times(figures: Figures, mode: Mode) -> str:
     """Return `generation 21 s, training 9 s`, or the time of waiting for the workers."""
-    what = "waiting for groups" if figures.mode == Mode.DISAGGREGATED else "generation"
+    what = "waiting for groups" if mode == Mode.DISAGGREGATED else "generation"
     return f"{what} {figures.produce_seconds:.0f} s, training {figures.train_seconds:.0f} s"
 
 
-def _pids(pids: Sequence[int]) -> str:
-    return "pid " + ", ".join(str(pid) for pid in pids)
+def result(run: Run, figures: Figures, mode: Mode, first_step: int, seconds: float) -> list[str]:
+    """Return what came out of a run, in lines for people."""
+    return [
+        "",
+        _learned(run, first_step, seconds),
+        verdict(run.trained, run.target * BATCH_GROUPS),
+        f"Generated {figures.counts['generated']:,} groups, trained on {figures.taken:,}; {_aside(figures, mode)}",
+        times(figures, mode).capitalize(),
+    ]
 
 
-def by_status(counts: dict[Status, int]) -> str:
-    """Return `80 completed, 3 expired`."""
-    return ", ".join(f"{number:,} {status}" for status, number in counts.items()) or "none"
+def commands(database: str) -> list[str]:
+    """Return commands that look into a run, each on a line of its own, below what it shows."""
+    looks = {
+        "what the last steps were trained on": "trace {}",
+        "whether anybody waits, and why": "why {}",
+        "the worst answers": "show {} --worst 3",
+        "all of it in a browser (pip install -e '.[web]')": "serve {}",
+    }
+    return [
+        line
+        for what, look in looks.items()
+        for line in (f"  # {what}", f"  replaybuf {look.format(shlex.quote(database))}")
+    ]
 
 
-def sparkline(values: Sequence[float], bars: str = _BARS, width: int = _SPARKLINE_WIDTH) -> str:
-    """Return values between 0 and 1 as bars; more of them than `width` are averaged."""
-    width = min(width, len(values))
-    edges = [round(place * len(values) / width) for place in range(width + 1)] if width else []
-    means = [sum(values[low:high]) / (high - low) for low, high in pairwise(edges)]
-    return "".join(bars[min(len(bars) - 1, max(0, int(mean * len(bars))))] for mean in means)
+def _learned(run: Run, first_step: int, seconds: float) -> str:
+    if not run.rewards:
+        return "No step was done."
+    tenth = max(1, len(run.rewards) // 10)  # the first and the last of all steps
+    first, last = (sum(some) / tenth for some in (run.rewards[:tenth], run.rewards[-tenth:]))
+    line = f"Mean reward {first:.2f} -> {last:.2f} in {run.step} steps"
+    line += f" (the last {run.step - first_step} of them in {seconds:.0f} s)" if first_step else f", {seconds:.0f} s"
+    return line if run.step >= run.target else f"{line} (of {run.target}: the time was up; run it again to go on)"
+
+
+def verdict(trained: Sequence[int], prompts: int) -> str:
+    """Return whether each of the prompts, numbered from 0, was trained once."""
+    counts = Counter(trained)
+    twice = sorted(number for number, count in counts.items() if count > 1)
+    if twice:
+        return f"{len(twice):,} of {len(counts):,} prompts were trained more than once: number {twice[0]}, for example."
+    if counts.keys() == set(range(prompts)):
+        return f"Each of the {prompts:,} prompts was trained once."
+    return f"{len(counts):,} prompts were trained, each of them once."

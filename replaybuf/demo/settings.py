@@ -1,16 +1,15 @@
-"""The settings of the demo's run: the buffer, the production of each mode, and the settings of a worker."""
+"""The settings of the demo's run: sizes and times, the buffer, and the strategy of each mode."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import Tags
 from replaybuf.config import ReplayBufferConfig
-from replaybuf.demo.generation import GROUP_SIZE, Prompts, prompt_of
+from replaybuf.demo import Mode
+from replaybuf.demo.policy import Prompts, answer_of, prompt_of
 from replaybuf.produce import (
     AsyncProduceStrategy,
     ProduceStrategy,
@@ -21,6 +20,7 @@ from replaybuf.produce import (
 
 TASK = "arithmetic"
 
+GROUP_SIZE = 8  # rollouts of a prompt
 BATCH_GROUPS = 32  # groups per training step
 STALE_THRESHOLD = 4  # train steps at which a group expires
 ARCHIVED_GROUPS = 20 * BATCH_GROUPS  # trained groups that stay for SQL
@@ -50,13 +50,13 @@ def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:
     )
 
 
-def sync_strategy(on_group: Callable[..., Any]) -> ProduceStrategy:
-    """Return the strategy that generates exactly the groups of the next step."""
-    return SyncProduceStrategy(tags=_tags_of(0), on_group=on_group)
+def colocated_strategy(mode: Mode) -> ProduceStrategy:
+    """Return the strategy that generates exactly the groups of the next step (sync), or runs more than needed (async).
 
-
-def async_strategy(on_group: Callable[..., Any]) -> ProduceStrategy:
-    """Return the strategy that runs more groups than needed; the slowest are interrupted, and continued later."""
+    Of those, the slowest are interrupted, and continued later.
+    """
+    if mode == Mode.SYNC:
+        return SyncProduceStrategy(tags=_tags_of(0))
     return AsyncProduceStrategy(
         over_sample=0.5,
         enable_partial_rollout=True,
@@ -64,7 +64,6 @@ def async_strategy(on_group: Callable[..., Any]) -> ProduceStrategy:
         tail_batch_trigger_size=BATCH_GROUPS // 4,
         tail_batch_max_tries=3,
         tags=_tags_of(0),
-        on_group=on_group,
     )
 
 
@@ -80,30 +79,4 @@ def worker_strategy(worker: int) -> AsyncProduceStrategy:
 
 
 def _tags_of(worker: int) -> Callable[[list[Any]], Tags]:
-    return lambda group: {"worker": worker, "level": len(str(prompt_of(group).answer))}
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """The settings of one rollout worker. `session` names the trainer's run."""
-
-    url: str
-    folder: str
-    worker: int
-    seed: int
-    prompts: int
-    session: str
-
-    def to_json(self) -> str:
-        """Return the settings as one line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> WorkerSettings:
-        """Parse a line of `to_json`."""
-        return cls(**json.loads(text))
-
-    @property
-    def max_lag(self) -> int:
-        """How many steps behind the trainer its weights may be."""
-        return LAGS[self.worker % len(LAGS)]
+    return lambda group: {"worker": worker, "level": len(str(answer_of(prompt_of(group))))}

@@ -1,4 +1,4 @@
-"""The trainer of the demo: takes batches, trains, and keeps buffer and weights together.
+"""The run of the demo: takes batches, trains, and keeps buffer and weights together.
 
 Any process may be killed at any moment. A step takes its batch, trains, makes a checkpoint of the buffer, and then
 saves the weights atomically in one file. At the start, a trainer restores the buffer to the checkpoint of the saved
@@ -9,171 +9,228 @@ exactly those that these weights have seen.
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from replaybuf import ReplayBuffer, RolloutState
-from replaybuf.demo.colocated import Colocated
-from replaybuf.demo.disaggregated import Disaggregated
-from replaybuf.demo.display import Display
-from replaybuf.demo.figures import Figures
-from replaybuf.demo.folder import RunFolder
-from replaybuf.demo.mode import Mode
-from replaybuf.demo.processes import WorkerProcesses
-from replaybuf.demo.settings import (
-    BATCH_GROUPS,
-    DEFAULT_SECONDS,
-    DEFAULT_STEPS,
-    TASK,
-    WorkerSettings,
-    buffer_config,
-)
-from replaybuf.demo.start import begin, clear
-from replaybuf.demo.weights import FILE_NAME, Saved
-from replaybuf.produce import ProduceSummary
+from rich.console import Console
+from sqlalchemy.engine import make_url
+
+from replaybuf import CheckpointError, ConfigError, ReplayBufError, ReplayBuffer, RolloutState, Status
+from replaybuf.demo import Mode
+from replaybuf.demo.display import Display, Figures, commands, result
+from replaybuf.demo.policy import Policy
+from replaybuf.demo.production import Colocated, Disaggregated
+from replaybuf.demo.run_folder import Run, RunFolder
+from replaybuf.demo.settings import BATCH_GROUPS, DEFAULT_SECONDS, DEFAULT_STEPS, TASK, buffer_config, sampler_of
+from replaybuf.demo.worker import WorkerSettings
+from replaybuf.produce import publish, published
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.engine.urls import is_memory, parse_url, url_or_path
 
 _TAKE_SECONDS = 60.0
+_THERE = (Tally.SIZE, Tally.LEASED)
 
 
-@dataclass(frozen=True)
-class Options:
-    """The user's options. Without `steps` the run is also bounded in time."""
+def launch(
+    url: str, run_dir: Path | None, *, mode: Mode, steps: int | None, workers: int, seed: int | None, fresh: bool
+) -> bool:
+    """Run the demo. Return False if Ctrl-C ended it. Raises ReplayBufError."""
+    url = url if url and "://" in url else f"sqlite:///{url_or_path(url).database}"
+    folder, display = RunFolder(run_dir or default_folder(url)), Display(Console(highlight=False))
+
+    async def run() -> None:
+        async with buffer_config(url, "trainer").build() as buffer:
+            if fresh:
+                folder.clear()
+                await clear(buffer)
+            begun = await begin(buffer, folder, seed, steps or DEFAULT_STEPS)
+            await Training(url, mode, workers, folder, buffer, display, begun).run(
+                DEFAULT_SECONDS if steps is None else None
+            )
+
+    try:
+        with folder.locked():
+            asyncio.run(run())
+    except KeyboardInterrupt:
+        display.say("Stopped. Run the same command again to go on from here.")
+        return False
+    return True
+
+
+def default_folder(url: str) -> Path:
+    """Return the run folder of a database: beside a SQLite file, in the current folder for PostgreSQL."""
+    parsed = parse_url(url)
+    if is_memory(parsed):
+        raise ConfigError("the demo's processes can't share a database in memory: give a file, as in sqlite:///demo.db")
+    if parsed.get_backend_name() == "sqlite":
+        return Path(str(parsed.database)).with_suffix(".run")
+    return Path(f"replaybuf-demo-{Path(str(parsed.database)).name}.run")
+
+
+def argument_of(url: str) -> tuple[str, bool]:
+    """Return the database as commands take it, without a password, and whether there was one."""
+    parsed = parse_url(url)  # refuses unsupported URLs, without showing a password
+    if parsed.get_backend_name() == "sqlite":
+        return str(parsed.database), False
+    given = make_url(url)
+    shown = given.set(drivername="postgresql")._replace(password=None).difference_update_query(["password", "passwd"])
+    return shown.render_as_string(), bool(given.password or given.query.get("password"))
+
+
+async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None, steps: int) -> Run:
+    """Return a new run, or the folder's, with the buffer as it was then. Raises ReplayBufError if these don't match."""
+    await _check_alone(buffer)
+    run = folder.load()
+    if run is None:
+        await _check_unused(buffer, folder)
+        run = Run(Policy.create(), seed or 0)
+        run.aim(steps)
+        await buffer.checkpoint(0)  # before any weights, so that there is always one to go back to
+        folder.save(run)
+        await buffer.restore(0)  # fences off a trainer that started anew at the same moment, in another folder
+        return run
+    if seed not in (None, run.seed):
+        raise ReplayBufError(
+            f"the run in {folder.path} was started with seed {run.seed}: go on with --seed {run.seed}, start anew "
+            "with --fresh (removes its groups and weights), or give another --url"
+        )
+    try:
+        await buffer.restore(run.step)
+    except CheckpointError as error:
+        raise ReplayBufError(
+            f"the weights in {folder.path} are of another buffer than this one ({error}): give its --url, or start "
+            "anew with --fresh (removes the weights and the demo's groups)"
+        ) from error
+    if run.aim(steps):
+        folder.save(run)
+    return run
+
+
+async def clear(buffer: ReplayBuffer) -> None:
+    """Remove an earlier run from the buffer: groups, also those in flight, cursors and checkpoints.
+
+    Of the cursors, one is the place in the prompts, and the other what the trainer has published.
+    """
+    await _check_alone(buffer)
+    await buffer.checkpoint(0)
+    await buffer.restore(0)  # ends leases, and fences off leftover workers
+    await buffer.delete({"task_name": TASK})
+    await asyncio.to_thread(sampler_of(buffer, 0, 0).load_state_dict, {"position": 0, "value": b""})
+    if await published(buffer) is not None:
+        await publish(buffer, None)
+    for made in await buffer.checkpoints():
+        await buffer.drop_checkpoint(made.step)
+
+
+async def _check_alone(buffer: ReplayBuffer) -> None:
+    """Raise ReplayBufError if the buffer has other tasks: restores take all tasks back."""
+    tallies = await buffer.tallies()
+    others = sorted({task for (task, _, tally), count in tallies.items() if task != TASK and count and tally in _THERE})
+    if others:
+        raise ReplayBufError(
+            f"the buffer has groups of other tasks ({', '.join(others):.200}), which the demo would take back with its "
+            "own whenever it goes on: give it a database of its own with --url"
+        )
+
+
+async def _check_unused(buffer: ReplayBuffer, folder: RunFolder) -> None:
+    tallies = await buffer.tallies()
+    groups = sum(tallies.get((TASK, status, tally), 0) for status in Status for tally in _THERE)
+    if groups or (await buffer.cursors.read(TASK)).position:
+        raise ReplayBufError(
+            f"the buffer has {groups} groups of a demo run whose weights are not in {folder.path}: give its --run-dir, "
+            "or start anew with --fresh (removes these groups)"
+        )
+
+
+@dataclass
+class Training:
+    """The trainer's part of a run, from `saved` on."""
 
     url: str
-    folder: Path
-    mode: Mode = Mode.DISAGGREGATED
-    steps: int | None = None
-    workers: int = 2
-    seed: int | None = None
-    fresh: bool = False
+    mode: Mode
+    workers: int
+    folder: RunFolder
+    buffer: ReplayBuffer
+    display: Display
+    saved: Run
 
-    @property
-    def seconds(self) -> float | None:
-        """The time that the run may take, in seconds."""
-        return DEFAULT_SECONDS if self.steps is None else None
+    def __post_init__(self) -> None:
+        self.figures, self.first_step = Figures(), self.saved.step
 
-
-class Production(AbstractContextManager["Production"], Protocol):
-    """The production of groups in one mode."""
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the rollout workers."""
-
-    async def produce(self) -> ProduceSummary:
-        """Get a batch for the next step into the buffer. Return a summary."""
-
-    async def tell(self, *, finished: bool) -> None:
-        """Tell the workers of the saved weights."""
-
-    async def stop(self) -> None:
-        """Stop generating."""
-
-
-async def run(options: Options, folder: RunFolder, display: Display) -> Training:
-    """Train until the steps are done, or the time is up. Raises ReplayBufError."""
-    async with buffer_config(options.url, "trainer").build() as buffer:
-        if options.fresh:
-            folder.clear()
-            await clear(buffer)
-        saved = await begin(buffer, folder, options.seed)
-        training = Training(options, folder, buffer, display, saved)
-        await training.run()
-        return training
-
-
-class Training:
-    """One run of the trainer's process, starting from `saved`."""
-
-    def __init__(
-        self, options: Options, folder: RunFolder, buffer: ReplayBuffer, display: Display, saved: Saved
-    ) -> None:
-        self.options, self.folder, self.buffer, self.display, self.saved = options, folder, buffer, display, saved
-        self.figures = Figures(
-            target=folder.target(saved.step, options.steps or DEFAULT_STEPS),
-            rewards=folder.rewards(saved.step),
-            session=uuid.uuid4().hex,
-            mode=options.mode,
-            step=saved.step,
-        )
-
-    async def run(self) -> None:
-        """Run all steps."""
-        figures = self.figures
+    async def run(self, seconds: float | None) -> None:
+        """Make all steps, or as many as fit into so many seconds, and say what came out."""
+        saved, figures, started = self.saved, self.figures, time.monotonic()
         figures.count_store(await self.buffer.tallies())
-        self._greet()
+        self.greet()
         production = await self._production()
-        await production.tell(finished=False)
-        with production, self.display.showing(figures, production):
-            while figures.step < figures.target and not self._time_is_up():
-                await self._step(production)
-            await production.tell(finished=True)
-            await production.stop()
-            figures.count_store(await self.buffer.tallies())
+        try:
+            await production.tell(finished=False)
+            with self.display.showing(saved, figures, self.mode, lambda: production.pids):
+                while saved.step < saved.target and (seconds is None or time.monotonic() - started < seconds):
+                    await self._step(production)
+                await production.tell(finished=True)
+                await asyncio.to_thread(production.stop)
+                figures.count_store(await self.buffer.tallies())
+        finally:
+            production.stop()
         if any(figures.buffered.values()):
-            await self.buffer.checkpoint(figures.step)  # keeps groups generated since, for when the run goes on
+            await self.buffer.checkpoint(saved.step)  # keeps groups generated since, for when the run goes on
+        self._tell_the_end(time.monotonic() - started)
+        if saved.step >= saved.target:
+            self.folder.finish(saved)
 
-    def _greet(self) -> None:
-        step, steps, target = self.saved.step, self.options.steps or DEFAULT_STEPS, self.figures.target
-        if step == 0:
-            self.display.say(f"Training a new policy for {target} steps (seed {self.saved.seed})")
+    def greet(self) -> None:
+        """Say what runs where, and from where to where it goes."""
+        saved, (url, _) = self.saved, argument_of(self.url)
+        self.display.say(f"Buffer: {url}; weights: {self.folder.path}")
+        self.display.say(f"Mode: {self.mode}; trainer: pid {os.getpid()}")
+        if saved.step == 0:
+            self.display.say(f"Training a new policy for {saved.target} steps (seed {saved.seed})")
             return
         groups = sum(self.figures.buffered.values())
-        self.display.say(f"Resuming at step {step} with {groups} groups in the buffer")
-        if target > step >= steps:
-            self.display.say(f"It has done {step} steps already, so it does {target - step} more")
+        self.display.say(f"Resuming at step {saved.step} of {saved.target} with {groups} groups in the buffer")
 
-    async def _production(self) -> Production:
-        options, folder, saved = self.options, self.folder, self.saved
+    def _tell_the_end(self, seconds: float) -> None:
+        url, secret = argument_of(self.url)
+        where = f"The weights are in {self.folder.path}. To look into the run{' (with PGPASSWORD)' if secret else ''}:"
+        for line in result(self.saved, self.figures, self.mode, self.first_step, seconds):
+            self.display.say(line)
+        for line in ("", where, *commands(url)):
+            self.display.say(line)
+
+    async def _production(self) -> Colocated | Disaggregated:
+        saved = self.saved
         drawn = (await self.buffer.cursors.read(TASK)).position
-        prompts = max(self.figures.target * BATCH_GROUPS, drawn)  # more were drawn if the target was higher before
-        session = self.figures.session
-        if options.mode != Mode.DISAGGREGATED:
-            return Colocated(options.mode, self.buffer, saved, session, prompts, self.display.update)
-        workers = WorkerProcesses(
-            folder,
-            [
-                WorkerSettings(options.url, str(folder.path), worker, saved.seed, prompts, session)
-                for worker in range(options.workers)
-            ],
-        )
-        return Disaggregated(self.buffer, saved, workers, str(folder.path / FILE_NAME), self._look_at(workers))
+        prompts = max(saved.target * BATCH_GROUPS, drawn)  # more were drawn if the target was higher before
+        if self.mode != Mode.DISAGGREGATED:
+            return Colocated(self.mode, self.buffer, saved, prompts)
+        folder = str(self.folder.path)
+        workers = [WorkerSettings(self.url, folder, number, saved.seed, prompts) for number in range(self.workers)]
+        return Disaggregated(self.buffer, saved, self.folder, workers, self.display.say)
 
-    def _look_at(self, workers: WorkerProcesses) -> Callable[[], None]:
-        def look() -> None:
-            for line in workers.restart_dead():
-                self.display.say(line)
-            self.display.update()
-
-        return look
-
-    def _time_is_up(self) -> bool:
-        return self.options.seconds is not None and self.figures.seconds > self.options.seconds
-
-    async def _step(self, production: Production) -> None:
-        summary = await production.produce()
+    async def _step(self, production: Colocated | Disaggregated) -> None:
+        produced = await production.produce()
         step = self.saved.step + 1
         batch, _ = await self.buffer.take_batch({TASK: BATCH_GROUPS}, timeout=_TAKE_SECONDS, current_train_step=step)
-        with summary.training():
+        with produced.training():
             groups = sorted(batch[TASK], key=_number)  # so that the sums don't depend on the order of arrival
-            reward = await self._train(groups)
-        self.figures.count_batch(groups, self.saved.step, reward)
-        self.figures.count_summary(summary)
+            await self._train(groups)
+        self.figures.count_batch(groups, produced)
         self.figures.count_store(await self.buffer.tallies())
         await production.tell(finished=False)
-        self.display.update()
+        self.display.update(self.saved, self.figures, self.mode, self.first_step)
 
-    async def _train(self, groups: list[list[RolloutState]]) -> float:
-        """Train, then save the buffer, then the weights. Return the mean reward."""
-        metrics = await asyncio.to_thread(self.saved.trainer.train, groups)
-        self.saved.trained += map(_number, groups)
-        await self.buffer.checkpoint(self.saved.step)
-        await asyncio.to_thread(self.folder.save, self.saved, metrics.reward)
-        return metrics.reward
+    async def _train(self, groups: list[list[RolloutState]]) -> None:
+        """Train, then save the buffer, then the weights."""
+        saved = self.saved
+        saved.rewards.append(await asyncio.to_thread(saved.policy.train, groups))
+        saved.trained += map(_number, groups)
+        saved.step += 1
+        await self.buffer.checkpoint(saved.step)
+        await asyncio.to_thread(self.folder.save, saved)
 
 
 def _number(group: list[RolloutState]) -> int:

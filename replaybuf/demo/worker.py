@@ -4,60 +4,164 @@ Started by the trainer as `python -m replaybuf.demo.worker`, with its settings i
 (so that no password is in the list of processes). The end of that input means that the run is over or the trainer gone,
 also by kill -9: then the worker puts back its groups in flight, and ends.
 
-Nothing is lost when a worker is killed: its prompts are handed out again some seconds later.
-"""
+Nothing is lost when a worker is killed: its prompts are handed out again some seconds later."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from replaybuf import FencedError, ReplayBufError
-from replaybuf.demo.blas import use_one_thread
-from replaybuf.demo.engine import Engine
-from replaybuf.demo.settings import BATCH_GROUPS, WorkerSettings, buffer_config, sampler_of, worker_strategy
-from replaybuf.demo.weights import load_policy
+from replaybuf.demo.policy import (
+    END,
+    MAX_RESPONSE_TOKENS,
+    FloatArray,
+    Policy,
+    decode,
+    is_over,
+    prompt_of,
+    rows_of,
+    verify,
+)
+from replaybuf.demo.run_folder import RunFolder
+from replaybuf.demo.settings import BATCH_GROUPS, LAGS, buffer_config, sampler_of, worker_strategy
 from replaybuf.produce import TrainState, produce_loop
+from replaybuf.rollouts.rollout import RolloutState, Status
+
+#: Seconds that a token takes: the median of all prompts, and the spread (sigma) of its logarithm.
+TOKEN_SECONDS, TOKEN_SPREAD = 0.003, 1.0
+
+_SECONDS, _TOKENS = 1, 2  # the purposes of a prompt's random numbers
+
+
+class Engine:
+    """An agent loop over a policy. `load` sets new weights, while nothing is being generated."""
+
+    def __init__(self, seed: int, *, token_seconds: float = TOKEN_SECONDS) -> None:
+        self._seed, self._token_seconds = seed, token_seconds
+        self._weights: tuple[Policy, int] | None = None
+        self._paused = asyncio.Event()
+
+    def load(self, policy: Policy, step: int) -> None:
+        """Generate with the weights of train step `step` from now on."""
+        self._weights = policy, step
+
+    async def pause(self) -> None:
+        """Interrupt generation: pending tokens don't come any more."""
+        self._paused.set()
+
+    async def resume(self) -> None:
+        """Generate again."""
+        self._paused.clear()
+
+    async def generate_group(self, group: list[RolloutState], *, partial: bool) -> list[RolloutState]:
+        """Generate the rollouts of a group and write them in place at the end: COMPLETED, or ABORTED after a pause."""
+        assert self._weights is not None, "load() comes first"
+        policy, step = self._weights
+        answers = [_Answer(rollout, partial) for rollout in group]
+        number = int(group[0].group_id or 0)
+        seconds = token_seconds(self._seed, number, self._token_seconds)
+        randoms = np.random.default_rng([self._seed, number, _TOKENS, step]).random((len(group), MAX_RESPONSE_TOKENS))
+        while not all(is_over(answer.ids) for answer in answers) and await self._goes_on(seconds):
+            for answer, numbers in zip(answers, randoms, strict=True):
+                if not is_over(answer.ids):
+                    answer.extend(policy, prompt_of(group), numbers)
+        for rollout, answer in zip(group, answers, strict=True):
+            if rollout.status != Status.COMPLETED:
+                answer.write(rollout)
+        return group
+
+    async def _goes_on(self, seconds: float) -> bool:
+        """Wait for the time of a token. Return False as soon as generation is paused."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._paused.wait()
+        return not self._paused.is_set()
+
+
+class _Answer:
+    """The tokens of a rollout so far and their log-probabilities; those of an interrupted one only if `partial`."""
+
+    def __init__(self, rollout: RolloutState, partial: bool) -> None:
+        kept = rollout.response_ids is not None and (partial or rollout.status == Status.COMPLETED)
+        self.ids: list[int] = list(map(int, rollout.response_ids)) if kept else []
+        self.log_probs: list[float] = list(map(float, rollout.logprobs)) if kept and self.ids else []
+
+    def extend(self, policy: Policy, prompt: str, randoms: FloatArray) -> None:
+        """Add a token, drawn by the random number of its place."""
+        log_probs = policy.log_probs(rows_of(prompt, self.ids)[-1:])[0]
+        cumulative = np.exp(log_probs).cumsum()
+        token = int((cumulative <= randoms[len(self.ids)] * cumulative[-1]).sum())
+        self.ids.append(token)
+        self.log_probs.append(float(log_probs[token]))
+
+    def write(self, rollout: RolloutState) -> None:
+        """Write the answer into its rollout: COMPLETED with its reward, or ABORTED with the tokens so far."""
+        rollout.response, rollout.response_ids = decode(self.ids), np.array(self.ids, dtype=np.int32)
+        rollout.logprobs = np.array(self.log_probs, dtype=np.float32)
+        rollout.response_mask = np.ones(len(self.ids), dtype=np.int32)
+        rollout.status = Status.COMPLETED if is_over(self.ids) else Status.ABORTED
+        if rollout.status == Status.COMPLETED:
+            rollout.finish_reason = "stop" if self.ids[-1] == END else "length"
+            rollout.reward = {"score": verify(prompt_of([rollout]), self.ids)}
+
+
+def token_seconds(seed: int, number: int, median: float = TOKEN_SECONDS) -> float:
+    """Return the seconds for each token of prompt `number`: log-normal over the prompts."""
+    return median * float(np.exp(TOKEN_SPREAD * np.random.default_rng([seed, number, _SECONDS]).normal()))
+
 
 _GRACE_SECONDS = 1.0
 _REJOIN_SECONDS = 0.2
 
 
+@dataclass(frozen=True)
+class WorkerSettings:
+    """The settings of one rollout worker."""
+
+    url: str
+    folder: str
+    worker: int
+    seed: int
+    prompts: int
+
+
 async def work(settings: WorkerSettings, stop: asyncio.Event, engine: Engine | None = None) -> None:
     """Generate until the trainer has finished, or `stop` is set; after a restore, join the buffer anew."""
-    engine = engine or Engine(settings.seed, settings.session)
+    engine = engine or Engine(settings.seed)
 
     async def load_weights(state: TrainState) -> int | None:
-        loaded = await asyncio.to_thread(load_policy, Path(settings.folder))
+        loaded = await asyncio.to_thread(RunFolder(Path(settings.folder)).load_policy)
         if loaded is None:
             raise ReplayBufError(f"there are no weights in {settings.folder}: was the folder removed?")
         engine.load(*loaded)
         return loaded[1]
 
-    try:
-        while not stop.is_set():
-            try:
-                async with buffer_config(settings.url).build() as buffer:
-                    await produce_loop(
-                        worker_strategy(settings.worker),
-                        engine,
-                        sampler_of(buffer, settings.seed, settings.prompts),
-                        BATCH_GROUPS,
-                        load_weights=load_weights,
-                        max_lag=settings.max_lag,
-                        stop=stop,
-                        worker=f"worker-{settings.worker}",
-                    )
-                    return
-            except FencedError as error:
-                print(f"joining anew: {error}", file=sys.stderr, flush=True)
-                await asyncio.sleep(_REJOIN_SECONDS)  # if this worker's own trainer is gone, `stop` is set by then
-    finally:
-        engine.close()
+    while not stop.is_set():
+        try:
+            async with buffer_config(settings.url).build() as buffer:
+                await produce_loop(
+                    worker_strategy(settings.worker),
+                    engine,
+                    sampler_of(buffer, settings.seed, settings.prompts),
+                    BATCH_GROUPS,
+                    load_weights=load_weights,
+                    max_lag=LAGS[settings.worker % len(LAGS)],
+                    stop=stop,
+                    worker=f"worker-{settings.worker}",
+                )
+                return
+        except FencedError as error:
+            print(f"joining anew: {error}", file=sys.stderr, flush=True)
+            await asyncio.sleep(_REJOIN_SECONDS)  # if this worker's own trainer is gone, `stop` is set by then
 
 
 async def _work_until_the_end_of_input(settings: WorkerSettings) -> None:
@@ -76,23 +180,13 @@ def _end_with_input(stop: asyncio.Event, loop: asyncio.AbstractEventLoop) -> Non
     os._exit(0)
 
 
-def _read_line() -> str:
-    """Read and return the first line of the input, and no byte more."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            raise SystemExit(0)  # the trainer has gone
-        line += byte
-    return line.decode()
-
-
 def main() -> int:
     """Run a worker. Return its exit code."""
-    use_one_thread()
-    settings = WorkerSettings.from_json(_read_line())
+    line = open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115  (and no byte more than the line)
+    if not line.endswith(b"\n"):
+        return 0  # the trainer has gone
     try:
-        asyncio.run(_work_until_the_end_of_input(settings))
+        asyncio.run(_work_until_the_end_of_input(WorkerSettings(**json.loads(line))))
     except ReplayBufError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

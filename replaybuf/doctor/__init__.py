@@ -1,7 +1,10 @@
-"""`replaybuf doctor`: what is wrong with a database, and what can be done about it."""
+"""`replaybuf doctor`: what is wrong with a database, and what can be done about it.
+
+A module `check_...` for each area has its questions in SQL, the findings, and the repairs.
+"""
 
 from replaybuf.doctor.examine import examine, repair
-from replaybuf.doctor.finding import Check, Finding, Level, Look
+from replaybuf.doctor.findings import Check, CheckContext, Finding, Level
 from replaybuf.doctor.rescue import Rescued, rescue
 
-__all__ = ["Check", "Finding", "Level", "Look", "Rescued", "examine", "repair", "rescue"]
+__all__ = ["Check", "CheckContext", "Finding", "Level", "Rescued", "examine", "repair", "rescue"]

@@ -1,1 +1,1 @@
-"""Rollouts in files: exports of ours, and imports of these, of others' rollouts, saved buffers and databases."""
+"""Rollouts in files: exports of ours, and imports of these, of others' rollouts, and of saved buffers."""

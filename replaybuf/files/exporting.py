@@ -1,24 +1,260 @@
-"""Exports: groups that match a query, from any store into files, a batch at a time."""
+"""Exports: groups that match a query, from any store, in batches, into files, DataFrames and datasets.
+
+An export is one file or several, which get their names when all are complete.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+import contextlib
+import errno
+import glob
+import os
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import IO, Any, Final, Protocol, TypeVar, cast
 
+from replaybuf.atomic_file import partial_file, publish
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import FileError, ReplayBufError
-from replaybuf.files.rows import Row, RowsOf, rows_of
-from replaybuf.files.writing import Parts, Writer
-from replaybuf.progress import OnProgress, Teller
+from replaybuf.errors import (
+    AccessError,
+    DiskFullError,
+    FileError,
+    FileThereError,
+    InputError,
+    MissingDriverError,
+    ReplayBufError,
+)
+from replaybuf.files.arrow_tables import TableWriter
+from replaybuf.files.json_lines import dump, open_to_write
+from replaybuf.files.row_format import Row, RowsOf, rows_of
+from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.query import Node
+from replaybuf.redact import redact_path
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.policies import Order
-from replaybuf.storage.contract import GroupStorage
+from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import StorageItem
+
+#: The formats of files, by the ends of their names.
+FORMATS: Final = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst"), "jsonl"),
+    ".parquet": "parquet",
+    **dict.fromkeys((".arrow", ".feather"), "arrow"),
+    ".arrows": "stream",
+}
+_PART: Final = re.compile(r"-([0-9]{5})-of-([0-9]{5})$")
+
+
+class RowWriter(Protocol):
+    """Writes rows to one file."""
+
+    def write(self, rows: Sequence[Row]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JSONLinesWriter:
+    """Writes rows as lines of JSON, compressed as the name says."""
+
+    def __init__(self, raw: IO[bytes], name: str) -> None:
+        self._raw = raw
+        self._stream = open_to_write(raw, name)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        self._stream.write(b"".join(map(dump, rows)))
+
+    def close(self) -> None:
+        if self._stream is not self._raw:
+            self._stream.close()
+
+
+def ending_of(path: Path) -> str:
+    """Return the end of a file's name that says its format. Raises InputError."""
+    name = path.name.lower()
+    for ending in sorted(FORMATS, key=len, reverse=True):
+        if name.endswith(ending):
+            return path.name[-len(ending) :]
+    raise InputError(f"{redact_path(str(path))!r:.200} doesn't say its format: a file is named {', '.join(FORMATS)}")
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return the parts of an export that was written in several files, by the name that it was given.
+
+    Raises FileError when some of them are missing.
+    """
+    try:
+        ending = ending_of(path)
+    except InputError:
+        return []
+    found = _sets(path, ending)
+    for count, parts in found.items():
+        if len(found) > 1 or len(parts) != count:
+            raise FileError(
+                f"{path}: there are {len(parts)} of its {count} parts, or those of several exports; move away what is "
+                "named like a part and isn't one"
+            )
+    return [one for parts in found.values() for one in parts]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the file, or the parts, of the only export in a folder, as `to_dataset` writes it.
+
+    Raises FileError when there is none, or several, or a part is missing.
+    """
+    exports: set[Path] = set()
+    for one in folder.iterdir():
+        if not one.name.startswith((".", "cache-")):  # datasets keeps the results of its own calls in cache-*.arrow
+            with contextlib.suppress(InputError):
+                ending = ending_of(one)
+                exports.add(one.with_name(_PART.sub("", one.name.removesuffix(ending)) + ending))
+    if len(exports) != 1:
+        names = ", ".join(sorted(one.name for one in exports))
+        what = f"it holds several exports ({names:.300}); name one of them" if exports else "no file in it is an export"
+        raise FileError(f"{folder} is a folder, and {what}")
+    [path] = exports
+    return [path] if path.exists() else parts_of(path)
+
+
+def _sets(path: Path, ending: str) -> dict[int, list[Path]]:
+    """Return the files that are named as parts of `path`, in their order, by the number of parts that they name."""
+    stem = path.name.removesuffix(ending)
+    found: dict[int, list[Path]] = {}
+    for one in sorted(path.parent.glob(f"{glob.escape(stem)}-?????-of-?????{glob.escape(ending)}")):
+        match = _PART.search(one.name.removesuffix(ending))
+        if match and int(match[1]) < int(match[2]):
+            found.setdefault(int(match[2]), []).append(one)
+    return found
+
+
+class ExportFiles:
+    """The files of one export: those beyond `max_bytes` begin another one. Nothing has a final name before `publish`.
+
+    Use it as a context manager: files that weren't published are removed at its end.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int | None, force: bool) -> None:
+        self.path = path
+        self._ending = ending_of(path)
+        self._form = FORMATS[self._ending.lower()]
+        self._max_bytes = max_bytes
+        self._force = force
+        self._stack = contextlib.ExitStack()
+        self._done: list[str] = []
+        self._raw: IO[bytes] | None = None
+        self._writer: RowWriter | None = None
+        self.bytes = 0
+
+    def __enter__(self) -> ExportFiles:
+        return self
+
+    def check(self) -> None:
+        """Raise FileThereError where the files would replace others."""
+        self._refuse([self.path, *self._old_parts()])
+        if self.path.is_dir():
+            raise FileThereError(f"{redact_path(str(self.path))} is a folder; give the name of a file in it")
+
+    def _refuse(self, files: Iterable[Path]) -> None:
+        there = None if self._force else next((one for one in files if one.exists()), None)
+        if there is not None:
+            raise FileThereError(
+                f"{redact_path(str(there))} is there already; choose another name, or replace it (--force; "
+                "force=True in Python)"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        if self._raw is not None:
+            with contextlib.suppress(Exception):  # a partial file is removed
+                self._raw.close()
+        self._stack.close()
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write the rows of whole groups. Raises DiskFullError."""
+        with self._translating_errors():
+            if self._raw is not None and self._max_bytes is not None and self._raw.tell() >= self._max_bytes:
+                self._end()
+            if self._writer is None:
+                self._begin()
+            assert self._writer is not None
+            self._writer.write(rows)
+
+    def publish(self) -> list[Path]:
+        """Give the files their names, and remove those of an older export. Return them. Raises FileThereError.
+
+        No set of parts ever mixes two exports: older parts go before the first one gets its name, and after an error
+        none is left.
+        """
+        with self._translating_errors():
+            if self._writer is None and not self._done:
+                self._begin()
+            self._end()
+        names = [self.path] if len(self._done) == 1 else [self._part(n) for n in range(len(self._done))]
+        self._refuse(names)
+        with self._translating_errors():
+            if len(names) > 1:
+                _remove({self.path, *names, *self._old_parts()})
+            try:
+                for partial, path in zip(self._done, names, strict=True):
+                    publish(partial, str(path))
+            except BaseException:
+                _remove(names if len(names) > 1 else ())
+                raise
+            _remove({self.path, *self._old_parts()} - set(names))
+        return names
+
+    def _begin(self) -> None:
+        partial = self._stack.enter_context(partial_file(str(self.path)))
+        self._raw = open(partial, "wb")  # noqa: SIM115
+        form = JSONLinesWriter(self._raw, self._ending.lower()) if self._form == "jsonl" else None
+        self._writer = form or TableWriter(self._raw, self._form)
+        self._done.append(partial)
+
+    def _end(self) -> None:
+        if self._writer is not None and self._raw is not None:
+            self._writer.close()
+            self._raw.flush()
+            os.fsync(self._raw.fileno())  # a disk that is full says so before an older export is touched
+            self.bytes += self._raw.tell()
+            self._raw.close()
+            self._raw = self._writer = None
+
+    def _part(self, number: int) -> Path:
+        stem = self.path.name.removesuffix(self._ending)
+        return self.path.with_name(f"{stem}-{number:05}-of-{len(self._done):05}{self._ending}")
+
+    def _old_parts(self) -> list[Path]:
+        """Return the parts of whole exports; what else is named like a part is another's."""
+        return [
+            one for count, parts in _sets(self.path, self._ending).items() if len(parts) == count > 1 for one in parts
+        ]
+
+    @contextlib.contextmanager
+    def _translating_errors(self) -> Iterator[None]:
+        shown = redact_path(str(self.path))
+        try:
+            yield
+        except PermissionError as error:
+            raise AccessError(f"{shown} can't be written: {error.strerror}") from error
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFullError(
+                    f"the disk is full: {shown} was not written; make room on its disk, or choose another"
+                ) from error
+            raise FileError(f"{shown} can't be written: {error.strerror or error}") from error
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def writer_to(stream: Any) -> RowWriter:
+    """Return the writer of lines of JSON to a stream, such as stdout."""
+    return JSONLinesWriter(stream, "")
+
 
 T = TypeVar("T")
 
@@ -30,7 +266,7 @@ _GROUPS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ExportQuery:
     """The groups of an export: those that match, in an order, at most `limit`; with a row a rollout or a group."""
 
     query: Node
@@ -56,20 +292,20 @@ class Exported:
 
 
 async def export_files(
-    storage: GroupStorage,
-    chosen: Chosen,
+    storage: SQLStorage,
+    chosen: ExportQuery,
     path: Path,
     *,
     max_bytes: int | None = None,
     force: bool = False,
     progress: OnProgress | None = None,
 ) -> Exported:
-    """Write groups to the file `path`, or to several if it would have more than `max_bytes`. Return what was written.
+    """Write groups to the file `path`, or to several if it would have more than `max_bytes`. Return the counts.
 
     The files get their names when all are complete; until then, and after an error, there are none. Raises
     FileThereError where there is such a file, unless `force`; DiskFullError, AccessError, FileError.
     """
-    with Parts(path, max_bytes=max_bytes, force=force) as parts:
+    with ExportFiles(path, max_bytes=max_bytes, force=force) as parts:
         await in_thread(parts.check)
         done = await export_rows(storage, chosen, parts, progress)
         done.files = await in_thread(parts.publish)
@@ -78,22 +314,22 @@ async def export_files(
 
 
 async def export_rows(
-    storage: GroupStorage, chosen: Chosen, writer: Writer | Parts, progress: OnProgress | None = None
+    storage: SQLStorage, chosen: ExportQuery, writer: RowWriter | ExportFiles, progress: OnProgress | None = None
 ) -> Exported:
-    """Write groups as rows, whoever writes these. Return what was written."""
+    """Write groups as rows with this writer. Return the counts."""
     total = await storage.count(chosen.query, at_most=chosen.limit)
-    done, teller = Exported(), Teller(progress, total)
+    done, reporter = Exported(), ProgressReporter(progress, total)
     async with aclosing(batches_of(storage, chosen, done)) as batches:
         async for rows, groups in batches:
             await in_thread(lambda rows=rows: writer.write(rows))  # type: ignore[misc]
-            teller.add(groups, 0)
-    teller.finish()
+            reporter.add(groups, 0)
+    reporter.finish()
     done.left = max(0, total - done.groups - len(done.unreadable))
     return done
 
 
 async def batches_of(
-    storage: GroupStorage, chosen: Chosen, done: Exported
+    storage: SQLStorage, chosen: ExportQuery, done: Exported
 ) -> AsyncGenerator[tuple[list[Row], int], None]:
     """Yield the rows of groups, batch by batch, with the number of groups in each; they are counted in `done`."""
     held: list[StorageItem] = []
@@ -134,5 +370,34 @@ async def in_thread(function: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # nobody hears of it
+            running.exception()  # marked as retrieved, so that asyncio doesn't log it
         raise
+
+
+_DATASET_FILE_BYTES = 1 << 28
+
+
+async def to_pandas(storage: SQLStorage, chosen: ExportQuery) -> Any:
+    """Return groups as a DataFrame with the rows of an export."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingDriverError("to_pandas() needs the package pandas: pip install pandas") from error
+    every: list[Row] = []
+    async with aclosing(batches_of(storage, chosen, Exported())) as batches:
+        async for rows, _ in batches:
+            every += rows
+    return await in_thread(lambda: pandas.DataFrame.from_records(every))
+
+
+async def to_dataset(storage: SQLStorage, chosen: ExportQuery, folder: Path, progress: OnProgress | None = None) -> Any:
+    """Return groups as a dataset that reads its rows from Arrow files in `folder`, which are written first."""
+    try:
+        import datasets  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise MissingDriverError("to_dataset() needs the package datasets: pip install datasets pyarrow") from error
+    await in_thread(lambda: folder.mkdir(parents=True, exist_ok=True))
+    name = folder / "rollouts.arrows"
+    done = await export_files(storage, chosen, name, max_bytes=_DATASET_FILE_BYTES, force=True, progress=progress)
+    parts = await in_thread(lambda: [datasets.Dataset.from_file(str(file)) for file in done.files])
+    return parts[0] if len(parts) == 1 else await in_thread(lambda: datasets.concatenate_datasets(parts))

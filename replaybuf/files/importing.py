@@ -9,31 +9,162 @@ also when the groups have been consumed meanwhile. A checkpoint keeps the cursor
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
-from xxhash import xxh3_128
+from xxhash import xxh3_64_intdigest, xxh3_128
 
-from replaybuf.checks import check_task_name
+from replaybuf.checks import (
+    check_count,
+    check_key,
+    check_priority,
+    check_staleness,
+    check_step,
+    check_storable,
+    check_tags,
+    check_task_name,
+)
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ConflictError, FileEndsError, FileError
-from replaybuf.files.checked import prepared
-from replaybuf.files.exporting import in_thread
-from replaybuf.files.remarks import Remarks
-from replaybuf.files.rows import FileGroup
-from replaybuf.progress import OnProgress, Teller
+from replaybuf.errors import ConflictError, FileEndsError, FileError, ReplayBufError, RolloutError
+from replaybuf.files.exporting import TREES, in_thread
+from replaybuf.files.foreign_rows import FIELDS
+from replaybuf.files.row_format import FileGroup
+from replaybuf.progress import OnProgress, ProgressReporter
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.contract import CursorStorage, GroupStorage, require
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Cursor, NewGroup
-from replaybuf.worker_name import worker_name
+from replaybuf.worker_name import check_worker, worker_name
+
+
+def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
+    """Return a group as every store takes it, checked. Raises FileError, which says where in the file it is."""
+    try:
+        payload = TREES.encode(group.rollouts)
+        new = NewGroup(
+            task_name=check_task_name(group.task_name),
+            status=group.status,
+            staleness=check_staleness(group.staleness),
+            rollouts=codec.decode(payload),
+            created_at=time.time() if group.created_at is None else float(group.created_at),
+            priority=check_priority(group.priority),
+            tags=check_tags(group.tags),
+            key=check_key(group.key),
+            payload=payload,
+            times_sampled=check_count(group.times_sampled, "times_sampled"),
+            deliveries=check_count(group.deliveries, "deliveries"),
+            error=None if group.error is None else check_storable(group.error, "error"),
+            worker=None if group.worker is None else check_worker(group.worker),
+            trained_step=None if group.trained_step is None else check_step(group.trained_step, "trained_step"),
+        )
+        _check_rollouts(new.rollouts, codec.rollout_type)
+    except (ReplayBufError, ArithmeticError) as error:
+        raise FileError(f"{group.place}: {error}") from error
+    return new
+
+
+def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:
+    """Raise what a put would: it computes rollout metadata and an index for SQL from fields that can hold anything."""
+    try:
+        for one in rollouts:
+            check_staleness(int(kind.get(one, "seq_staleness") or 0), "seq_staleness")
+        Marks.of(rollouts, kind)
+        outline(rollouts, kind)
+        prompt_preview(rollouts, kind)
+    except ReplayBufError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise RolloutError(f"the rollouts have a field that no store can take ({error!s:.150})") from error
+
+
+#: Parts of the names of columns with responses, the likeliest first.
+_LIKELY: Final = ("answer", "response", "completion", "output", "generat", "solution", "reply", "text")
+#: Columns that are remembered: a file may have any number.
+_COLUMNS: Final = 20
+#: Prompts that are remembered, as hashes of some 100 bytes each. Beyond these a group counts as one of a new prompt.
+_PROMPTS: Final = 1 << 18
+
+
+class ImportWarnings:
+    """Collects warnings about the groups of a file that can be imported, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._groups = 0
+        self._unanswered = 0
+        #: The columns that became no field, with whether they hold texts.
+        self._unused: dict[str, bool] = {}
+        self._seen: set[int] = set()
+        #: Groups by the column that groups their rows, and those whose prompt or group_id an earlier group had.
+        self._by: Counter[str] = Counter()
+        self._repeated: Counter[str] = Counter()
+
+    def add(self, group: FileGroup) -> None:
+        self._groups += 1
+        if group.guessed and all(_lacks_response(rollout) for rollout in group.rollouts):
+            self._unanswered += 1
+            self._add_unused(group)
+        if group.by is not None:
+            self._by[group.by] += 1
+            fingerprint = _fingerprint(group)
+            if fingerprint in self._seen:
+                self._repeated[group.by] += 1
+            elif len(self._seen) < _PROMPTS:
+                self._seen.add(fingerprint)
+
+    def texts(self) -> list[str]:
+        """Return the warnings, a line each."""
+        found = []
+        if self._groups and self._unanswered == self._groups:
+            found.append(f"no response was found: nothing of this can be trained on{self._hint()}")
+        at_most = "" if len(self._seen) < _PROMPTS else "at most "
+        for by, repeated in sorted(self._repeated.items()):
+            groups = self._by[by]
+            what = f"{at_most}{groups - repeated:,} {by}{'s' if groups - repeated > 1 else ''} make {groups:,} groups"
+            mend = "sort the file by prompt, or give group_id" if by == "prompt" else "sort the file by group_id"
+            found.append(f"{what}, because rows of one aren't next to each other: {mend}")
+        return found
+
+    def _add_unused(self, group: FileGroup) -> None:
+        for rollout in group.rollouts:
+            extra = rollout.get("extra_fields")
+            unused = dict(extra) if isinstance(extra, dict) else {}
+            unused |= {name: value for name, value in rollout.items() if name not in FIELDS}
+            for name, value in unused.items():
+                if name in self._unused or len(self._unused) < _COLUMNS:
+                    self._unused[name] = self._unused.get(name, False) or type(value) is str
+
+    def _hint(self) -> str:
+        if not self._unused:
+            return ""
+        texts = [name for name, is_text in self._unused.items() if is_text]
+        likely = [name for word in _LIKELY for name in texts if word in str(name).lower()]
+        column = next(iter(likely), "COLUMN")
+        return f"; --field response={column:.60}? Not used: {', '.join(map(str, self._unused)):.200}"
+
+
+def _lacks_response(rollout: dict[object, object]) -> bool:
+    answered = rollout.get("response") is not None or rollout.get("response_ids") is not None
+    return rollout.get("status") is Status.INIT and not answered
+
+
+def _fingerprint(group: FileGroup) -> int:
+    """Return a hash of the values that the rows of a group share."""
+    first = group.rollouts[0]
+    names = ("message", "prompt_ids") if group.by == "prompt" else ("group_id",)
+    common = {name: first.get(name) for name in names} | {"task_name": group.task_name}
+    return xxh3_64_intdigest(TREES.encode([common]))
+
 
 Lane = tuple[str, Status]
 Reader = Callable[[], Iterator[FileGroup]]
 
-#: What the names of an import's cursors begin with.
+#: The prefix of the names of an import's cursors.
 IMPORT: Final = "import "
 #: Groups and bytes of payloads that are put in one transaction.
 _GROUPS: Final = 128
@@ -42,7 +173,7 @@ _ODD_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Importing:
+class ImportOptions:
     """Which groups of a file are imported: those of a task or a status, or all. Raises InputError.
 
     With `partial`, a file that ends within a row or a group is imported up to there. With `again`, what was imported
@@ -65,11 +196,11 @@ class Importing:
 
 @dataclass(slots=True)
 class Survey:
-    """What is in a file: groups and rollouts by task and status, what is odd about them, and how it ends.
+    """The content of a file: groups and rollouts by task and status, notices about them, and where it ends.
 
-    `there` are groups that were imported before. `odd` counts the groups of which something was noticed, and `examples`
-    says where the first is. `warnings` say what may not be as it was meant. `ends` says where a file was cut short.
-    `digest` is the same for files with the same groups, in whatever format.
+    `there` are groups that were imported before. `odd` counts groups by notice, and `examples` gives the place of the
+    first one. `warnings` are likely mistakes of the caller. `ends` is the place where a file was cut short. `digest` is
+    the same for files with the same groups, in whatever format.
     """
 
     groups: Counter[Lane] = field(default_factory=Counter)
@@ -89,9 +220,9 @@ class Survey:
 
 @dataclass(slots=True)
 class Imported:
-    """What an import has put: groups and rollouts; `there` are the groups that were imported before.
+    """The result of an import: groups and rollouts that it has put; `there` are the groups that were imported before.
 
-    `found` is what is in the file, by task and status; `found.new` is the number of groups that were to be put.
+    `found` is the content of the file, by task and status; `found.new` is the number of groups that were to be put.
     """
 
     found: Survey
@@ -101,84 +232,87 @@ class Imported:
 
 
 async def import_from(
-    storage: GroupStorage, read: Reader, wanted: Importing, progress: OnProgress | None = None
+    storage: SQLStorage, read: Reader, options: ImportOptions, progress: OnProgress | None = None
 ) -> Imported:
-    """Put the groups of a file, each exactly once; nothing when anything in it is wrong. Return what was put.
+    """Put the groups of a file, each exactly once; none when any of them is wrong. Return the counts.
 
-    `progress` is told of both passes: the groups read, of a total that isn't known, and then the groups put. Raises
+    `progress` is called in both passes: with the groups read, of an unknown total, and then with the groups put. Raises
     what `survey` and `import_groups` raise.
     """
-    found = await survey(storage, read, wanted, progress)
-    if wanted.dry_run or not found.new:
+    found = await survey(storage, read, options, progress)
+    if options.dry_run or not found.new:
         return Imported(found, there=found.there.total())
-    return await import_groups(storage, read, wanted, found, progress)
+    return await import_groups(storage, read, options, found, progress)
 
 
-async def survey(storage: GroupStorage, read: Reader, wanted: Importing, progress: OnProgress | None = None) -> Survey:
+async def survey(
+    storage: SQLStorage, read: Reader, options: ImportOptions, progress: OnProgress | None = None
+) -> Survey:
     """Read a file to its end, check each of its groups, and say what an import would do. Writes nothing.
 
     Raises FileError, which says where in the file the first wrong group is, and FileEndsError for a file that was cut
-    short, unless `wanted.partial`.
+    short, unless `options.partial`.
     """
-    cursors = require(storage, CursorStorage, "import_from()")
-    found, teller = Survey(), Teller(progress, None)
-    with closing(_surveying(storage.codec, read, wanted, found)) as reading:
+    found, reporter = Survey(), ProgressReporter(progress, None)
+    with closing(_surveying(storage.codec, read, options, found)) as reading:
         while done := await in_thread(lambda: next(reading, None)):
-            teller.add(*done)
-    teller.finish()
-    if found.groups and not wanted.again:
-        counts = _counts(await cursors.cursor(_name(found.digest)))
+            reporter.add(*done)
+    reporter.finish()
+    if found.groups and not options.again:
+        counts = _counts(await storage.cursor(_name(found.digest)))
         for lane, n in found.groups.items():
             found.there[lane] = min(n, counts[lane])
     return found
 
 
-def _surveying(codec: Codec, read: Reader, wanted: Importing, found: Survey) -> Generator[tuple[int, int], None, None]:
-    """Add the groups of a file to what was found. Yield the number of groups and bytes read, piece by piece."""
-    digest, remarks, groups, size = xxh3_128(), Remarks(), 0, 0
+def _surveying(
+    codec: Codec, read: Reader, options: ImportOptions, found: Survey
+) -> Generator[tuple[int, int], None, None]:
+    """Add the groups of a file to the survey. Yield the number of groups and bytes read, piece by piece."""
+    digest, warnings, groups, size = xxh3_128(), ImportWarnings(), 0, 0
     try:
         for group in read():
             if groups >= _GROUPS or size >= _BYTES:
                 yield groups, size
                 groups = size = 0
-            new = prepared(group, codec)
+            new = checked_group(group, codec)
             digest.update(_identity(new))
             groups += 1
             size += len(new.payload or b"")
-            if not wanted.takes(group):
+            if not options.takes(group):
                 continue
             lane = (group.task_name, group.status)
             found.groups[lane] += 1
             found.rollouts[lane] += len(group.rollouts)
-            remarks.add(group)
+            warnings.add(group)
             for what in group.odd:
                 found.odd[what] += 1
                 found.examples.setdefault(what, group.place)
     except FileEndsError as error:
-        if not wanted.partial:
+        if not options.partial:
             raise FileEndsError(
                 f"{error}; nothing was imported. To import what is before it, say so (partial=True, --partial)"
             ) from error
         found.ends = str(error)
-    found.digest, found.warnings = digest.hexdigest(), remarks.warnings()
+    found.digest, found.warnings = digest.hexdigest(), warnings.texts()
     if groups:
         yield groups, size
 
 
 async def import_groups(
-    storage: GroupStorage, read: Reader, wanted: Importing, found: Survey, progress: OnProgress | None = None
+    storage: SQLStorage, read: Reader, options: ImportOptions, found: Survey, progress: OnProgress | None = None
 ) -> Imported:
-    """Put the groups of a file that was surveyed. Return what was put.
+    """Put the groups of a file that was surveyed. Return the counts.
 
     Each batch is put as a whole: an import that fails, is cancelled or killed, goes on there when it is repeated.
-    Raises ConflictError when the same file is being imported by somebody else, FileError when it has changed since it
+    Raises ConflictError when the same file is being imported by another process, FileError when it has changed since it
     was surveyed, and what `put` raises.
     """
-    cursors, done = require(storage, CursorStorage, "import_from()"), Imported(found)
-    cursor = await cursors.cursor(_name(found.digest))
-    counts: Counter[Lane] = Counter() if wanted.again else _counts(cursor)
-    teller, met, worker = Teller(progress, found.new), Counter[Lane](), worker_name()
-    with closing(_batches(storage.codec, read, wanted, counts, met, done)) as reading:
+    done = Imported(found)
+    cursor = await storage.cursor(_name(found.digest))
+    counts: Counter[Lane] = Counter() if options.again else _counts(cursor)
+    reporter, met, worker = ProgressReporter(progress, found.new), Counter[Lane](), worker_name()
+    with closing(_batches(storage.codec, read, options, counts, met, done)) as reading:
         while (batch := await in_thread(lambda: next(reading, None))) is not None:
             if not batch:
                 continue
@@ -186,23 +320,23 @@ async def import_groups(
                 counts[new.task_name, new.status] += 1
                 new.worker = new.worker or worker
             moved = replace(cursor, position=counts.total(), value=_packed(counts))
-            if not await cursors.put_behind(batch, moved):
+            if not await storage.put_behind(batch, moved):
                 raise ConflictError(
-                    f"somebody else imports the same file, or the buffer was restored; {done.groups} groups were put "
+                    f"another process imports the same file, or the buffer was restored; {done.groups} groups were put "
                     "here. Run the import again when that is over: it goes on where they are"
                 )
             cursor = replace(moved, version=moved.version + 1)
             done.groups += len(batch)
             done.rollouts += sum(len(new.rollouts) for new in batch)
-            teller.add(len(batch), sum(len(new.payload or b"") for new in batch))
-    teller.finish()
+            reporter.add(len(batch), sum(len(new.payload or b"") for new in batch))
+    reporter.finish()
     if any(met[lane] != n for lane, n in found.groups.items()):
         raise FileError("the file has changed since it was read the first time; look at what is in the buffer")
     return done
 
 
 def _batches(
-    codec: Codec, read: Reader, wanted: Importing, counts: Counter[Lane], met: Counter[Lane], done: Imported
+    codec: Codec, read: Reader, options: ImportOptions, counts: Counter[Lane], met: Counter[Lane], done: Imported
 ) -> Generator[list[NewGroup], None, None]:
     """Yield the groups that aren't in the buffer yet, in batches: empty ones while there are none among those read."""
     before, batch, size, passed = counts.copy(), list[NewGroup](), 0, 0
@@ -218,14 +352,14 @@ def _batches(
         if group is None:
             return
         passed += 1
-        if not wanted.takes(group):
+        if not options.takes(group):
             continue
         lane = (group.task_name, group.status)
         met[lane] += 1
         if met[lane] <= before[lane]:
             done.there += 1
             continue
-        batch.append(prepared(group, codec))
+        batch.append(checked_group(group, codec))
         size += len(batch[-1].payload or b"")
 
 

@@ -1,18 +1,87 @@
-"""Pickles, read as data: nothing that one names is imported, called or built.
+"""Pickles and files of `torch.save`, read as data: nothing that one names is imported, called or built, not even torch.
 
-The machine of a pickle makes records (`files.records`) in place of objects. Only names that are listed here and in
-`files.rebuilding`, those of data, get so far; any other one is refused, and the error says what the pickle wanted.
+The unpickler makes records in place of objects: `PickledObject("torch._utils._rebuild_tensor_v2", args)` is one. Only
+names of data are accepted, which are listed here and in `files.pickled_values`; any other one is refused, and the error
+names it.
 """
 
 from __future__ import annotations
 
+import io
+import math
 import pickle
-from collections.abc import Callable
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any, ClassVar, Final
 
-from replaybuf.errors import FileError, UnsafePickleError
-from replaybuf.files.rebuilding import REBUILT
-from replaybuf.files.records import RECORDS, STATUS, Name
+import numpy as np
+
+from replaybuf.codec.torch_tensors import SIZES, StoredTensor
+from replaybuf.errors import FileEndsError, FileError, UnsafePickleError
+
+#: xtuner's classes in a saved buffer, in whatever modules.
+RECORDS: Final = frozenset(
+    (
+        *("RolloutState", "StorageItem", "SerializedRayObjectRef", "SampleParams", "RolloutToolCall"),
+        *("RolloutFunctionCall", "MultimodalInfo"),
+    )
+)
+#: ... and their statuses.
+STATUS: Final = "Status"
+
+
+class PickledName:
+    """A class or function that a pickle names. Calling it makes a record."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __call__(self, *args: Any, **options: Any) -> PickledObject:
+        return PickledObject(self.text, args, options)
+
+    def __setstate__(self, state: Any) -> None:
+        raise UnsafePickleError(f"the pickle changes {self.text}; it holds more than data, and was not loaded")
+
+
+class PickledObject:
+    """The record of an object in a pickle: the name of its class or function, arguments, state and items."""
+
+    __slots__ = ("args", "items", "name", "options", "pairs", "state")
+
+    def __init__(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.name = name
+        self.args = args
+        self.options = options
+        self.state: Any = None
+        self.items: list[Any] = []
+        self.pairs: list[tuple[Any, Any]] = []
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def append(self, item: Any) -> None:
+        self.items.append(item)
+
+    add = append
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        self.pairs.append((name, value))
+
+
+def record_fields(made: PickledObject) -> dict[str, Any]:
+    """Return the fields of an instance of a dataclass or a pydantic model."""
+    state = made.state if isinstance(made.state, dict) else {}
+    fields = state.get("__dict__") if "__pydantic_fields_set__" in state else state
+    if not isinstance(fields, dict):
+        raise FileError(f"the pickle's {made.name} has no fields")
+    return fields
+
 
 _PYTHON2: Final = {"__builtin__": "builtins", "copy_reg": "copyreg", "numpy._core": "numpy.core"}
 #: The dtypes of torch's storages by the names of their classes.
@@ -31,13 +100,6 @@ STORAGES: Final = {
     "ComplexDoubleStorage": "complex128",
     "UntypedStorage": "uint8",
 }
-_TORCH_DTYPES: Final = frozenset(
-    (
-        *("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
-        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-    )
-)
 
 
 class _Bounded:
@@ -62,15 +124,18 @@ class _Bounded:
 _Base: Any = pickle._Unpickler
 
 
-class Loading(_Base):  # type: ignore[misc]
-    """The machine of one pickle; `load()` returns its plain values and records. Raises FileError."""
+class DataUnpickler(_Base):  # type: ignore[misc]
+    """Unpickler for pickles that may use these `names`; `load()` returns plain values and records.
+
+    Raises FileError.
+    """
 
     dispatch: ClassVar[dict[int, Any]] = dict(_Base.dispatch)
 
-    def __init__(self, raw: IO[bytes], size: int, storage: Callable[[Any], Any]) -> None:
+    def __init__(self, raw: IO[bytes], size: int, names: Container[str], storage: Callable[[Any], Any]) -> None:
         super().__init__(_Bounded(raw, size), encoding="utf-8")
+        self._names = names
         self._storage = storage
-        self._bytes = size
 
     def load(self) -> Any:
         try:
@@ -85,9 +150,9 @@ class Loading(_Base):  # type: ignore[misc]
     def find_class(self, module: Any, name: Any) -> Any:
         full = _full_name(str(module), str(name))
         if full.rpartition(".")[2] in RECORDS | {STATUS} and full.startswith("xtuner."):
-            return Name(full)
-        if full in REBUILT or _storage_dtype(full) or full.removeprefix("torch.") in _TORCH_DTYPES:
-            return Name(full)
+            return PickledName(full)
+        if full in self._names or _storage_dtype(full) or full.removeprefix("torch.") in SIZES:
+            return PickledName(full)
         raise UnsafePickleError(
             f"the pickle wants to import {full!r:.150}, which is no data that this reader knows; nothing was run. If "
             "you trust the file, load it with its own program, and export its rollouts as JSONL or Parquet"
@@ -130,8 +195,8 @@ class Loading(_Base):  # type: ignore[misc]
     dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
 
 
-def _named(name: Any) -> Name:
-    if type(name) is not Name:
+def _named(name: Any) -> PickledName:
+    if type(name) is not PickledName:
         raise UnsafePickleError(f"the pickle calls a {type(name).__name__}, which is no data; nothing was run")
     return name
 
@@ -146,3 +211,113 @@ def _full_name(module: str, name: str) -> str:
 def _storage_dtype(full: str) -> str | None:
     module, _, name = full.rpartition(".")
     return STORAGES.get(name) if module in ("torch", "torch.storage") else None
+
+
+#: The number with which files of torch.save before torch 1.6 begin.
+_LEGACY_MAGIC: Final = 0x1950A86A20F9469CFC6C
+
+
+class TensorStorage:
+    """The numbers that tensors of a file share: their dtype, and how to read their bytes."""
+
+    def __init__(self, dtype: str, read: Callable[[], bytes]) -> None:
+        self._dtype = dtype
+        self._read = read
+        self._held: bytes | None = None
+
+    def tensor(
+        self, offset: Any, size: tuple[Any, ...], stride: tuple[Any, ...], dtype: str | None, grad: bool
+    ) -> StoredTensor:
+        """Return a tensor of this storage. ValueError when it would reach beyond it, or unfold it."""
+        name = dtype or self._dtype
+        if self._held is None:
+            self._held = self._read()
+        width, raw = SIZES[name], self._held
+        if any(type(n) is not int or n < 0 for n in (offset, *size, *stride)) or len(size) != len(stride):
+            raise ValueError(f"size {size!r:.60}, stride {stride!r:.60}")
+        count = math.prod(size)
+        last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if count else -1
+        if (last + 1) * width > len(raw) or count * width > len(raw):
+            raise ValueError(f"a tensor of size {size!r:.60} is larger than its storage of {len(raw)} bytes")
+        if not count:
+            return StoredTensor([name, list(size), b"", int(grad)])
+        items = np.frombuffer(raw, np.dtype((np.void, width)))
+        strided = np.lib.stride_tricks.as_strided(
+            items[offset:], size, [step * width for step in stride], writeable=False
+        )
+        return StoredTensor([name, list(size), np.ascontiguousarray(strided).tobytes(), int(grad)])
+
+
+@contextmanager
+def loaded(path: Path, names: Container[str]) -> Iterator[tuple[Any, int]]:
+    """Yield the content of a file of `torch.save` or `pickle.dump`, as records, and its size. It may use these `names`.
+
+    Tensors are read from it when they are rebuilt, within the block. Raises FileError; UnsafePickleError for a pickle
+    that wants more than data.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as raw:
+        if raw.read(4) == b"PK\x03\x04":
+            yield _load_zip(raw, names), size
+            return
+        raw.seek(0)
+        content = DataUnpickler(raw, size, names, _no_storage).load()
+        if content == _LEGACY_MAGIC:
+            raise FileError("the file has the format of torch.save before 1.6; load it with torch, and save it again")
+        yield content, size
+
+
+def _no_storage(pid: Any) -> Any:
+    raise FileError("the pickle refers to storages, but is no file of torch.save")
+
+
+def _load_zip(raw: IO[bytes], names: Container[str]) -> Any:
+    try:
+        archive = zipfile.ZipFile(raw)
+        entries = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, LookupError, NotImplementedError, struct.error) as error:
+        raise FileEndsError(f"the file of torch.save is cut short or damaged ({error!s:.100})") from error
+    pickles = [name for name in entries if name.endswith("/data.pkl") and name.count("/") == 1]
+    if len(pickles) != 1:
+        raise FileError("this zip file is none of torch.save: it has no data.pkl")
+    folder = pickles[0].removesuffix("data.pkl")
+    if f"{folder}byteorder" in entries and _entry(archive, f"{folder}byteorder") != b"little":
+        raise FileError("the file was written on a big-endian machine, which this reader doesn't know")
+    storages: dict[str, TensorStorage] = {}
+
+    def storage(pid: Any) -> TensorStorage:
+        dtype, key = _storage_of(pid)
+        if key not in storages:
+            storages[key] = TensorStorage(dtype, lambda: _entry(archive, f"{folder}data/{key}"))
+        return storages[key]
+
+    pickled = _entry(archive, pickles[0])
+    return DataUnpickler(io.BytesIO(pickled), len(pickled), names, storage).load()
+
+
+def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Return an entry of the file. Those of torch are never compressed, and so no bombs."""
+    try:
+        info = archive.getinfo(name)
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+            raise FileError(f"{name!r:.100} is compressed, which torch.save doesn't do; the file is no export of it")
+        return archive.read(info)
+    except FileError:
+        raise
+    except (
+        *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError),
+        *(LookupError, ValueError, RuntimeError),
+    ) as error:
+        raise FileEndsError(
+            f"{name!r:.100} in the file of torch.save is missing or damaged ({error!s:.100})"
+        ) from error
+
+
+def _storage_of(pid: Any) -> tuple[str, str]:
+    """Return the dtype and the key of a storage that a pickle refers to."""
+    if not (type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage" and type(pid[1]) is PickledName):
+        raise FileError(f"the pickle refers to {pid!r:.100}, which is no storage of torch")
+    dtype = STORAGES.get(pid[1].text.rpartition(".")[2])
+    if dtype is None or type(pid[2]) is not str:
+        raise FileError(f"the pickle refers to a storage of {pid[1].text!r:.100}, which this reader doesn't know")
+    return dtype, pid[2]

@@ -1,4 +1,4 @@
-"""A run, observed: metrics for Prometheus, numbers and tables for wandb and trackio. `docs/metrics.md` has every name.
+"""A run, observed: metrics for Prometheus, numbers and tables for wandb and trackio. `docs/metrics.md` shows them.
 
 Each name is imported when it is first used: whoever reads a database from outside needs no buffer. Spans of
 OpenTelemetry need nothing of this: the buffer makes them by itself.
@@ -8,25 +8,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from replaybuf.observe.batches import batch_metrics as batch_metrics
     from replaybuf.observe.catalogue import METRICS as METRICS
     from replaybuf.observe.catalogue import Metric as Metric
     from replaybuf.observe.collector import Collector as Collector
     from replaybuf.observe.completions import Completions as Completions
+    from replaybuf.observe.completions import batch_metrics as batch_metrics
     from replaybuf.observe.completions import completions_table as completions_table
-    from replaybuf.observe.database import read_figures as read_figures
     from replaybuf.observe.exposition import CONTENT_TYPE as CONTENT_TYPE
     from replaybuf.observe.exposition import OPENMETRICS_CONTENT_TYPE as OPENMETRICS_CONTENT_TYPE
     from replaybuf.observe.exposition import prometheus as prometheus
+    from replaybuf.observe.exposition import read_figures as read_figures
 
 _MODULES = {
-    "batch_metrics": "batches",
+    "batch_metrics": "completions",
     "METRICS": "catalogue",
     "Metric": "catalogue",
     "Collector": "collector",
     "Completions": "completions",
     "completions_table": "completions",
-    "read_figures": "database",
+    "read_figures": "exposition",
     "CONTENT_TYPE": "exposition",
     "OPENMETRICS_CONTENT_TYPE": "exposition",
     "prometheus": "exposition",

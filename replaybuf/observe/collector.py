@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.metrics import Meter
 from replaybuf.errors import InputError, ReplayBufError
-from replaybuf.observe.database import read_figures
-from replaybuf.observe.samples import samples_of
+from replaybuf.observe.exposition import read_figures, samples_of
 
 if TYPE_CHECKING:  # who reads a database from outside needs no buffer
     from replaybuf.buffer.replay_buffer import ReplayBuffer

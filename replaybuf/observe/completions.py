@@ -9,10 +9,53 @@ from typing import Any, Literal
 
 from replaybuf.checks import check_step
 from replaybuf.errors import InputError, MissingDriverError
-from replaybuf.rollouts.marks import reward_value
 from replaybuf.rollouts.outline import reward_parts
+from replaybuf.rollouts.rewards import SCORE, reward_value
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.storage.values import StorageItem
+
+#: The names for each kind of groups; `docs/metrics.md` has what they mean.
+NAMES = (
+    *("groups", "rollouts", "reward/mean", "reward/min", "reward/max", "staleness/mean", "staleness/max"),
+    "age_seconds/max",
+)
+#: The kinds of groups in a batch: drawn for the first time, and drawn before.
+KINDS = ("new", "replayed")
+
+
+def batch_metrics(drawn: Drawn, *, now: float, prefix: str = "batch/") -> dict[str, float]:
+    """Return numbers of a batch for a logger, flat: `{"batch/new/groups": 60, "batch/replayed/groups": 4, ...}`.
+
+    `drawn` is what `sample` returns, or `lease.items`; `now` is in seconds since the epoch (`time.time()`). Groups that
+    were never drawn before are `new`, the others `replayed`. A kind without groups has only its number, and one
+    without rewards no rewards. Raises InputError.
+    """
+    items = items_of(drawn)
+    numbers: dict[str, float] = {}
+    for kind in KINDS:
+        chosen = [item for item in items if (item.times_sampled > 1) == (kind == "replayed")]
+        numbers |= {f"{prefix}{kind}/{name}": value for name, value in _numbers(chosen, now).items()}
+    return numbers
+
+
+def _numbers(items: Sequence[StorageItem[Any]], now: float) -> dict[str, float]:
+    found: dict[str, float] = {"groups": len(items), "rollouts": sum(len(item.item) for item in items)}
+    rewards = [item.reward for item in items if item.reward is not None]
+    staleness = [item.staleness for item in items]
+    found |= _of(rewards, "reward", mean=_mean, min=min, max=max)
+    found |= _of(staleness, "staleness", mean=_mean, max=max)
+    found |= _of([now - item.created_at for item in items], "age_seconds", max=max)
+    return found
+
+
+def _of(values: Sequence[float], name: str, **functions: Callable[[Iterable[float]], float]) -> dict[str, float]:
+    return {f"{name}/{what}": function(values) for what, function in functions.items()} if values else {}
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
+
 
 Choice = Literal["first", "random", "best", "worst", "extremes"]
 
@@ -104,7 +147,8 @@ def completions_table(
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise InputError(f"{name} must be a whole number that isn't negative, got {number!r:.100}")
     get = rollout_type.get if rollout_type is not None else _get
-    there = list(_rollouts(items_of(drawn), advantages, get))
+    key = SCORE if rollout_type is None else rollout_type.reward_key
+    there = list(_rollouts(items_of(drawn), advantages, get, key))
     chosen = _chosen(there, rows, choose, random.Random(f"{seed} {step}"))
     parts = [reward_parts(get(one.rollout, "reward")) for one in chosen]
     names = list(dict.fromkeys(name for part in parts for name in part))[:_MOST_PARTS]
@@ -130,7 +174,9 @@ def items_of(drawn: Drawn) -> list[StorageItem]:
     return found
 
 
-def _rollouts(items: Sequence[StorageItem], advantages: Sequence[float] | None, get: _Get) -> Iterator[_Rollout]:
+def _rollouts(
+    items: Sequence[StorageItem], advantages: Sequence[float] | None, get: _Get, reward_key: str
+) -> Iterator[_Rollout]:
     total = sum(len(item.item) for item in items)
     given = None if advantages is None else [float(one) for one in advantages]
     if given is not None and len(given) != total:
@@ -139,7 +185,7 @@ def _rollouts(items: Sequence[StorageItem], advantages: Sequence[float] | None, 
     for item in items:
         for position, rollout in enumerate(item.item):
             advantage = None if given is None else given[place]
-            yield _Rollout(place, position, item, rollout, advantage, reward_value(get(rollout, "reward")))
+            yield _Rollout(place, position, item, rollout, advantage, reward_value(get(rollout, "reward"), reward_key))
             place += 1
 
 

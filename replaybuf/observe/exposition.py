@@ -1,20 +1,164 @@
-"""Prometheus's text format, and OpenMetrics.
+"""Figures, which are nested dicts, as time series: in Prometheus's text format and in OpenMetrics.
 
 Both have the same series. Prometheus's format lacks histograms of what is there now, which may become fewer: there the
-buckets are a `histogram`, and `_gcount` and `_gsum` gauges beside it, as prometheus_client does it.
-"""
+buckets are a `histogram`, and `_gcount` and `_gsum` gauges beside it, as prometheus_client does it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from replaybuf.observe.catalogue import Metric
-from replaybuf.observe.samples import Sample, samples_of
+from replaybuf import __version__
+from replaybuf.buffer.metrics import add_distributions, of_tasks
+from replaybuf.errors import InputError
+from replaybuf.observe.catalogue import OF_BUFFER, OF_DATABASE, Metric
+from replaybuf.storage.sql.inspection.measures import BufferMeasures, measure
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+
+if TYPE_CHECKING:
+    from replaybuf.storage.values import Cursor
+
+
+#: The number of groups up to which all of them are looked at, for the distributions.
+SCANNED = 200_000
+
+
+def read_figures(
+    source: str | Reader, *, buffer: str | None = None, scanned: int = SCANNED, timeout: float | None = None
+) -> dict[str, Any]:
+    """Return the figures of one buffer of a database, or of all, as plain dicts; `prometheus` writes them. Blocks.
+
+    `source` is a URL, the path of a SQLite file, or a reader. `buffers[name]["tasks"]` is as in `buffer.metrics()`,
+    without rates. Staleness, draws, rewards and bytes of a buffer with more than `scanned` groups are left out: they
+    take a look at every group. Raises what the command raises: UnreachableError, InputError, LockedError (also when it
+    took more than `timeout` seconds), ...
+    """
+    reader = open_reader(source) if isinstance(source, str) else source
+    found = reader.read(lambda tx: measure(tx, buffer, scanned), timeout=timeout)
+    return {
+        "database": found.database,
+        "buffers": {name: _figures(measures) for name, measures in found.buffers.items()},
+    }
+
+
+def _figures(found: BufferMeasures) -> dict[str, Any]:
+    tasks = of_tasks(found.tallies)
+    for field, histogram in found.histograms.items():
+        add_distributions(tasks, field, histogram)
+    for task, numbers in tasks.items():
+        numbers["overdue"] = found.overdue.get(task, 0)
+        numbers |= found.contents.get(task, {})
+    return {"tasks": tasks, **found.records, **run_progress(found.cursors)}
+
+
+def run_progress(cursors: Sequence[Cursor]) -> dict[str, Any]:
+    """Return how many prompts were drawn from each dataset, and the state that the trainer has published."""
+    if not cursors:  # saves the import
+        return {"prompts": {}, "trainer": None}
+    from replaybuf.files.importing import IMPORT
+    from replaybuf.rules.train_state import TRAINER, TrainState
+
+    by_name = {one.name: one for one in cursors if not one.name.startswith(IMPORT)}
+    published = by_name.pop(TRAINER, None)
+    trainer = None
+    if published is not None:
+        with suppress(InputError):  # of another version: show the rest without it
+            trainer = asdict(TrainState.decode(published.value))
+    return {"prompts": {name: one.position for name, one in sorted(by_name.items())}, "trainer": trainer}
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+#: The most values of a label that users choose: further tasks are added up as one.
+MOST_TASKS = 100
+_OTHERS = "(others)"
+_DONT_ADD_UP = ("reward", "oldest_at")
+
+
+class Sample(NamedTuple):
+    """A number of a time series."""
+
+    series: str
+    labels: dict[str, str]
+    value: float
+
+
+def samples_of(figures: Mapping[str, Any], buffer: str) -> list[tuple[Metric, list[Sample]]]:
+    """Return the samples of each metric that has any.
+
+    `figures` are those of `buffer.metrics()`, which don't say which buffer they are of, or of `read_figures`.
+    """
+    database = figures if "buffers" in figures else {"buffers": {buffer: figures}}
+    of_database = {"up": 1, "info": {__version__: 1}, **database}
+    buffers = {name: _bounded(numbers) for name, numbers in database["buffers"].items()}
+    found: dict[Metric, list[Sample]] = {}
+    for one in OF_BUFFER:
+        found[one] = [s for name, numbers in buffers.items() for s in _read(one, numbers, {"buffer": name})]
+    for one in OF_DATABASE:
+        found[one] = [*_read(one, of_database, {})]
+    return [(one, samples) for one, samples in found.items() if samples]
+
+
+def _bounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a buffer with at most `MOST_TASKS` tasks, and datasets."""
+    tasks = numbers.get("tasks", {})
+    bounded = {**numbers, "tasks": tasks}
+    if len(tasks) > MOST_TASKS:
+        names = sorted(tasks)
+        bounded["tasks"] = {name: tasks[name] for name in names[:MOST_TASKS]}
+        bounded["tasks"][_OTHERS] = _sum([tasks[name] for name in names[MOST_TASKS:]])
+    if prompts := numbers.get("prompts"):
+        bounded["prompts"] = dict(islice(sorted(prompts.items()), MOST_TASKS))
+    return bounded
+
+
+def _sum(several: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
+    """Return the sums of numbers, at their places in nested dicts; without those that can't be added up."""
+    total: dict[Any, Any] = {}
+    for one in several:
+        for name, value in one.items():
+            if isinstance(value, Mapping):
+                if name not in _DONT_ADD_UP:
+                    total[name] = _sum([total.get(name, {}), value])
+            elif name not in _DONT_ADD_UP and value is not None:
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+def _read(metric: Metric, figures: Mapping[str, Any], labels: dict[str, str]) -> Iterator[Sample]:
+    for values, found in _follow(metric.path.split("/"), figures):
+        named = labels | dict(zip(metric.labels, values, strict=True))
+        if metric.bounds:
+            yield from _histogram(metric, found, named)
+        elif found is not None:
+            yield Sample(metric.name, named, found)
+
+
+def _follow(path: list[str], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield what is at a path, with the names that its stars stand for."""
+    if not path:
+        yield (), value
+    elif isinstance(value, Mapping):
+        star = path[0] == "*"
+        for name in value if star else (path[0],) if path[0] in value else ():
+            for names, found in _follow(path[1:], value[name]):
+                yield ((str(name), *names) if star else names), found
+
+
+def _histogram(metric: Metric, counts: Mapping[int, int], labels: dict[str, str]) -> Iterator[Sample]:
+    bucket, gcount, gsum = metric.series
+    numbers = {int(value): count for value, count in counts.items()}
+    for bound in metric.bounds:
+        yield Sample(bucket, {**labels, "le": str(bound)}, sum(n for value, n in numbers.items() if value <= bound))
+    total = sum(numbers.values())
+    yield Sample(bucket, {**labels, "le": "+Inf"}, total)
+    yield Sample(gcount, labels, total)
+    yield Sample(gsum, labels, sum(value * n for value, n in numbers.items()))
 
 
 def prometheus(

@@ -1,4 +1,4 @@
-"""Groups that are generated at the same time, each by its own asyncio task, and their outcomes."""
+"""Groups that are generated concurrently, each by its own asyncio task, their outcomes, and their failures."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.buffer.cancellation import to_its_end
-from replaybuf.checks import check_tags
+from replaybuf.checks import Tags, check_tags
 from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
-from replaybuf.produce.agent_loop import AgentLoop, Generated, NoCoroutineError, awaitable
-from replaybuf.produce.outcome import (
+from replaybuf.produce.agent_loop import (
     INTERRUPTED,
+    AgentLoop,
+    Generated,
+    NoCoroutineError,
+    awaitable,
     begin_anew_later,
     count_tokens,
     error_of,
@@ -23,19 +29,94 @@ from replaybuf.produce.outcome import (
     text_of,
     times_interrupted,
 )
+from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler
-from replaybuf.produce.summary import ProduceSummary
-from replaybuf.produce.terms import Terms
-from replaybuf.produce.trouble import Trouble
 from replaybuf.prompts import Prompt
-from replaybuf.prompts.ledger import Again
-from replaybuf.rollouts.marks import reward_value
+from replaybuf.prompts.prompt_ledger import Again
 from replaybuf.rollouts.normalise import as_group
+from replaybuf.rollouts.rewards import reward_value
 from replaybuf.rollouts.rollout import Status, group_status
+from replaybuf.rollouts.staleness import ExpiryRule
 
-_ROOM_SECONDS = 1.0
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """How groups are generated and stored: a part of a strategy's settings."""
+
+    partial: bool
+    expiry: ExpiryRule
+    max_failures: int
+    is_valid: Callable[[list[Any]], bool]
+    on_group: Callable[[Generated], object] | None
+    tags: Callable[[list[Any]], Tags] | None
+
 
 _logger = logging.getLogger("replaybuf.produce")
+
+_KINDS = {Status.FILTERED: "filtered", Status.EXPIRED: "too old when done"}
+_UNASKED = "interrupted, though generation was not paused (does resume() end the pause?)"
+
+
+class FailureTracker:
+    """Counts failures since the last success, and wasted groups; keeps the last error."""
+
+    def __init__(self) -> None:
+        self.consecutive = 0
+        self.last_error = ""
+        self.last_raised: BaseException | None = None
+        self.failed: dict[Status, set[int]] = {}  # prompts that failed in this row, by their status before
+        self._wasted: Counter[str] = Counter()
+        self._shown: set[str] = set()  # places of errors whose traceback was logged
+
+    @property
+    def wasted(self) -> int:
+        """How many generated groups were wasted."""
+        return self._wasted.total()
+
+    def add_failure(self, error: str | BaseException) -> None:
+        """Count a failed call of the agent loop."""
+        self.consecutive += 1
+        if isinstance(error, BaseException):
+            self.last_raised = error
+        self.last_error = text_of(error) if isinstance(error, BaseException) else error
+
+    def add_failed_prompt(self, prompt: Prompt, error: str | BaseException, *, last: bool) -> None:
+        """Count and log a failed group, the first time with the place where the error was raised."""
+        self.add_failure(error)
+        self.failed.setdefault(prompt.status, set()).add(prompt.uid)
+        raised = error if isinstance(error, BaseException) else None
+        known = raised is None or (place := _place(raised)) in self._shown
+        if not known:
+            self._shown.add(place)
+        outcome = "is set aside" if last else "will be tried again"
+        _logger.warning("%r failed, and %s: %s", prompt, outcome, self.last_error, exc_info=None if known else raised)
+
+    def reset(self) -> None:
+        """Note that a group was generated and stored."""
+        self.consecutive = 0
+        self.failed.clear()
+
+    def add_wasted(self, made: Generated, *, pausing: bool) -> None:
+        """Count a group if it was wasted."""
+        if made.status == Status.ABORTED:
+            if not made.tokens and not pausing:  # no progress was made
+                self._wasted[_UNASKED] += 1
+        elif made.status != Status.COMPLETED:
+            self._wasted[_KINDS.get(made.status, "failed")] += 1
+
+    def describe(self) -> str:
+        """Return a sentence about the wasted groups."""
+        text = f"after {self.wasted} in vain: " + ", ".join(f"{n} {kind}" for kind, n in self._wasted.most_common())
+        return text + (f"; the last error was {self.last_error}" if self._wasted["failed"] else "")
+
+
+def _place(error: BaseException) -> str:
+    """Return the class of an error, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
+
+
+_ROOM_SECONDS = 1.0
 
 
 class Generations:
@@ -49,16 +130,16 @@ class Generations:
         self,
         agent_loop: AgentLoop,
         sampler: Sampler,
-        terms: Terms,
+        settings: GroupSettings,
         summary: ProduceSummary,
         *,
         train_step: int,
         model_step: int,
     ) -> None:
         self.train_step, self.model_step = train_step, model_step
-        self.trouble = Trouble()
+        self.failures = FailureTracker()
         self._pausing = False
-        self._agent_loop, self._sampler, self._terms, self._summary = agent_loop, sampler, terms, summary
+        self._agent_loop, self._sampler, self._settings, self._summary = agent_loop, sampler, settings, summary
         self._kind = sampler.buffer.rollout_type
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were started
         self._calling: set[asyncio.Task[None] | None] = set()  # those that are in a call of the agent loop
@@ -70,7 +151,7 @@ class Generations:
         """Draw up to `count` prompts and start to generate them. Return their number."""
         if count < 1:
             return 0
-        prompts = await self._sampler.sample(count, again=again, partial=self._terms.partial)
+        prompts = await self._sampler.sample(count, again=again, partial=self._settings.partial)
         self._tasks += [asyncio.create_task(self._run(prompt)) for prompt in prompts]
         self._summary.continued += sum(prompt.status != Status.INIT or prompt.attempt > 1 for prompt in prompts)
         await asyncio.sleep(0)  # a task that is cancelled before its first step would not give its prompt back
@@ -88,16 +169,16 @@ class Generations:
         Raises what storing one raised, and ProduceError if too many have failed in a row.
         """
         for _ in filter(asyncio.Task.cancelled, self._tasks):
-            self.trouble.fails("it cancelled its own task")
+            self.failures.add_failure("it cancelled its own task")
         self._collect()
-        if self.trouble.in_row >= self._terms.max_failures:
+        if self.failures.consecutive >= self._settings.max_failures:
             raise ProduceError(
-                f"task {self._sampler.task_name}: {self.trouble.in_row} groups in a row failed to be generated, the "
-                f"last one by {self.trouble.last_error}; their prompts are kept"
-            ) from self.trouble.last_raised
+                f"task {self._sampler.task_name}: {self.failures.consecutive} groups in a row failed to be generated, "
+                f"the last one by {self.failures.last_error}; their prompts are kept"
+            ) from self.failures.last_raised
 
     async def pause(self, timeout: float) -> None:
-        """Interrupt all groups, and store what they have so far.
+        """Interrupt all groups, and store their partial responses.
 
         Calls that haven't returned after `timeout` seconds are cancelled; nothing of them is kept.
         """
@@ -180,7 +261,7 @@ class Generations:
 
     async def _forgive(self) -> None:
         """Undo the failures of prompts since the last success, also of those that were set aside."""
-        for status, uids in self.trouble.failed.items():
+        for status, uids in self.failures.failed.items():
             failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
             await self._sampler.buffer.update(failed, status=status)
 
@@ -214,7 +295,8 @@ class Generations:
             status = judge(group, self._kind)
             error = error_of(group, self._kind) if status == Status.FAILED else None
             if status == Status.COMPLETED:
-                self._summary.add_rewards(reward_value(self._kind.get(one, "reward")) for one in group)
+                get, key = self._kind.get, self._kind.reward_key
+                self._summary.add_rewards(reward_value(get(one, "reward"), key) for one in group)
         except NoCoroutineError:
             raise
         except (Exception, asyncio.CancelledError) as raised:
@@ -225,12 +307,12 @@ class Generations:
         if error is None:
             try:
                 status = await self._store(prompt, group, status, model_step)
-                self.trouble.succeeds()
+                self.failures.reset()
             except RolloutError as raised:  # its result can't be stored
                 error = raised
         text = None
         if error is not None:
-            status, text = await self._fail(prompt, error), self.trouble.last_error
+            status, text = await self._fail(prompt, error), self.failures.last_error
         self._count(
             Generated(self._sampler.task_name, group, status, tokens, seconds, prompt.attempt, model_step, text)
         )
@@ -239,7 +321,7 @@ class Generations:
         task = asyncio.current_task()
         self._calling.add(task)
         try:
-            made = self._agent_loop.generate_group(group, partial=self._terms.partial)
+            made = self._agent_loop.generate_group(group, partial=self._settings.partial)
             result: list[Any] | None = await awaitable(self._agent_loop, "generate_group", made)
             return result
         finally:
@@ -249,27 +331,29 @@ class Generations:
         """Let a group be tried again, or set it aside as FAILED after the last try. Return its status."""
         most = self._sampler.buffer.limits.max_deliveries
         last = bool(most) and prompt.attempt >= most
-        self.trouble.prompt_fails(prompt, error, last=last)
+        self.failures.add_failed_prompt(prompt, error, last=last)
         await prompt.give_back(failed=error if isinstance(error, str) else text_of(error))
         return Status.FAILED if last else Status.INIT
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
         """Store a generated group. Return the status with which it is stored."""
-        tags = {} if self._terms.tags is None else check_tags(self._terms.tags(group)) or {}
+        tags = {} if self._settings.tags is None else check_tags(self._settings.tags(group)) or {}
         if INTERRUPTED in prompt.tags:
             tags[INTERRUPTED] = prompt.tags[INTERRUPTED]
-        stored = None  # as what the rollouts say
-        if status == Status.COMPLETED and not self._terms.is_valid(group):
+        stored = None  # None: the status of the rollouts
+        if status == Status.COMPLETED and not self._settings.is_valid(group):
             status = stored = Status.FILTERED
             for rollout in group:
                 self._kind.set_status(rollout, Status.FILTERED)
         elif status == Status.ABORTED:
             tags[INTERRUPTED] = times_interrupted(prompt.tags) + 1
-            if not self._terms.partial:
+            if not self._settings.partial:
                 begin_anew_later(group, self._kind)
-        rule, before = self._terms.expiry, group_status(map(self._kind.status, group))
-        # Without these fields, rollouts have no staleness; a rule that needs it says what is missing.
-        dated = rule.active or self._kind.may_have("response_ids", "response_model_steps")
+        rule, before = self._settings.expiry, group_status(map(self._kind.status, group))
+        # Without these fields, rollouts have no staleness; a rule that needs it raises an error.
+        may_have = self._kind.may_have
+        is_known = may_have("response_model_steps") and (may_have("response_ids") or may_have("response"))
+        dated = rule.active or is_known
         while True:
             seen = self._sampler.buffer.waits.version()
             try:
@@ -294,6 +378,6 @@ class Generations:
 
     def _count(self, made: Generated) -> None:
         self._summary.add(made.status, made.tokens, made.seconds)
-        self.trouble.note(made, pausing=self._pausing)
-        if self._terms.on_group is not None:
-            self._terms.on_group(made)
+        self.failures.add_wasted(made, pausing=self._pausing)
+        if self._settings.on_group is not None:
+            self._settings.on_group(made)

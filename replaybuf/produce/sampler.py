@@ -1,21 +1,21 @@
-"""Samplers, which draw the prompts to be generated next."""
+"""Samplers, which draw the prompts to be generated next, and the division of a batch among tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_list, whole
+from replaybuf.checks import check_by_task, check_list, check_task_name, whole
 from replaybuf.errors import InputError
-from replaybuf.produce.records import to_rollout
-from replaybuf.prompts.ledger import Again, LedgerCounts, PromptLedger
-from replaybuf.prompts.place import FAR
-from replaybuf.prompts.prompt import Prompt
+from replaybuf.produce.prompt_records import to_rollout
+from replaybuf.prompts.dataset_readers import FAR
+from replaybuf.prompts.prompt_ledger import Again, LedgerCounts, Prompt, PromptLedger
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
 
@@ -86,7 +86,7 @@ class Sampler:
         """Return up to `count` prompts to be generated; fewer, or none, if there are no more for now.
 
         `again`: the groups of the buffer that come before new prompts, as in `PromptLedger.draw` (default: the
-        sampler's own). With `partial`, interrupted rollouts keep what was generated; otherwise they begin anew.
+        sampler's own). With `partial`, interrupted rollouts keep their partial response; otherwise they begin anew.
         """
         return await self.ledger.draw(count, again=self.again if again is None else again, partial_rollouts=partial)
 
@@ -95,7 +95,7 @@ class Sampler:
         return await self.ledger.counts(waiting)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the dataset, as plain values. Blocks for the time of one query.
+        """Return the position in the dataset, as plain values. Blocks for the time of one query.
 
         The store keeps it, also in checkpoints and snapshots: a run that goes on with its buffer needs no other copy.
         """
@@ -103,7 +103,7 @@ class Sampler:
         return {"position": now.position, "value": now.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Move the dataset to the place that `state_dict` returned, for all samplers of the ledger. Blocks.
+        """Move the dataset to the position that `state_dict` returned, for all samplers of the ledger. Blocks.
 
         Prompts that are in the buffer stay there. Raises InputError.
         """
@@ -158,3 +158,31 @@ def _blocking(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine, also inside a running event loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
+
+
+def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]:
+    """Return how many groups of a batch each task gets: in proportion to its weight, and `batch_size` in all.
+
+    What rounding leaves over goes to the tasks that lost most by it, the first of equal ones. A weight of 0 gives none.
+    Raises InputError for weights that aren't finite numbers of at least 0, with one above 0.
+    """
+    size, known = whole(batch_size), check_by_task(weights, "weights")
+    if size is None or size < 0:
+        raise InputError(f"batch_size must be a whole number of at least 0, got {batch_size!r:.100}")
+    for task, weight in known.items():
+        _check_weight(check_task_name(task), weight)
+    largest = max(known.values(), default=0)
+    if not largest:
+        raise InputError("the weight of at least one task must be above 0")
+    shares = {task: weight / largest for task, weight in known.items()}  # whose sum is finite
+    exact = {task: size * share / math.fsum(shares.values()) for task, share in shares.items()}
+    sizes = {task: math.floor(number) for task, number in exact.items()}
+    by_loss = sorted(exact, key=lambda task: sizes[task] - exact[task])
+    for task in by_loss[: size - sum(sizes.values())]:
+        sizes[task] += 1
+    return sizes
+
+
+def _check_weight(task: str, weight: Any) -> None:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        raise InputError(f"the weight of task {task!r:.100} must be a number of at least 0, got {weight!r:.100}")

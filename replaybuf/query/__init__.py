@@ -1,7 +1,7 @@
 """Queries over the metadata of groups: a Mongo-like dict, its meaning in Python and its translation to SQL.
 
 `parse` turns a dict into nodes and checks it; `predicate` is their meaning in Python; `to_text` turns nodes into JSON.
-`replaybuf.query.sql` has their meaning in SQL, and is imported by those who need it.
+`replaybuf.query.sql_conditions` has their meaning in SQL, and is imported where it is needed, because of SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from replaybuf.query.nodes import (
     ScalarNode,
     SetNode,
     Value,
+    predicate,
+    to_text,
 )
-from replaybuf.query.parse import parse
-from replaybuf.query.places import span_of
-from replaybuf.query.python import predicate
-from replaybuf.query.text import to_text
+from replaybuf.query.parse import parse, span_of
 
 __all__ = [
     "FIELDS",

@@ -1,12 +1,22 @@
-"""Parsing: from the user's query to checked nodes."""
+"""Parsing: from the user's query to checked nodes, whose operands both databases can hold.
+
+Users write numpy scalars, enum members and datetimes; operands become str, int, float, bool or None, of a kind that the
+field compares with. Errors name the place of a mistake, such as `$and[1].staleness.$gt`; `span_of` finds it in a text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import math
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import Enum
+from json.decoder import JSONDecodeError, scanstring  # type: ignore[attr-defined]
 from typing import Any
 
+from replaybuf.checks import is_numpy
 from replaybuf.errors import QueryError
 from replaybuf.query.nodes import (
     FIELD_OPERATORS,
@@ -16,18 +26,228 @@ from replaybuf.query.nodes import (
     SET_OPERATORS,
     BetweenNode,
     FieldType,
+    Kind,
     LogicNode,
     Node,
     NotNode,
     Query,
     ScalarNode,
     SetNode,
+    Value,
     field_type,
+    is_number,
     tag_name,
 )
-from replaybuf.query.operands import MAX_VALUES, check_storable, read_bounds, read_value, read_values
-from replaybuf.query.places import inside, short
-from replaybuf.rollouts.statuses import OUR_STATUSES, Statuses
+from replaybuf.rollouts.statuses import OUR_STATUSES, Status, Statuses
+
+
+def inside(place: str, name: str) -> str:
+    """Return the place of a field or operator in the query at a place."""
+    step = name if name.isprintable() and len(name) <= 100 else short(name)
+    return f"{place}.{step}" if place else step
+
+
+def short(name: str) -> str:
+    """Return the name as a message can show it, even a long or unprintable one."""
+    return ascii(name) if len(name) <= 100 else ascii(name[:100]) + "..."
+
+
+def span_of(text: str, place: str) -> tuple[int, int] | None:
+    """Return where a place begins and ends in the JSON text of a query: an entry of an object with its key, an element
+    of a list, or with place "" the whole text. None if it isn't there."""
+    try:
+        return next((span for where, span in _spans(text, _skip(text, 0), "") if where == place), None)
+    except (JSONDecodeError, IndexError, RecursionError):
+        return None
+
+
+def _spans(text: str, start: int, place: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the places inside of the value that begins at `start`, and at last its own."""
+    end = start + 1
+    if text[start] in "{[":
+        for found, span in _entries(text, start, place):
+            yield found, span
+            end = span[1]
+        end = _skip(text, end) + 1
+    else:
+        end = json.JSONDecoder().raw_decode(text, start)[1]
+    yield place, (start, end)
+
+
+def _entries(text: str, start: int, place: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the places inside of an object or array; after those in an entry, its own."""
+    at, number = _skip(text, start + 1), 0
+    while text[at] not in "}]":
+        begin, where = at, f"{place}[{number}]"
+        if text[start] == "{":
+            key, at = scanstring(text, at + 1)
+            where, at = inside(place, key), _skip(text, _skip(text, at) + 1)
+        *within, (_, (_, end)) = _spans(text, at, where)
+        yield from within
+        yield where, (begin, end)
+        at, number = _skip(text, end), number + 1
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+
+
+def _skip(text: str, at: int) -> int:
+    """Return where the next thing after white space begins."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+MAX_VALUES = 1_000_000
+
+_WANTED: dict[Kind, str] = {
+    "int": "a number",
+    "float": "a number",
+    "time": "a number (seconds since the epoch) or a datetime",
+    "str": "a str",
+    "status": "a status",
+    "tag": "a str, int, float or bool",
+}
+_ACCEPTED: dict[Kind, tuple[type, ...]] = {
+    "int": (int, float),
+    "float": (int, float),
+    "time": (int, float, datetime),
+    "str": (str,),
+    "status": (str,),
+    "tag": (str, int, float, bool),
+}
+_STATUSES = frozenset(status.value for status in Status)
+_INT64 = range(-(2**63), 2**63)
+
+
+def read_value(value: Any, field: FieldType, place: str) -> Value:
+    """Return one operand of a field as a plain value.
+
+    Raises QueryError when the field can't be compared with it.
+    """
+    value = _plain(value)
+    if value is None:
+        return None
+    if not isinstance(value, _ACCEPTED[field.kind]) or (isinstance(value, bool) and field.kind != "tag"):
+        raise QueryError(f"expected {_wanted(field)}, not {_kind_name(value)}{_hint(value)}", place)
+    if isinstance(value, datetime):
+        value = _seconds(value, place)
+    if isinstance(value, str):
+        return _checked_text(value, field, place)
+    return _checked_number(value, place)
+
+
+def read_values(values: Any, field: FieldType, place: str) -> tuple[Value, ...]:
+    """Return the operands of `$in` and `$not_in`, each once; True, 1 and 1.0 are the same.
+
+    Raises QueryError when they are not a list or one of them does not fit the field.
+    """
+    listed = _listed(values, place)
+    return tuple(dict.fromkeys(read_value(value, field, f"{place}[{i}]") for i, value in enumerate(listed)))
+
+
+def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value]:
+    """Return the operands of `$between`.
+
+    Raises QueryError unless they are two values of one kind, in order.
+    """
+    if is_numpy(bounds, "ndarray"):
+        bounds = list(bounds)
+    if not isinstance(bounds, list | tuple) or len(bounds) != 2:
+        raise QueryError(f"expected a list of two values, [lowest, highest], not {_kind_name(bounds)}", place)
+    lower, upper = (read_value(bound, field, f"{place}[{i}]") for i, bound in enumerate(bounds))
+    if lower is None or upper is None:
+        raise QueryError("None has no order; both bounds must be values", place)
+    if is_number(lower) != is_number(upper):
+        raise QueryError("both bounds must be numbers, or both strings", place)
+    if lower > upper:  # type: ignore[operator]  # of one kind, checked above
+        raise QueryError(f"the lowest value comes first: {_short(lower)} is above {_short(upper)}", place)
+    return lower, upper
+
+
+def _listed(values: Any, place: str) -> Any:
+    if is_numpy(values, "ndarray") and values.ndim != 1:
+        raise QueryError("expected an array of one dimension", place)
+    if not isinstance(values, list | tuple | set | frozenset | range) and not is_numpy(values, "ndarray"):
+        raise QueryError(f"expected a list of values, not {_kind_name(values)}", place)
+    # A slice, because len() fails for a huge range.
+    if len(values[: MAX_VALUES + 1] if isinstance(values, range) else values) > MAX_VALUES:
+        raise QueryError(f"at most {MAX_VALUES} values", place)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """Return the value as a plain Python type: not all drivers accept enums, numpy types and subclasses."""
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if is_numpy(value, "datetime64"):
+        # item() of nanoseconds is a plain int, which would be taken for seconds.
+        moment = value.astype("datetime64[us]").item()
+        return math.nan if moment is None else moment  # NaT
+    if is_numpy(value, "longdouble"):  # its item() is itself
+        return float(value)
+    if is_numpy(value, "generic"):
+        return value.item()
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__int__(value)
+    return value
+
+
+def _seconds(moment: datetime, place: str) -> float:
+    try:
+        return (moment if moment.utcoffset() is not None else moment.replace(tzinfo=UTC)).timestamp()
+    except Exception as error:  # from a time zone, or because it is pandas' NaT, which claims to be a datetime
+        raise QueryError("the datetime is no moment in time", place) from error
+
+
+def _checked_text(text: str, field: FieldType, place: str) -> str:
+    check_storable(text, place)
+    if field.kind == "status" and text not in _STATUSES:
+        raise QueryError(f"there is no status {_short(text)}; expected {_wanted(field)}", place)
+    return text
+
+
+def check_storable(text: str, place: str) -> None:
+    """Raise QueryError for a text that a database can't hold."""
+    if "\0" in text:
+        raise QueryError("a text with a NUL character can't be stored", place)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise QueryError("a text with lone surrogates can't be stored", place) from None
+
+
+def _checked_number(number: int | float, place: str) -> int | float:
+    if isinstance(number, float):
+        if math.isnan(number):
+            raise QueryError("NaN compares with nothing; expected a number", place)
+    elif number not in _INT64:
+        raise QueryError("the integer does not fit into 64 bits", place)
+    return number
+
+
+def _wanted(field: FieldType) -> str:
+    what = _WANTED[field.kind]
+    if field.kind == "status":
+        what += f" ({', '.join(status.value for status in Status)})"
+    return f"{what} or None" if field.nullable else what
+
+
+def _hint(value: object) -> str:
+    several = isinstance(value, list | tuple | set | frozenset) or is_numpy(value, "ndarray")
+    return "; for several values use $in" if several else ""
+
+
+def _kind_name(value: object) -> str:
+    return f"one of type {type(value).__name__}"
+
+
+def _short(value: object) -> str:
+    return reprlib.repr(value)
+
 
 MAX_DEPTH = 64
 # Databases limit the size of a statement; a query of this many nodes stays below every such limit.
@@ -41,14 +261,14 @@ def parse(query: Query, statuses: Statuses = OUR_STATUSES) -> Node:
     Raises QueryError, and nothing else, for anything that is not a query; its `place` says where.
     """
     try:
-        return _Reader(statuses).query(query, "", 0)
+        return _QueryParser(statuses).query(query, "", 0)
     except QueryError:
         raise
     except Exception as error:  # a user's objects may raise anything when they are read
         raise QueryError(f"the query can't be read: looking at it raised {type(error).__name__}") from error
 
 
-class _Reader:
+class _QueryParser:
     """Reads one query. It counts the nodes, because a small query that refers to itself can hold billions of them.
 
     `depth` is always the number of logic nodes above, so that parsed nodes can be parsed again.

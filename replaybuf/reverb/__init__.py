@@ -16,10 +16,17 @@
 
 from typing import Any
 
-from replaybuf.reverb import rate_limiters, selectors
+from replaybuf.reverb import errors, rate_limiters, selectors
 from replaybuf.reverb.client import Client
-from replaybuf.reverb.samples import CallStats, RateLimiterInfo, ReplaySample, SampleInfo, TableInfo
-from replaybuf.reverb.table import SAMPLE_TIMEOUT, Table
+from replaybuf.reverb.table import (
+    SAMPLE_TIMEOUT,
+    CallStats,
+    RateLimiterInfo,
+    ReplaySample,
+    SampleInfo,
+    Table,
+    TableInfo,
+)
 
 __all__ = [
     "SAMPLE_TIMEOUT",
@@ -30,6 +37,7 @@ __all__ = [
     "SampleInfo",
     "Table",
     "TableInfo",
+    "errors",
     "rate_limiters",
     "selectors",
 ]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
-from replaybuf.errors import ConfigError, InputError
+from replaybuf.buffer.together import put_together
+from replaybuf.checks import check_timeout
+from replaybuf.errors import ConfigError, InputError, NotReadyError, ReplayBufError
 from replaybuf.redact import redact
-from replaybuf.reverb.samples import ReplaySample, TableInfo
-from replaybuf.reverb.table import SAMPLE_TIMEOUT, Table
+from replaybuf.reverb.table import SAMPLE_TIMEOUT, ReplaySample, Table, TableInfo
 from replaybuf.storage.values import UNSET, Unset
 from replaybuf.sync import run
 
@@ -61,26 +64,58 @@ class Client:
     def insert(
         self, data: Any, priorities: Mapping[str, float], *, timeout: float | Unset | None = UNSET
     ) -> dict[str, int]:
-        """Store an item with the same data in each of these tables. Return its keys, by table.
+        """Store an item with the same data in each of these tables, in one transaction. Return its keys, by table.
 
-        One table after the other: if the second one has no room in time (FullError), the first one has its item.
+        All tables have their item when it returns, and none has it when it raises: FullError, when one of them has no
+        room within `timeout` seconds (by default the `put_timeout` of the first). Tables in memory are databases of
+        their own: their items are stored one after the other once all have room.
         """
         if not isinstance(priorities, Mapping) or not priorities:
             raise InputError(f"priorities must be a dict with the priority for each table, got {priorities!r:.100}")
         chosen = {self.table(name): priority for name, priority in priorities.items()}
-        return {table.name: run(table.insert(data, priority, timeout=timeout)) for table, priority in chosen.items()}
+        puts = [table.put_of(data, priority) for table, priority in chosen.items()]
+        uids = run(put_together(puts, timeout=timeout))
+        return {table.name: uid for table, uid in zip(chosen, uids, strict=True)}
+
+    @overload
+    def sample(
+        self,
+        table: str,
+        num_samples: int = 1,
+        *,
+        emit_timesteps: Literal[True] = True,
+        timeout: float | None = SAMPLE_TIMEOUT,
+    ) -> Iterator[list[ReplaySample]]: ...
+
+    @overload
+    def sample(
+        self,
+        table: str,
+        num_samples: int = 1,
+        *,
+        emit_timesteps: Literal[False],
+        timeout: float | None = SAMPLE_TIMEOUT,
+    ) -> Iterator[ReplaySample]: ...
 
     def sample(
-        self, table: str, num_samples: int = 1, *, timeout: float | None = SAMPLE_TIMEOUT
-    ) -> Iterator[list[ReplaySample]]:
-        """Yield `num_samples` samples, each a list of one, as Reverb does for what was inserted with `insert`.
+        self,
+        table: str,
+        num_samples: int = 1,
+        *,
+        emit_timesteps: bool = True,
+        timeout: float | None = SAMPLE_TIMEOUT,
+    ) -> Iterator[list[ReplaySample]] | Iterator[ReplaySample]:
+        """Yield `num_samples` samples, each a list of one, as Reverb does for items from `insert`.
+
+        With `emit_timesteps=False` they are the samples themselves.
 
         Each is sampled when it is asked for, from all items that are there at that moment, so an item may come more
         than once. `sample_batch` gives different items, in one transaction. Raises NotReadyError if one isn't there in
         `timeout` seconds.
         """
         chosen = self.table(table)
-        return ([sample] for _ in range(num_samples) for sample in run(chosen.sample(1, timeout=timeout, at_least=1)))
+        samples = (one for _ in range(num_samples) for one in run(chosen.sample(1, timeout=timeout, at_least=1)))
+        return ([sample] for sample in samples) if emit_timesteps else samples
 
     def sample_batch(
         self,
@@ -104,12 +139,21 @@ class Client:
             run(chosen.delete(deletes))
 
     def reset(self, table: str) -> None:
-        """Remove all items of a table; `Table.reset` says what becomes of its rate limiter."""
+        """Remove all items of a table; the rate limiter goes on (`Table.reset`)."""
         run(self.table(table).reset())
 
-    def server_info(self) -> dict[str, TableInfo]:
-        """Return what is known of each table, by name."""
-        return {name: run(table.info()) for name, table in self._tables.items()}
+    def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
+        """Return the info of each table, by name. Raises NotReadyError after `timeout` seconds (None: never)."""
+        return run(self._server_info(check_timeout(timeout)))
+
+    async def _server_info(self, timeout: float) -> dict[str, TableInfo]:
+        try:
+            async with asyncio.timeout(None if math.isinf(timeout) else timeout):
+                return {name: await table.info() for name, table in self._tables.items()}
+        except TimeoutError as error:
+            if isinstance(error, ReplayBufError):
+                raise
+            raise NotReadyError(f"after {timeout:g} s: the database has not answered server_info") from None
 
     def checkpoint(self, step: int | None = None) -> int:
         """Keep all tables as they are now, one after the other. Return the step: by default one more than the last."""

@@ -1,10 +1,12 @@
-"""What a table is said to be: its arguments, checked, and the config of its buffer."""
+"""The definition of a table: its arguments, checked, and the config of its buffer."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import namedtuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from replaybuf.checks import check_task_name, whole
@@ -13,9 +15,59 @@ from replaybuf.errors import ConfigError, InputError
 from replaybuf.readable_config import nearest
 from replaybuf.reverb.rate_limiters import RateLimiter
 from replaybuf.reverb.selectors import Selector
+from replaybuf.rollouts.shapes import is_namedtuple
+
+#: Where a named tuple is in the data, as indices and keys from the outside, the name of its class, and of its fields.
+Named = list[Any]
+
+
+def unnamed(data: Any, known: Collection[Any]) -> tuple[Any, list[Named]]:
+    """Return the data with plain tuples, and what makes them named again, the outermost first."""
+    found: list[Named] = []
+    try:
+        return _unnamed(data, (), known, found), found
+    except RecursionError:  # nested too deeply, or in itself: storing it says so
+        return data, []
+
+
+def _unnamed(data: Any, path: tuple[Any, ...], known: Collection[Any], found: list[Named]) -> Any:
+    kind = type(data)
+    if kind is dict:
+        return {key: _unnamed(value, (*path, key), known, found) for key, value in data.items()}
+    if isinstance(data, tuple) and is_namedtuple(kind) and kind not in known:
+        found.append([list(path), kind.__name__, list(kind._fields)])
+    elif kind not in (list, tuple):
+        return data
+    values = [_unnamed(value, (*path, place), known, found) for place, value in enumerate(data)]
+    return values if kind is list else tuple(values)
+
+
+def named_again(data: Any, found: Sequence[Named]) -> Any:
+    """Return the data of `unnamed` as they were."""
+    for path, name, parts in reversed(found):  # the innermost first
+        data = _replaced(data, path, _class(name, tuple(parts))._make)
+    return data
+
+
+def _replaced(data: Any, path: Sequence[Any], make: Callable[[Any], Any]) -> Any:
+    if not path:
+        return make(data)
+    first, *rest = path
+    value = _replaced(data[first], rest, make)
+    if isinstance(data, tuple):
+        values = (*data[:first], value, *data[first + 1 :])
+        return values if type(data) is tuple else type(data)(*values)
+    data[first] = value
+    return data
+
+
+@lru_cache(maxsize=1000)
+def _class(name: str, fields: tuple[str, ...]) -> Any:
+    return namedtuple(name, fields)
+
 
 _CONFIG = f"{ReplayBufferConfig[Any].__name__}: "
-# Limits say what is wrong in their own words.
+# Errors of limits name these fields.
 _REVERBS_WORDS = {"capacity": "max_size", "min_size": "min_size_to_sample"}
 
 
@@ -59,7 +111,7 @@ class Definition:
         return max(0, whole(self.max_times_sampled) or 0)
 
     def config(self) -> ReplayBufferConfig[Any]:
-        """Return the config of the buffer below. What is wrong in it is said in terms of the table's arguments."""
+        """Return the config of the buffer below. Errors name the table's arguments."""
         ours = {
             "name": self.name,
             "policy": self.sampler.policy,

@@ -1,15 +1,16 @@
 """open-instruct's replay buffer over the store: a table of prompts' results, for the threads of its data loader.
 
-    from replaybuf.reverb import open_instruct as replay_buffer_lib
+    from open_instruct import replay_buffer as replay_buffer_lib
+    from replaybuf.reverb import open_instruct as durable
 
-    table = replay_buffer_lib.Table(
+    table = durable.Table(
         max_size=rb.capacity or global_batch_size,
-        sampler=replay_buffer_lib.make_selector(rb.sampler),
-        remover=replay_buffer_lib.make_selector(rb.remover),
+        sampler=durable.make_selector(rb.sampler),
+        remover=durable.make_selector(rb.remover),
         max_times_sampled=rb.max_times_sampled,
-        rate_limiter=replay_buffer_lib.MinSize(rb.min_size or global_batch_size),
+        rate_limiter=durable.MinSize(rb.min_size or global_batch_size),
         url="sqlite:///run.db",
-        rollout_type=ProcessedResult,
+        rollout_type=replay_buffer_lib.ProcessedResult,
     )
 
 The names are those of its module `replay_buffer` (pull request 1583, commit 354e747). `docs/open-instruct.md` says what
@@ -18,13 +19,14 @@ differs.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import whole
 from replaybuf.config import ReplayBufferConfig
-from replaybuf.errors import ClosedError, ConfigError
+from replaybuf.errors import ConfigError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
 from replaybuf.sync import run
@@ -96,6 +98,7 @@ class Table(Generic[R]):
             **options,
         ).build()
         self._closed = False
+        self._sampling: set[asyncio.Task[Any]] = set()  # in the thread of synchronous calls
 
     def __len__(self) -> int:
         return len(self.buffer)
@@ -116,24 +119,51 @@ class Table(Generic[R]):
         return uid
 
     def sample(self, n: int, *, timeout: float | None = None) -> list[R] | None:
-        """Wait until there are `min_size` results, and sample up to n of them; None after a `shutdown`.
+        """Wait until there are `min_size` results, and sample up to n of them; None after `shutdown`.
 
         With a timeout (seconds) it raises NotReadyError at the end of it, saying what was missing; without one, the log
         says so every half minute (`replaybuf.waits`).
         """
-        least = min(n, self.buffer.limits.min_size)
+        return run(self._sample(n, timeout))
+
+    async def _sample(self, n: int, timeout: float | None) -> list[R] | None:
+        if self._closed:
+            return None
+        task = asyncio.current_task()
+        assert task is not None
+        self._sampling.add(task)
         try:
-            return [rollouts[0] for rollouts in run(self.buffer.get(n, self.name, timeout=timeout, at_least=least))]
-        except ClosedError:
-            if self._closed:
-                return None
-            raise
+            least = min(n, self.buffer.limits.min_size)
+            groups = await self.buffer.get(n, self.name, timeout=timeout, at_least=least)
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            task.uncancel()
+            return None
+        finally:
+            self._sampling.discard(task)
+        return [rollouts[0] for rollouts in groups]
 
     def update_priorities(self, priorities: dict[int, float]) -> int:
         """Set the priorities of results by uid. Return the number of these that are still there."""
         return run(self.buffer.update_priorities(priorities))
 
     def shutdown(self) -> None:
-        """End all waits, in any thread, and release the database; the results stay in it. Idempotent."""
+        """End all samples, in any thread: they return None, and so do later ones. Idempotent.
+
+        Nothing else ends: results may be inserted, and counted, as before.
+        """
+        run(self._end_samples())
+
+    async def _end_samples(self) -> None:
         self._closed = True
+        for task in self._sampling:
+            task.cancel()
+
+    def close(self) -> None:
+        """Release the database, in which the results stay; calls raise ClosedError then. Idempotent.
+
+        Nobody has to: everything is committed.
+        """
+        self.shutdown()
         run(self.buffer.close())

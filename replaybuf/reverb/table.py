@@ -5,24 +5,94 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.buffer.together import Put
 from replaybuf.checks import check_list, check_priority
 from replaybuf.errors import ConfigError, InputError
-from replaybuf.reverb.definition import Definition
+from replaybuf.reverb.definition import Definition, named_again, unnamed
 from replaybuf.reverb.rate_limiters import Queue, RateLimiter, Stack
-from replaybuf.reverb.samples import CallStats, RateLimiterInfo, ReplaySample, SampleInfo, TableInfo
 from replaybuf.reverb.selectors import Fifo, Lifo, Selector, exponent_of
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rules.tallies import Tally, levels
+from replaybuf.rules.transitions import Tally, levels
 from replaybuf.storage.values import UNSET, Checkpoint, StorageItem, Unset
+
+
+class SampleInfo(NamedTuple):
+    """An item as it was sampled.
+
+    `key` names it in updates and deletions. `probability` is the one with which it was selected, of all `table_size`
+    items that were there; a selector that isn't random has 1. `times_sampled` counts this sample, too.
+    """
+
+    key: int
+    probability: float
+    table_size: int
+    priority: float
+    times_sampled: int
+
+
+class ReplaySample(NamedTuple):
+    """A sampled item: its info, and its data as they were inserted."""
+
+    info: SampleInfo
+    data: Any
+
+
+@dataclass(frozen=True)
+class CallStats:
+    """Inserts or samples since the beginning: those that were completed, of all processes.
+
+    `waited`, `seconds_waited` and `timeouts` are of this process alone: how many had to wait, for how long in all, and
+    how many gave up.
+    """
+
+    completed: int
+    waited: int
+    seconds_waited: float
+    timeouts: int
+
+
+@dataclass(frozen=True)
+class RateLimiterInfo:
+    """A rate limiter and its counts. `min_diff` and `max_diff` are the range of its error."""
+
+    samples_per_insert: float
+    min_diff: float
+    max_diff: float
+    min_size_to_sample: int
+    insert_stats: CallStats
+    sample_stats: CallStats
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """A table at one moment.
+
+    Every item is an episode of its own: `num_episodes` of them are there, `num_deleted_episodes` have left in any way.
+    `num_unique_samples` of all items were sampled at least once.
+    """
+
+    name: str
+    sampler_options: Selector
+    remover_options: Selector
+    max_size: int
+    max_times_sampled: int
+    rate_limiter_info: RateLimiterInfo
+    current_size: int
+    num_episodes: int
+    num_deleted_episodes: int
+    num_unique_samples: int
+
 
 #: The default time that a sample waits, in seconds: as long as a put does.
 SAMPLE_TIMEOUT = 600.0
 
-_DATA = "data"
+_DATA, _NAMED = "data", "named"
 
 
 class Table:
@@ -65,6 +135,7 @@ class Table:
         self.sampler, self.remover, self.rate_limiter = sampler, remover, rate_limiter
         self.max_size, self.max_times_sampled = max_size, self._definition.times_sampled
         config = self._definition.config()
+        self._known = config.types
         self._exponent = exponent_of(sampler, remover)
         self._buffer = None if url is None else config.build()
 
@@ -122,12 +193,16 @@ class Table:
         inserted under the same text `key` is replaced. If the rate limiter holds it back, the insert waits for up to
         `timeout` seconds (default: `put_timeout` of the options, 600; None: for ever), then it raises FullError.
         """
-        weight, rollout = self._weight(priority), {_DATA: data}
-        uid = await self.buffer.put(
-            [rollout], self.name, priority=weight, key=key, status=Status.COMPLETED, timeout=timeout
-        )
+        put = self.put_of(data, priority, key=key)
+        uid = await self.buffer.put(put.items, put.task_name, timeout=timeout, **put.options)
         assert uid is not None
         return uid
+
+    def put_of(self, data: Any, priority: float = 1.0, *, key: str | None = None) -> Put:
+        """Return the put that inserts an item, for `put_together`, which puts into several tables."""
+        options: PutOptions = {"priority": self._weight(priority), "key": key, "status": Status.COMPLETED}
+        plain, named = unnamed(data, self._known)
+        return Put(self.buffer, [{_DATA: plain, _NAMED: named} if named else {_DATA: plain}], self.name, options)
 
     async def sample(
         self, num_samples: int = 1, *, timeout: float | None = SAMPLE_TIMEOUT, at_least: int | None = None
@@ -162,7 +237,7 @@ class Table:
         """
         return await self.buffer.delete({"task_name": self.name})
 
-    # Looking
+    # Reading
 
     async def can_sample(self, num_samples: int) -> bool:
         """Return whether `sample` would return without a wait."""
@@ -175,7 +250,7 @@ class Table:
         return allowed is None or allowed >= num_inserts
 
     async def info(self) -> TableInfo:
-        """Return what Reverb's TableInfo has."""
+        """Return the fields of Reverb's TableInfo."""
         tallies, waits = await self.buffer.tallies(), self.buffer.waits
         level = levels(tallies, [self.name])[self.name]
         low, high = self.rate_limiter.error_range
@@ -211,7 +286,7 @@ class Table:
     async def checkpoint(self, step: int | None = None) -> Checkpoint:
         """Keep the table as it is now, for a `restore`; `step` is a train step, by default one more than the last.
 
-        It takes milliseconds, and blocks nobody. The last three are kept (`keep_checkpoints` of the options).
+        It takes milliseconds, and blocks no other call. The last three are kept (`keep_checkpoints` of the options).
         """
         if step is None:
             step = 1 + max((made.step for made in await self.buffer.checkpoints()), default=0)
@@ -229,7 +304,7 @@ class Table:
     # Priorities
 
     def _weight(self, priority: float) -> float:
-        """Return what is stored as the priority: prioritized draws are proportional to it."""
+        """Return the stored weight of a priority: prioritized draws are proportional to it."""
         number = check_priority(priority)
         if self._exponent == 1.0 or number == 0.0:
             return number
@@ -250,7 +325,8 @@ class Table:
             priority=self._priority(item.priority),
             times_sampled=item.times_sampled,
         )
-        return ReplaySample(info, item.item[0][_DATA])
+        rollout = item.item[0]
+        return ReplaySample(info, named_again(rollout[_DATA], rollout.get(_NAMED, ())))
 
     def _priority(self, weight: float) -> float:
         """Return the priority with this weight, to 15 digits."""

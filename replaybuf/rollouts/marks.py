@@ -6,20 +6,25 @@ metadata; its *outline* never changes and is stored with the payload.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Final
-
-import numpy as np
 
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import RolloutError
 from replaybuf.rollouts.model_steps import STEP_FIELDS, step_ranges
+from replaybuf.rollouts.rewards import reward_value
+from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import ExpiryRule, mask_stale_tokens, reset_response, set_staleness, staleness_of
-from replaybuf.rollouts.tensors import as_array
+from replaybuf.rollouts.staleness import (
+    ExpiryRule,
+    expired_before,
+    has_response,
+    mask_stale_tokens,
+    reset_response,
+    set_staleness,
+    staleness_of,
+)
 
 _FIELDS: Final = (*STEP_FIELDS, "reward")
 
@@ -30,7 +35,8 @@ class Marks:
 
     `oldest` and `newest` are the oldest model step and the newest trainable one (None: it has none). `expired` says
     which rollouts have expired since they were put; `staleness` is the rollouts' staleness at the refresh in which the
-    last of them expired. `masked` is the newest model step whose tokens a refresh has found too old to train on.
+    last of them expired. `masked` is the newest model step whose tokens a refresh has found too old to train on. `due`
+    says which rollouts were EXPIRED when they were put without a train step: they expire at the next refresh.
     """
 
     oldest: list[int | None]
@@ -39,10 +45,14 @@ class Marks:
     expired: list[bool] | None = None
     staleness: list[int] | None = None
     masked: int | None = None
+    due: list[bool] | None = None
 
     @classmethod
-    def of(cls, rollouts: Sequence[Any], kind: RolloutType) -> Marks:
-        """Return the marks of rollouts as they are. Raises RolloutError."""
+    def of(cls, rollouts: Sequence[Any], kind: RolloutType, status: Status | None = None) -> Marks:
+        """Return the marks of rollouts as they are. Raises RolloutError.
+
+        `status` is that of a group that was put without a train step.
+        """
         values = [*map(kind.reader(_FIELDS), rollouts)]
         try:
             ranges = step_ranges(values)
@@ -52,7 +62,8 @@ class Marks:
         for step in (*oldest, *newest):
             if step is not None and abs(step) >= MAX_STEP:
                 raise RolloutError(f"response_model_steps holds {step:.4g}, which is no training step")
-        return cls(oldest, newest, [reward_value(one[-1]) for one in values])
+        rewards = [reward_value(one[-1], kind.reward_key) for one in values]
+        return cls(oldest, newest, rewards, due=_due(rollouts, kind, status))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Marks:
@@ -65,6 +76,8 @@ class Marks:
             data["staleness"] = self.staleness
         if self.masked is not None:
             data["masked"] = self.masked
+        if self.due is not None:
+            data["due"] = self.due
         return data
 
     @property
@@ -87,10 +100,21 @@ class Marks:
         """Return each rollout's staleness at `train_step`."""
         return [staleness_of(oldest, train_step) for oldest in self.oldest]
 
+    def too_old(self, rule: ExpiryRule, train_step: int) -> list[bool]:
+        """Return which rollouts `rule` lets expire at `train_step`."""
+        return [
+            rule.expires(staleness_of(oldest, train_step), newest, train_step)
+            for oldest, newest in zip(self.oldest, self.newest, strict=True)
+        ]
+
     def expire(self, rule: ExpiryRule, train_step: int) -> bool:
-        """Refresh to `train_step`, apply `rule`, return whether any rollout expired; if none did, nothing changes."""
-        staleness = self.staleness_at(train_step)
-        fired = [rule.expires(value, newest, train_step) for value, newest in zip(staleness, self.newest, strict=True)]
+        """Refresh to `train_step`, apply `rule`, return whether any rollout expired; if none did, nothing changes.
+
+        Rollouts that are `due` expire, too.
+        """
+        staleness, fired = self.staleness_at(train_step), self.too_old(rule, train_step)
+        if self.due is not None:
+            fired, self.due = [old or new for old, new in zip(self.due, fired, strict=True)], None
         if not any(fired):
             return False
         before = self.expired or [False] * len(fired)
@@ -132,33 +156,16 @@ class Marks:
             mask_stale_tokens(rollouts, self.masked, kind)
 
 
-def reward_value(reward: Any) -> float | None:
-    """Return a reward as a number: itself, or the "score" of a dict; None where there is none or it isn't finite.
+def _due(rollouts: Sequence[Any], kind: RolloutType, status: Status | None) -> list[bool] | None:
+    """Return which rollouts expire at the next refresh because they are EXPIRED; None for none.
 
-    A tensor or array of one number is that number.
+    Those of an EXPIRED group only if they have a response.
     """
-    if isinstance(reward, dict):
-        reward = reward.get("score")
-    if type(reward) is float:  # nearly all are
-        return reward if math.isfinite(reward) else None
-    if reward is not None and not isinstance(reward, Real):
-        reward = _single(reward)
-    if reward is None:
+    if status not in (Status.ABORTED, Status.EXPIRED):
         return None
-    try:
-        value = float(reward)
-    except OverflowError:  # an int too large for a float
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _single(values: Any) -> Real | None:
-    """Return the only number of a tensor or array, or None."""
-    try:
-        array = as_array(values)
-    except ValueError:
-        return None
-    if not isinstance(array, np.ndarray) or array.size != 1:
-        return None
-    number = array.item()
-    return number if isinstance(number, Real) else None
+    indices = [
+        index
+        for index in expired_before(rollouts, kind)
+        if status == Status.ABORTED or has_response(rollouts[index], kind)
+    ]
+    return [index in indices for index in range(len(rollouts))] if indices else None

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from replaybuf.rollouts import tensors
+from replaybuf.rollouts import fields
+from replaybuf.rollouts.fields import as_array, is_tensor
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.tensors import as_array, is_tensor
 
 #: Comparing the bytes of smaller arrays is faster than comparing numbers.
 _LARGE = 16384
@@ -30,13 +30,14 @@ def newest_trainable_steps(rollouts: Sequence[Any], kind: RolloutType) -> list[i
     """Return for each rollout the newest model step among its trainable tokens (response mask set).
 
     None where token-level expiry doesn't apply: the group has `input_ids` or `labels`, or the rollout has no response,
-    no model steps, or no trainable token in its mask.
+    no model steps, or no trainable token in its mask. The text of a response without token ids is as old as its oldest
+    model step.
     """
     return [newest for _, newest in step_ranges([*map(kind.reader(STEP_FIELDS), rollouts)])]
 
 
 #: The fields that model steps and their tokens are in.
-STEP_FIELDS: Final = ("response_model_steps", "response_ids", "response_mask", "input_ids", "labels")
+STEP_FIELDS: Final = ("response_model_steps", "response_ids", "response_mask", "input_ids", "labels", "response")
 
 
 def step_ranges(rollouts: Sequence[Sequence[Any]]) -> list[tuple[int | None, int | None]]:
@@ -45,17 +46,28 @@ def step_ranges(rollouts: Sequence[Sequence[Any]]) -> list[tuple[int | None, int
     As `oldest_step` and `newest_trainable_steps` do, in one pass. What follows these fields is passed over.
     """
     agentic = any(one[3] is not None or one[4] is not None for one in rollouts)
-    return [_step_range(steps, None if agentic else ids, mask) for steps, ids, mask, *_ in rollouts]
+    return [_step_range(one[0], one[1], one[2], one[5], agentic) for one in rollouts]
 
 
-def _step_range(steps: Any, response_ids: Any, mask: Any) -> tuple[int | None, int | None]:
+def _is_empty(tokens: Any) -> bool:
+    try:
+        return len(tokens) == 0
+    except OverflowError:  # a range with more numbers than any memory holds
+        return False
+
+
+def _step_range(
+    steps: Any, response_ids: Any, mask: Any, response: Any, agentic: bool
+) -> tuple[int | None, int | None]:
     steps = as_array(steps)
     if steps is None or len(steps) == 0:
         return None, None
     same = _are_same(steps)
     oldest = int(steps[0]) if same else _lowest(steps)
-    if response_ids is None or len(response_ids) == 0:
+    if agentic:
         return oldest, None
+    if response_ids is None or _is_empty(response_ids):
+        return oldest, oldest if _is_text(response) else None
     if mask is None:
         return oldest, oldest if same else _highest(steps)
     mask = as_array(mask)
@@ -118,9 +130,18 @@ def unmatched(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
         return None
     for index, rollout in enumerate(rollouts):
         mask, steps = kind.get(rollout, "response_mask"), kind.get(rollout, "response_model_steps")
-        if mask is not None and steps is not None and len(steps) > len(mask):
+        if mask is not None and steps is not None and len(steps) > len(mask) and _has_tokens(rollout, kind):
             return index
     return None
+
+
+def _has_tokens(rollout: Any, kind: RolloutType) -> bool:
+    response_ids = kind.get(rollout, "response_ids")
+    return response_ids is not None and not _is_empty(response_ids)
+
+
+def _is_text(response: Any) -> bool:
+    return isinstance(response, str) and response != ""
 
 
 def _highest(steps: Any) -> int | None:
@@ -135,16 +156,35 @@ def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
     If there were none, they become a list, or an int32 array or tensor where `response_ids` is an array or tensor.
     """
     response_ids = kind.get(rollout, "response_ids")
-    wanted = 0 if response_ids is None else len(response_ids)
+    _extend(rollout, 0 if response_ids is None else len(response_ids), model_step, kind)
+
+
+def date_response(rollout: Any, model_step: int, kind: RolloutType) -> None:
+    """Fill the model steps of the tokens, as `fill_model_steps` does; the text of a response without token ids has one.
+
+    Raises RolloutError for a rollout that can have neither.
+    """
+    response_ids = kind.get(rollout, "response_ids")
+    tokens = 0 if response_ids is None else len(response_ids)
+    if not tokens and _is_text(kind.get(rollout, "response")):
+        tokens = 1
+    elif not tokens and not kind.has(rollout, "response"):
+        kind.require(rollout, ("response_ids",), "model_step of a rollout that has no 'response'")
+    _extend(rollout, tokens, model_step, kind)
+
+
+def _extend(rollout: Any, length: int, model_step: int, kind: RolloutType) -> None:
+    """Extend the model steps of a rollout to this length."""
     steps = kind.get(rollout, "response_model_steps")
-    missing = wanted - (0 if steps is None else len(steps))
+    missing = length - (0 if steps is None else len(steps))
     if missing <= 0:
         return
+    response_ids = kind.get(rollout, "response_ids")
     filled: Any
     if is_tensor(steps):
-        filled = tensors.extended(steps, missing, model_step)
+        filled = fields.extended(steps, missing, model_step)
     elif steps is None and is_tensor(response_ids):
-        filled = tensors.repeated(model_step, missing, like=response_ids)
+        filled = fields.repeated(model_step, missing, like=response_ids)
     elif isinstance(steps, np.ndarray):
         filled = np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
     elif steps is None and isinstance(response_ids, np.ndarray):

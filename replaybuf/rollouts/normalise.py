@@ -14,12 +14,13 @@ import numpy as np
 
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
-from replaybuf.rollouts.model_steps import fill_model_steps, undated, unmatched
+from replaybuf.rollouts.model_steps import date_response, undated, unmatched
 from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import (
     EXPIRING_STATUSES,
     ExpiryRule,
+    expired_before,
     find_expired,
     group_staleness,
     mask_stale_tokens,
@@ -117,7 +118,7 @@ def _features(
     given |= {"response_model_steps"} if is_dict and model_step else set()
     features: list[tuple[str, tuple[str, ...]]] = []
     if model_step:
-        features.append(("model_step", ("response_ids", "response_model_steps")))
+        features.append(("model_step", ("response_model_steps",)))  # and response_ids, or a response
     if train_step:
         features.append(("current_train_step", ("response_model_steps",)))
     elif expiry:
@@ -139,7 +140,7 @@ def _normalise(
         status = _status_of(rollouts, kind) if said is None else said
         if model_step is not None:
             for rollout in rollouts:
-                fill_model_steps(rollout, model_step, kind)
+                date_response(rollout, model_step, kind)
         return _apply_rules(rollouts, kind, status, train_step, rule)
     except ReplayBufError:
         raise
@@ -162,6 +163,8 @@ def _apply_rules(
             "response_ids, must be of the same tokens: those of the response"
         )
     expired = find_expired(rollouts, rule, train_step, kind, refreshed)
+    if train_step is not None and status != Status.COMPLETED:
+        expired = sorted({*expired, *expired_before(rollouts, kind)})
     if (expired or status == Status.EXPIRED) and not rule.retryable:
         for rollout in rollouts:
             kind.set_status(rollout, Status.EXPIRED)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from replaybuf.errors import RolloutError
-from replaybuf.rollouts.marks import reward_value
+from replaybuf.rollouts.rewards import reward_value, unreadable
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 
@@ -30,6 +30,13 @@ def outline(rollouts: Sequence[Any], kind: RolloutType, find: FindText | None = 
     if find is not None and records:
         _add_places(records, rollouts, kind, find)
     return records
+
+
+def add_unreadable(records: Sequence[dict[str, Any]], rollouts: Sequence[Any], kind: RolloutType) -> None:
+    """Add to the records of rewards that are no numbers what they are, as `unreadable`."""
+    for record, rollout in zip(records, rollouts, strict=True):
+        if what := unreadable(kind.get(rollout, "reward"), kind.reward_key):
+            record["unreadable"] = preview(what)
 
 
 def _add_places(records: list[dict[str, Any]], rollouts: Sequence[Any], kind: RolloutType, find: FindText) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from replaybuf.rollouts.status import ASIDE as ASIDE
-from replaybuf.rollouts.status import UNFIT as UNFIT
-from replaybuf.rollouts.status import Status as Status
-from replaybuf.rollouts.status import group_status as group_status
+from replaybuf.rollouts.statuses import ASIDE as ASIDE
+from replaybuf.rollouts.statuses import UNFIT as UNFIT
+from replaybuf.rollouts.statuses import Status as Status
+from replaybuf.rollouts.statuses import group_status as group_status
 
 
 class RolloutState(BaseModel):

@@ -1,8 +1,7 @@
 """Rollouts of any type: how their fields are read and written, and how they are stored and rebuilt.
 
 Users bring `RolloutState`, their own pydantic model, dataclass, attrs class, msgspec Struct or TypedDict, or plain
-`dict`. The rest of replaybuf goes through `RolloutType`, and never asks which type it has.
-"""
+`dict`. The rest of replaybuf goes through `RolloutType`, and never asks which type it has."""
 
 from __future__ import annotations
 
@@ -13,13 +12,113 @@ from inspect import getattr_static
 from operator import attrgetter
 from typing import Any, Final, get_origin
 
+from pydantic import BaseModel
+
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
-from replaybuf.rollouts.annotations import choices_of, types_in
-from replaybuf.rollouts.classes import Classes, checked, is_storable
+from replaybuf.rollouts.annotations import choices_of, hints_of, types_in
 from replaybuf.rollouts.fields import Fields
+from replaybuf.rollouts.rewards import SCORE
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.shapes import Shape, kind_of, quoted, shape_of
+from replaybuf.rollouts.shapes import Shape, is_namedtuple, kind_of, quoted, shape_of
 from replaybuf.rollouts.statuses import Statuses
+
+
+class Classes:
+    """The classes that can be reached from `named` through annotations, by their names in payloads.
+
+    Enums, named tuples, and whatever has a shape are known; other classes in annotations say nothing about how their
+    instances could be stored. ConfigError when two of them have the same name.
+    """
+
+    def __init__(self, named: Iterable[type[Any]]) -> None:
+        self.shapes: dict[type[Any], Shape] = {}
+        self.others: set[type[Any]] = set()  # enums and named tuples
+        self._by_name: dict[str, type[Any]] = {}
+        self._by_qualname: dict[str, list[type[Any]]] = {}
+        self._explore(named)
+
+    def __contains__(self, cls: type[Any]) -> bool:
+        return cls in self.shapes or cls in self.others
+
+    def find(self, name: Any) -> type[Any] | None:
+        """Return the class that a payload calls so.
+
+        A class that has moved to another module since (or was in `__main__` then) is found by the rest of its name, if
+        only one class is called so.
+        """
+        cls = self._by_name.get(name)
+        if cls is None and isinstance(name, str):
+            alike = self._by_qualname.get(name.partition(":")[2], ())
+            cls = alike[0] if len(alike) == 1 else None
+        return cls
+
+    def _explore(self, named: Iterable[type[Any]]) -> None:
+        pending, seen = list(named), set()
+        while pending:
+            cls = pending.pop(0)
+            if cls in seen:
+                continue
+            seen.add(cls)
+            if issubclass(cls, Enum):
+                self._add(cls)
+            elif is_namedtuple(cls):
+                self._add(cls)
+                pending += [kind for hint in hints_of(cls).values() for kind in types_in(hint, cls)]
+            elif (shape := shape_of(cls)) is not None:
+                if not issubclass(cls, dict):  # a TypedDict's instances are dicts
+                    self.shapes[cls] = shape
+                    self._add(cls, known=True)
+                pending += [kind for field in shape.fields for kind in types_in(field.annotation, cls)]
+                pending += _origin(cls)
+
+    def _add(self, cls: type[Any], *, known: bool = False) -> None:
+        name = stored_name(cls)
+        if name in self._by_name:
+            raise ConfigError(
+                f"two classes are called {name_of(cls)}: payloads couldn't tell them apart; rename one of them"
+            )
+        self._by_name[name] = cls
+        self._by_name.setdefault(name_of(cls), cls)  # as members of enums were stored by 0.1.0
+        self._by_qualname.setdefault(cls.__qualname__, []).append(cls)
+        if not known:
+            self.others.add(cls)
+
+
+def name_of(cls: type[Any]) -> str:
+    """Return the name of a class for people."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def stored_name(cls: type[Any]) -> str:
+    """Return the name of a class in payloads, which says where the name of its module ends."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def checked(cls: Any, where: str) -> type[Any]:
+    """Return a class that a config names. ConfigError unless its instances can be stored by its annotations."""
+    if not is_storable(cls) or cls is Enum:
+        hint = ""
+        if isinstance(cls, type) and kind_of(cls) and cls is not BaseModel:
+            hint = ", whose fields aren't its whole content: store it with a converter (converters=)"
+        raise ConfigError(
+            f"{where} takes enums, named tuples, TypedDicts, pydantic models, dataclasses, attrs classes and msgspec "
+            f"Structs, not {cls!r:.200}{hint}"
+        )
+    return cls  # type: ignore[no-any-return]
+
+
+def is_storable(cls: Any) -> bool:
+    """Return whether this is a class whose instances can be stored by its annotations."""
+    if not isinstance(cls, type) or cls is dict:
+        return False
+    return issubclass(cls, Enum) or is_namedtuple(cls) or shape_of(cls) is not None
+
+
+def _origin(cls: type[Any]) -> list[type[Any]]:
+    """Return the generic model that a parametrised one was made of."""
+    origin = getattr(cls, "__pydantic_generic_metadata__", {}).get("origin")
+    return [] if origin is None else [origin]
+
 
 #: The fields that features use, and that may have other names in a user's class.
 OUR_FIELDS: Final = frozenset(
@@ -39,9 +138,10 @@ class RolloutType:
     named tuples at any depth. `types` are further ones, for fields that declare Any. `replaybuf.rollouts.shapes` says
     how instances are rebuilt.
 
-    `fields` maps names of ours to those of the class, or to None if it has no such field, or one of that name that
-    means something else. `statuses` maps the class's own statuses to ours. Stored fields keep the names and values of
-    the class. ConfigError where any of this can't be.
+    `reward_key` is the part of a dict reward that counts as the reward. `fields` maps names of ours to those of the
+    class, or to None if it has no such field, or one of that name that means something else. `statuses` maps the
+    class's own statuses to ours. Stored fields keep the names and values of the class. ConfigError where any of this
+    can't be.
     """
 
     def __init__(
@@ -51,11 +151,17 @@ class RolloutType:
         types: Iterable[type[Any]] = (),
         fields: Mapping[str, str | None] | None = None,
         statuses: Mapping[Any, Any] | None = None,
+        reward_key: str = SCORE,
     ) -> None:
         if isinstance(origin := get_origin(cls), type) and is_storable(origin):  # `Sample[Info]`: instances are Samples
             types = [*filter(is_storable, types_in(cls, origin)), *types]
             cls = origin
+        if not isinstance(reward_key, str) or not reward_key:
+            raise ConfigError(f"reward_key must be the name of a part of a dict reward, got {reward_key!r:.100}")
         self.cls = cls
+        self.reward_key = reward_key
+        #: Whether the log has told of a reward that is no number: one of a kind is enough.
+        self.told_of_rewards = False
         shape = shape_of(cls)
         if shape is None:
             raise ConfigError(
@@ -227,6 +333,8 @@ class RolloutType:
         why = ""
         if isinstance(rollout, self._instances):
             why = " (a subclass may have fields that would be lost; name it as rollout_type to store it)"
+        elif isinstance(rollout, (list, tuple)) and any(isinstance(one, self._instances) for one in rollout):
+            why = "; put takes one group, the rollouts of one prompt: call it once for each group of a list"
         elif type(rollout) is dict or kind_of(type(rollout)):
             why = f"; to store these, add rollout_type={got} to the config"
         raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {got}{why}")

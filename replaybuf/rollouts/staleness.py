@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from replaybuf.checks import check_threshold
-from replaybuf.rollouts import tensors
+from replaybuf.rollouts import fields
+from replaybuf.rollouts.fields import as_array, is_tensor
 from replaybuf.rollouts.model_steps import newest_trainable_steps, oldest_step
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.tensors import as_array, is_tensor
 
 #: Only groups of these statuses expire; by default only they are refreshed.
 EXPIRING_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
@@ -91,7 +91,7 @@ def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
     stale[: len(known)] = known <= through
     masked: Any
     if is_tensor(mask) or (mask is None and is_tensor(response_ids)):
-        masked = tensors.copied(mask) if is_tensor(mask) else tensors.repeated(1, len(stale), like=response_ids)
+        masked = fields.copied(mask) if is_tensor(mask) else fields.repeated(1, len(stale), like=response_ids)
         masked[np.flatnonzero(stale).tolist()] = 0
     elif mask is None:
         fresh = (~stale).astype(np.int32)
@@ -149,6 +149,19 @@ def find_expired(
     ]
 
 
+def expired_before(rollouts: Sequence[Any], kind: RolloutType) -> list[int]:
+    """Return the indices of the rollouts whose status is EXPIRED: at a train step they expire, whatever their age."""
+    return [index for index, rollout in enumerate(rollouts) if kind.status(rollout) == Status.EXPIRED]
+
+
+def has_response(rollout: Any, kind: RolloutType) -> bool:
+    """Return whether there is anything left of a response, which `reset_response` would remove."""
+    if any(kind.get(rollout, name) is not None for name in _RESET_TO_NONE):
+        return True
+    values = (kind.get(rollout, name) for name in ("response", *_RESET_TO_EMPTY))
+    return any(value is not None and len(value) > 0 for value in values)
+
+
 def reset_response(rollout: Any, kind: RolloutType) -> None:
     """Mark a rollout EXPIRED and remove its response, so that its prompt can be generated again.
 
@@ -165,4 +178,4 @@ def reset_response(rollout: Any, kind: RolloutType) -> None:
         if kind.has(rollout, name):
             kind.set(rollout, name, None)
     if kind.has(rollout, "tokens"):
-        kind.set(rollout, "tokens", tensors.copied(kind.get(rollout, "prompt_ids", ())))
+        kind.set(rollout, "tokens", fields.copied(kind.get(rollout, "prompt_ids", ())))

@@ -1,1 +1,1 @@
-"""What is drawn, evicted, counted and allowed: pure functions and values shared by all backends."""
+"""What is drawn, evicted, counted and allowed: pure functions and values."""

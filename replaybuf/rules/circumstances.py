@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.errors import ConfigError
-from replaybuf.rollouts.status import Status
+from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.tallies import LaneName, Tallies, Tally
+from replaybuf.rules.transitions import LaneName, Tallies, Tally, expired_ever
 
 if TYPE_CHECKING:
     from replaybuf.rules.train_state import TrainState
@@ -25,9 +25,15 @@ IN_FLIGHT = (Status.INIT, Status.ABORTED, Status.EXPIRED)
 
 #: A worker that gave no sign of life for this long, and didn't end, is silent: it was killed, or its host is lost.
 SILENT_SECONDS = 60.0
+#: Who puts, draws or waits gives one more often than this: a wait of which nothing was heard for so long is over.
+LIVE_SECONDS = 15.0
 
-# What was put just before a minute was noted is in it, and was put in no time that is known.
-_NOTED_WITHIN = 60.0
+#: Rates are those of so many seconds, and at least so many groups. Groups go on coming unless none came for `_PAUSES`
+#: times the mean seconds between two puts; within `_PAUSE` seconds nobody can tell.
+RATE_SECONDS, _FEWEST, _PAUSE, _PAUSES = 300.0, 5, 0.5, 3.0
+
+# From so few seconds, or where the last put was so shortly before, nobody can tell what comes in an hour.
+_SHORTEST = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,8 @@ class Wait:
     """A wait: for at least `wants[task]` groups of each task, of one status and, with a `query` (as JSON), of these.
 
     `kind` is "groups"; or "room", where the numbers are those of groups to put; or "trainer": a producer that waits for
-    what the trainer publishes. `worker` is the name of who waits. `at_least`: it would take more if there were more.
+    what the trainer publishes. `worker` is the name of who waits, whose process began at `process_began`: an earlier
+    one may have had the name. `at_least`: it would take more if there were more.
     """
 
     wants: Mapping[str, int]
@@ -46,17 +53,20 @@ class Wait:
     since: float | None = None
     deadline: float | None = None
     at_least: bool = False
+    process_began: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Leased groups of one task and status: who holds them, and until when."""
+    """Leased groups of one task and status: who holds them, until when, and since when as far as that is known."""
 
     task_name: str
     status: Status
     holder: str | None
     groups: int
     until: float
+    first_leased: float | None = None
+    last_leased: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,7 @@ class Worker:
     """A process that has used the buffer under this name, and what it did lately.
 
     `groups` were put, of which `failures` failed (deliveries given back as failed count, too), and `taken` drawn.
+    `waits`: it did when it was seen last.
     """
 
     name: str
@@ -75,10 +86,19 @@ class Worker:
     taken: int = 0
     host: str = ""
     pid: int = 0
+    waits: bool = False
 
     def is_silent(self, now: float) -> bool:
         """Return whether it gave no sign of life for so long that it must be gone, without having said so."""
-        return self.ended_at is None and now - self.seen_at > SILENT_SECONDS
+        return self.ended_at is None and now - self.seen_at > (LIVE_SECONDS if self.waits else SILENT_SECONDS)
+
+    def state(self, now: float) -> str:
+        """Return "alive"; "quiet": it is idle, or was killed lately; "silent", or "ended"."""
+        if self.ended_at is not None:
+            return "ended"
+        if self.is_silent(now):
+            return "silent"
+        return "alive" if now - self.seen_at <= LIVE_SECONDS else "quiet"
 
     def is_alive(self, now: float) -> bool:
         """Return whether it has neither ended nor fallen silent."""
@@ -87,7 +107,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What had been counted at some time before, for rates: groups put, and by task those expired and set aside."""
+    """What had been counted at some time before: groups put, and by task those expired and set aside."""
 
     time: float
     put: Mapping[LaneName, int]
@@ -108,6 +128,9 @@ class Counted:
 
     def __add__(self, other: Counted) -> Counted:
         return Counted(self.lately + other.lately, self.ever + other.ever)
+
+    def __sub__(self, other: Counted) -> Counted:
+        return Counted(max(0, self.lately - other.lately), max(0, self.ever - other.ever))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +156,13 @@ class Circumstances:
     """What is known of a buffer at the time `now`.
 
     `limits` are those in force where somebody waits, None if nobody has said. `matches` are the groups of each task
-    that match the query of a wait. `trainer` is what the trainer has published, `steps` the train step of each task's
-    last refresh, `last_put` the time of its last put as far as one can tell, `errors` why its last failed group did,
-    and `failed_by` whose its newest failed groups are.
+    that match the query of a wait, `unknown_tags` the tags in it that none of the newest groups has, each with the most
+    similar one that they have. `trainer` is what the trainer has published, `steps` the train step of each task's last
+    refresh, `last_put` the time of its last put as far as one can tell, `errors` why its last failed group did,
+    `failed_by` who put its newest failed groups as such, and `failed_with` who drew those that were set aside since.
+    `before` is what had been counted an hour ago, or as long ago as is known, `recent` the same of `RATE_SECONDS`.
+    `datasets`: the number of prompts drawn from the dataset of each task that has been read to its end. `for_later`:
+    what is said of all this is read later, when ages wouldn't be true any more.
     """
 
     now: float
@@ -145,18 +172,36 @@ class Circumstances:
     workers: Sequence[Worker] = ()
     waits: Sequence[Wait] = ()
     matches: Mapping[str, int] | None = None
+    unknown_tags: Mapping[str, str | None] = field(default_factory=dict)
     trainer: TrainState | None = None
     steps: Mapping[str, int] = field(default_factory=dict)
     before: Before | None = None
+    recent: Before | None = None
     last_put: Mapping[str, float] = field(default_factory=dict)
     last_take: Taking | None = None
     errors: Mapping[str, str] = field(default_factory=dict)
     failed_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    failed_with: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     restored: Restored | None = None
+    datasets: Mapping[str, int] = field(default_factory=dict)
+    for_later: bool = False
+
+    @property
+    def told_at(self) -> float | None:
+        """The time at which what is said of it is read; None if that is later."""
+        return None if self.for_later else self.now
 
     def count(self, task: str, status: Status, name: Tally = Tally.SIZE) -> int:
         """Return a tally."""
         return self.tallies.get((task, status, name), 0)
+
+    def unfinished(self, task: str) -> int:
+        """Return the number of groups that wait to be generated: for the first time, to the end, or again."""
+        return sum(self.count(task, status) for status in IN_FLIGHT)
+
+    def in_flight(self, task: str, wanted: Status = Status.COMPLETED) -> int:
+        """Return the number of groups that producers hold to generate or finish them; not of those that are wanted."""
+        return sum(self.count(task, status, Tally.LEASED) for status in IN_FLIGHT if status != wanted)
 
     @cached_property
     def producers(self) -> list[Worker]:
@@ -189,35 +234,52 @@ class Circumstances:
 
     def put(self, task: str, status: Status) -> Counted:
         """Return the number of groups of a status that were put."""
-        earlier = None if self.before is None else self.before.put.get((task, status), 0)
+        return self._put_since(self.before, task, status)
+
+    def _put_since(self, before: Before | None, task: str, status: Status) -> Counted:
+        earlier = None if before is None else before.put.get((task, status), 0)
         return Counted.of(self.count(task, status, Tally.PUT), earlier)
 
     def rate(self, task: str, status: Status) -> float:
-        """Return how many groups of a status were put in a second, since `before`; 0 where nothing is known of it."""
-        if self.before is None:
+        """Return how many groups of a status come in a second, by the last minutes; 0 where that isn't known.
+
+        It is 0, too, of few, and once they have stopped: no producer is left, or the last is much longer ago than
+        they were apart.
+        """
+        if self.recent is None or self.abandoned:
             return 0.0
-        return self.put(task, status).lately / max(1.0, self.now - self.before.time)
+        count, seconds = self._put_since(self.recent, task, status).lately, max(1.0, self.now - self.recent.time)
+        if count < _FEWEST:
+            return 0.0
+        last = self.last_put.get(task, self.now)
+        pause = max(_PAUSE, _PAUSES * (last - self.recent.time) / count)
+        return 0.0 if self.now - last > pause else count / seconds
 
     def hourly(self, task: str, status: Status) -> float | None:
-        """Return how many groups of a status were put in an hour; None where it isn't known.
+        """Return how many groups of a status were put in an hour, since `before`; None where it isn't known.
 
         That is where nothing was noted before the last ones were put.
         """
-        if self.before is None:
+        if self.before is None or self.now - self.before.time < _SHORTEST:
             return None
-        rate = self.rate(task, status) * 3600
-        seen = self.last_put.get(task, 0.0) < self.before.time - _NOTED_WITHIN
+        rate = self.put(task, status).lately * 3600 / max(1.0, self.now - self.before.time)
+        seen = self.last_put.get(task, 0.0) < self.before.time - _SHORTEST
         return rate if rate or seen else None
 
     def expired(self, task: str) -> Counted:
-        """Return the number of groups that expired: in a refresh, or before they could be stored."""
+        """Return the number of groups that expired: in a refresh, or before they were put."""
         earlier = None if self.before is None else self.before.expired.get(task, 0)
-        return Counted.of(max(self._total(task, Tally.EXPIRED), self._total(task, Tally.DROPPED)), earlier)
+        return Counted.of(expired_ever(self.tallies, task), earlier)
 
     def set_aside(self, task: str) -> Counted:
         """Return the number of groups that became FAILED after they were put."""
         earlier = None if self.before is None else self.before.set_aside.get(task, 0)
         return Counted.of(self._total(task, Tally.SET_ASIDE), earlier)
+
+    def spoilt(self, task: str) -> Counted:
+        """Return how many of these were put as COMPLETED; lately, at most."""
+        ever = self.count(task, Status.COMPLETED, Tally.SET_ASIDE)
+        return Counted(min(ever, self.set_aside(task).lately), ever)
 
     def _total(self, task: str, name: Tally) -> int:
         return sum(self.count(task, status, name) for status in Status)

@@ -1,4 +1,4 @@
-"""Why somebody waits: the one reason that holds them back, in a sentence, and what else is to be known, below.
+"""Explains why a draw or a put blocks: the one reason in a sentence, and what else is to be known as facts.
 
 `diagnose` is given what is waited for, and the circumstances. Several causes may hold at once: the reason is the first
 of those which, if it went away, would let the waiter go on; the others follow as facts. Where several tasks lack
@@ -12,13 +12,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from replaybuf.rollouts.status import Status
-from replaybuf.rules import causes, supply
-from replaybuf.rules.causes import Need
+from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.causes import Cause, Need, Reason
 from replaybuf.rules.circumstances import Circumstances, Wait
-from replaybuf.rules.reasons import Cause, Reason
-from replaybuf.rules.tallies import Tally, levels
-from replaybuf.rules.wording import ago, brief, groups, listed, wanted
+from replaybuf.rules.loosening import to_put
+from replaybuf.rules.producing import (
+    deadlock,
+    end_of_dataset,
+    ends_of,
+    finished,
+    nothing_put,
+    producers_held_back,
+    producers_silent,
+    prompts_of,
+    publishing,
+    slow,
+)
+from replaybuf.rules.spoilt import spoilt
+from replaybuf.rules.transitions import Tally, levels
+from replaybuf.rules.withheld import fenced, held_back, leased, no_match, no_such_task, there_are, too_large
+from replaybuf.rules.wording import ago, brief, groups, joined, listed, named, wanted
 
 _TASKS_NAMED = 5
 # Of more, the first ones are looked at: a wait for hundreds of tasks holds up the event loop for no longer.
@@ -36,12 +49,16 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The reason of a wait, a sentence for people, the task that it is about, and further facts."""
+    """The reason of a wait, a sentence for people, the task that it is about, and further facts.
+
+    `recorded` is the sentence for who reads it later: with times of the day in place of ages.
+    """
 
     reason: Reason
     sentence: str
     task_name: str | None = None
     facts: tuple[Fact, ...] = ()
+    recorded: str = ""
 
     def __str__(self) -> str:
         return "; ".join([self.sentence.removesuffix("."), *(fact.text for fact in self.facts)])
@@ -49,6 +66,11 @@ class Diagnosis:
 
 def diagnose(wait: Wait, circumstances: Circumstances) -> Diagnosis:
     """Return why this wait isn't over, or that it could be over now (READY)."""
+    later = _diagnose(wait, replace(circumstances, for_later=True))
+    return replace(_diagnose(wait, circumstances), recorded=later.sentence)
+
+
+def _diagnose(wait: Wait, circumstances: Circumstances) -> Diagnosis:
     if wait.kind == "room":
         return _of_room(wait, circumstances)
     if wait.kind == "trainer":
@@ -71,21 +93,21 @@ def diagnose(wait: Wait, circumstances: Circumstances) -> Diagnosis:
 def causes_of(need: Need, about: Circumstances) -> list[Cause]:
     """Return the causes of a lack of groups, at least one; the first is the one to remove."""
     found = [
-        causes.fenced(need.wait, about),
-        causes.too_large(need, about),
-        causes.no_such_task(need, about),
-        causes.held_back(need, about),
-        causes.no_match(need, about),
-        causes.leased(need, about),
-        supply.finished(need, about),
-        supply.deadlock(need, about),
-        supply.producers_held_back(need, about),
-        *causes.spoilt(need, about),
-        supply.nothing_put(need, about),
-        supply.producers_silent(need, about),
-        supply.slow(need, about),
+        fenced(need.wait, about),
+        too_large(need, about),
+        no_such_task(need, about),
+        held_back(need, about),
+        no_match(need, about),
+        leased(need, about),
+        finished(need, about),
+        ended := end_of_dataset(need, about),
+        None if ended else deadlock(need, about),
+        producers_held_back(need, about),
+        *spoilt(need, about),
+        nothing_put(need, about),
+        None if ended else producers_silent(need, about),
     ]
-    return [cause for cause in found if cause] or [supply.unexplained(need, about)]
+    return [cause for cause in found if cause] or [slow(need, about)]
 
 
 def line_of(need: Need, about: Circumstances) -> str:
@@ -94,16 +116,16 @@ def line_of(need: Need, about: Circumstances) -> str:
     others = sorted(
         f"{n} {other}" for other in Status if other not in (status, Status.ARCHIVED) and (n := about.count(task, other))
     )
-    leased = sum(about.count(task, other, Tally.LEASED) for other in Status)
-    others += [f"{leased} leased"] if leased else []
+    hidden = sum(about.count(task, other, Tally.LEASED) for other in Status)
+    others += [f"{hidden} leased"] if hidden else []
     if need.wait.query is not None:
         others.insert(0, f"{need.there} {status} before the where")
     rest = f" ({', '.join(others)})" if others else ""
     if not about.knows(task) and about.tasks:
-        rest = f" (nothing was ever put there; there are the tasks {listed(about.tasks, _TASKS_NAMED)})"
+        rest = f" (nothing was ever put there; {there_are(about.tasks)})"
     there = need.there if need.wait.query is None else need.matching
     least = f"at least {need.least}" if need.wait.at_least else f"{need.least}"
-    line = f"task {brief(task)}: {there} of {least} {status} groups{rest}"
+    line = f"task {named(task)}: {there} of {least} {status} groups{rest}"
     if about.limits is not None and need.available < there:
         line += f", but {about.limits.why_slow(levels(about.tallies, [task])[task])}"
     return line
@@ -118,7 +140,7 @@ def _ready(needs: Sequence[Need], about: Circumstances) -> Diagnosis:
     status = needs[0].status if needs else Status.COMPLETED
     there = {need.task: need.available for need in needs}
     text = f"Ready: {wanted(there, status)} can be drawn now."
-    unknown = () if about.limits is not None else (Fact("the limits are unknown: nobody waits who would have them"),)
+    unknown = () if about.limits is not None else (Fact("the limits are unknown: no consumer has noted any"),)
     return Diagnosis(Reason.READY, text, needs[0].task if needs else None, unknown)
 
 
@@ -126,8 +148,8 @@ def _background(wait: Wait, about: Circumstances) -> list[Fact]:
     """Return who drew last, which others wait, and for what."""
     facts = []
     if last := about.last_take:
-        who = "" if last.worker is None else f" by {brief(last.worker)}"
-        facts.append(Fact(f"last drawn: {groups(last.groups)}{who}, {ago(about.now - last.time)}"))
+        who = "" if last.worker is None else f" by {named(last.worker)}"
+        facts.append(Fact(f"last drawn: {groups(last.groups)}{who}, {ago(last.time, about.told_at)}"))
     rivals = [other for other in about.waits if other.kind == "groups" and other.worker != wait.worker]
     if rivals:
         names = sorted({other.worker or "somebody" for other in rivals})
@@ -145,7 +167,7 @@ def _of_room(wait: Wait, about: Circumstances) -> Diagnosis:
         room = None if limits is None else limits.insertable(level, wait.status)
         if limits is None or (room is not None and room < count):
             full.append((task, "" if limits is None else limits.why_full(level, wait.status)))
-    if cause := causes.fenced(wait, about):
+    if cause := fenced(wait, about):
         return Diagnosis(cause.reason, _sentence("Nothing can be put", cause))
     if not full:
         return Diagnosis(Reason.READY, f"Ready: there is room for {wanted(wait.wants, wait.status)}.")
@@ -153,32 +175,33 @@ def _of_room(wait: Wait, about: Circumstances) -> Diagnosis:
     takers, advice, facts = _who_should_take(task, about)
     text = "; ".join(part for part in (why, takers) if part)
     cause = Cause(Reason.PRODUCERS_HELD_BACK, text, advice)
-    return Diagnosis(cause.reason, _sentence(f"No room for {brief(task)}", cause), task, tuple(facts))
+    return Diagnosis(cause.reason, _sentence(f"No room for {named(task)}", cause), task, tuple(facts))
 
 
 def _who_should_take(task: str, about: Circumstances) -> tuple[str, str, list[Fact]]:
     """Return what the consumers of a full task do, what is to be done, and why those wait who should draw."""
     waiting = [other for other in about.waits if other.kind == "groups"]
+    looser = [] if about.limits is None else to_put(about.limits, levels(about.tallies, [task])[task])
     for other in sorted(waiting, key=lambda other: task not in other.wants):
-        why = diagnose(other, replace(about, matches=None))
-        name = brief(other.worker or "its consumer")
+        why = _diagnose(other, replace(about, matches=None))
+        name = named(other.worker or "its consumer")
         text = f"{name}, which should draw them, waits itself for {wanted(other.wants, other.status)}"
         if other.query is not None:
             text += f" that match {brief(other.query)}"
         return (
             text,
-            "Both wait for each other: let the consumer ask for less, or raise the limit",
+            f"Both wait for each other: {joined(['let the consumer ask for less', *looser], link='or')}",
             [Fact(why.sentence, why.reason)],
         )
     takers = [one for one in about.workers if one.taken]
     alive = [one for one in takers if one.is_alive(about.now)]
     last = about.last_take
-    drawn = f"the last draw was {ago(about.now - last.time)}" if last is not None else ""
+    drawn = f"the last draw was {ago(last.time, about.told_at)}" if last is not None else ""
     if alive:
         names = listed(dict.fromkeys(one.name for one in alive))
         return f"{names} should draw them{', and ' if drawn else ''}{drawn}", "Wait for the consumer", []
     if takers:
-        return f"no consumer is left: {supply.ends_of(takers, about.now)}", "Start the trainer again", []
+        return f"no consumer is left: {ends_of(takers, about.told_at)}", "Start the trainer again", []
     return drawn or "nobody has drawn any yet", "Is the consumer running?", []
 
 
@@ -188,20 +211,25 @@ def _who_should_take(task: str, about: Circumstances) -> tuple[str, str, list[Fa
 def _of_trainer(wait: Wait, about: Circumstances) -> Diagnosis:
     state, head = about.trainer, "There is nothing to do for the workers"
     waiting = [other for other in about.waits if other.kind == "groups"]
-    if cause := causes.fenced(wait, about):
+    if cause := fenced(wait, about):
         return Diagnosis(cause.reason, _sentence(head, cause))
     news = "nothing yet" if state is None else f"nothing since step {state.train_step}"
+    why = [_diagnose(other, replace(about, matches=None)) for other in waiting]
+    ended = [one.task_name for one in why if one.reason == Reason.END_OF_DATASET] if why else sorted(about.datasets)
     if state is not None and state.finished:
         cause = Cause(Reason.FINISHED, "the trainer has published that it has finished", "Stop them")
+    elif ended and ended[0] is not None:
+        advice = "They end when the trainer has published that it has finished"
+        cause = Cause(Reason.END_OF_DATASET, prompts_of(ended[0], about), advice)
     elif waiting:
         names = listed(sorted({other.worker or "the trainer" for other in waiting}))
         lacks = wanted(waiting[0].wants, waiting[0].status)
         text = f"deadlock: {names}, which has published {news}, waits itself for {lacks}"
-        cause = Cause(Reason.DEADLOCK, text, "Publish the trainer's state (publish) before waiting for a batch")
+        cause = Cause(Reason.DEADLOCK, text, publishing(about))
     else:
         takers = [one for one in about.workers if one.taken]
         gone = takers and not any(one.is_alive(about.now) for one in takers)
         text = f"the trainer has published {news}"
-        text += f", and is gone: {supply.ends_of(takers, about.now)}" if gone else ""
+        text += f", and is gone: {ends_of(takers, about.told_at)}" if gone else ""
         cause = Cause(Reason.WAITS_FOR_TRAINER, text, "Start the trainer again" if gone else "Is it running?")
     return Diagnosis(cause.reason, _sentence(head, cause), None, tuple(_background(wait, about)))

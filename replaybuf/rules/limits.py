@@ -1,7 +1,7 @@
 """The rules of a buffer: what is drawn, what is evicted, how often, how much, and how fast.
 
 The parts and their names are those of DeepMind Reverb's tables: sampler, remover, rate limiter, max times sampled. All
-of it is pure: backends keep the numbers and ask here what is allowed.
+of it is pure: the store keeps the numbers and asks here what is allowed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from functools import lru_cache
 from typing import Literal
 
 from replaybuf.errors import ConfigError
-from replaybuf.rollouts.status import ASIDE, Status
-from replaybuf.rules.level import Level
-from replaybuf.rules.policies import FIFOPolicy, ReplayPolicy
-from replaybuf.rules.race import KEYS
-from replaybuf.rules.rate import ErrorBuffer, Rate
+from replaybuf.rollouts.statuses import ASIDE, Status
+from replaybuf.rules.policies import KEYS, FIFOPolicy, ReplayPolicy
+from replaybuf.rules.rate import ErrorBuffer, Level, Rate
 
 OnFull = Literal["evict", "block", "reject"]
 

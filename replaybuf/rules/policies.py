@@ -1,19 +1,20 @@
 """Replay policies: in what order groups are drawn, or evicted.
 
-A policy is data: a name and an ORDER BY. Backends compile the order (`storage.sql.statements.ordering`) or sort by it
-(`storage.memory`), so that a new policy is a subclass of a few lines that works on all of them:
+A policy is data: a name and an ORDER BY, which `storage.sql.statements.ordering` compiles, so that a new policy is a
+subclass of a few lines:
 
     class BestFirst(ReplayPolicy):
         name = "best_first"
         order = (OrderTerm("reward", descending=True), OrderTerm("timestamp_id"))
 
-Random policies order by the key of a race (`replaybuf.rules.race`): `uniform_key` or `prioritized_key`.
-"""
+Random policies order by the key of a race (`replaybuf.rules.policies`): `uniform_key` or `prioritized_key`."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import secrets
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,7 +24,80 @@ from replaybuf.checks import whole
 from replaybuf.errors import ConfigError, QueryError
 from replaybuf.query import FIELDS
 from replaybuf.redact import redact_path
-from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM
+
+#: The orders that are races, by the name of the key that groups are ordered by.
+UNIFORM, PRIORITIZED = "uniform_key", "prioritized_key"
+KEYS = (UNIFORM, PRIORITIZED)
+
+#: Groups of priority 0 race among themselves, after all others; their keys begin here.
+IDLE = 1e250
+#: Lower weights are raised to this one.
+SLOWEST = 1e-200
+#: Priorities are summed up in this unit, so that even a sum of the largest ones doesn't overflow.
+UNIT = 2.0**64
+# After this many of a group's mean arrival times, its keys have few digits left.
+_FEW_DIGITS = 2.0**40
+_MASK = 2**64 - 1
+
+
+@dataclass(slots=True)
+class Clock:
+    """The present time of a race: for groups with a weight, and for groups of priority 0 (in units of IDLE)."""
+
+    time: float = 0.0
+    idle_time: float = 0.0
+
+    def advance(self, keys: Iterable[float]) -> None:
+        """Move on to the arrival of the last drawn group."""
+        for key in keys:
+            if key < IDLE:
+                self.time = max(self.time, key)
+            else:
+                self.idle_time = max(self.idle_time, key / IDLE - 1.0)
+
+    def is_worn(self, weights: Iterable[float]) -> bool:
+        """Return whether keys of these weights have lost too many digits, so that the race has to begin anew."""
+        return self.idle_time > _FEW_DIGITS or any(self.time * weight > _FEW_DIGITS for weight in weights)
+
+
+def draw_keys(seed: int, clock: Clock, groups: Iterable[tuple[int, float]]) -> list[float]:
+    """Return the keys of groups, each given as (ticket, weight), that enter the race now."""
+    (now,) = struct.unpack("<Q", struct.pack("<d", clock.time))
+    (idle,) = struct.unpack("<Q", struct.pack("<d", clock.idle_time))
+    active, resting = _mix(seed ^ now), _mix(~seed ^ idle)
+    keys = []
+    for ticket, weight in groups:
+        if weight > 0:
+            keys.append(clock.time + _exponential(active, ticket) / max(weight, SLOWEST))
+        else:
+            keys.append(IDLE * (1.0 + clock.idle_time + _exponential(resting, ticket)))
+    return keys
+
+
+def share(priority: float) -> float:
+    """Return the arrival rate of a group of this priority, in UNITs, without underflow, which PostgreSQL refuses."""
+    return max(priority, SLOWEST) / UNIT if priority else 0.0
+
+
+def weight_of(key_name: str, priority: float) -> float:
+    """Return the arrival rate of a group of this priority in a race."""
+    return priority if key_name == PRIORITIZED else 1.0
+
+
+def _exponential(state: int, ticket: int) -> float:
+    """Return a sample of Exp(1), determined by both arguments."""
+    bits = _mix(state + ticket * 0x9E3779B97F4A7C15)
+    return -math.log(((bits >> 11) + 0.5) * 2.0**-53)
+
+
+def _mix(bits: int) -> int:
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood, 2014) twice, so that every bit depends on every bit."""
+    for _ in range(2):
+        bits = (bits + 0x9E3779B97F4A7C15) & _MASK
+        bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
+        bits ^= bits >> 31
+    return bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from replaybuf.rollouts.status import Status
-from replaybuf.rules.tallies import Tallies, Tally
+from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.transitions import Tallies, Tally
 
 _LEVELS = (Tally.SIZE, Tally.LEASED)
 #: The totals of each task, since the beginning, over all processes.

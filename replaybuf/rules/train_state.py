@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from replaybuf.checks import check_step
+from replaybuf.checks import check_step, check_train_step
 from replaybuf.errors import InputError
 
 #: The name of the cursor in which it is kept, where prompt ledgers keep their place.
@@ -28,8 +28,8 @@ class TrainState:
     finished: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("train_step", "model_step"):
-            object.__setattr__(self, name, check_step(getattr(self, name), name))
+        object.__setattr__(self, "train_step", check_train_step(self.train_step, "train_step"))
+        object.__setattr__(self, "model_step", check_step(self.model_step, "model_step"))
         if self.weights is not None and not isinstance(self.weights, str):
             raise InputError(f"weights must be a text that says where they are, or None, got {self.weights!r:.100}")
         if not isinstance(self.finished, bool):

@@ -1,18 +1,76 @@
 """What can happen to a group: where it goes, what is counted, and what is kept of its history.
 
-Each function is one event and returns the transition of one group. They are pure, so that all backends do the same:
-memory group by group, SQL with one statement for all groups of a task that change alike.
-"""
+Each function is one event and returns the transition of one group. They are pure; SQL carries them out,
+with one statement for all groups of a task that change alike (`storage.sql.statements.steps`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from replaybuf.rollouts.status import UNFIT, Status
+from replaybuf.rollouts.statuses import ASIDE, UNFIT, Status
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.tallies import Tally
+from replaybuf.rules.rate import Level
+
+
+class Tally(StrEnum):
+    """What is counted; events of a group count under the status that it had then."""
+
+    SIZE = "size"  # groups there now, without leased ones
+    LEASED = "leased"  # groups leased now
+    PUT = "put"
+    SAMPLED_NEW = "sampled_new"  # draws of groups that were never drawn before
+    SAMPLED_AGAIN = "sampled_again"
+    TAKEN = "taken"  # left by being drawn
+    EVICTED = "evicted"
+    EXPIRED = "expired"  # became EXPIRED in a refresh
+    DROPPED = "dropped"  # expired and weren't retryable
+    DELETED = "deleted"
+    REPLACED = "replaced"  # by a put of the same key, or one that says so
+    SET_ASIDE = "set_aside"  # became FAILED: undecodable, or leased too often
+    REFUSED = "refused"  # puts without room; nothing was stored
+    RETURNED = "returned"  # leases given back
+    LEASE_EXPIRED = "lease_expired"  # leases whose time ran out
+    PRUNED = "pruned"  # left the archive, or were FILTERED or FAILED and no longer kept
+
+
+#: A task and a status.
+LaneName = tuple[str, Status]
+Tallies = Mapping[tuple[str, Status, Tally], int]
+
+
+def levels(tallies: Tallies, tasks: Iterable[str]) -> dict[str, Level]:
+    """Return the level of each task."""
+
+    def level(task: str) -> Level:
+        def of(name: Tally) -> int:
+            return tallies.get((task, Status.COMPLETED, name), 0)
+
+        return Level(
+            buffered=sum(tallies.get((task, status, Tally.SIZE), 0) for status in Status if status not in ASIDE),
+            completed=of(Tally.SIZE),
+            inserted=of(Tally.PUT),
+            sampled=of(Tally.SAMPLED_NEW) + of(Tally.SAMPLED_AGAIN),
+        )
+
+    return {task: level(task) for task in tasks}
+
+
+def expired_ever(tallies: Tallies, task: str) -> int:
+    """Return how many groups of a task have expired: in a refresh, which may drop them, or before they were put."""
+
+    def total(name: Tally, *but: Status) -> int:
+        return sum(tallies.get((task, status, name), 0) for status in Status if status not in but)
+
+    came_expired = tallies.get((task, Status.EXPIRED, Tally.PUT), 0)
+    return total(Tally.EXPIRED) + total(Tally.DROPPED, Status.EXPIRED) + came_expired
+
+
+def sizes_of(tallies: Tallies) -> dict[LaneName, int]:
+    """Return the number of groups of each task and status that has any."""
+    return {(task, status): n for (task, status, name), n in tallies.items() if name == Tally.SIZE and n}
 
 
 class Place(NamedTuple):

@@ -1,1 +1,1 @@
-"""Storage backends: where groups are kept."""
+"""Where groups are kept: one store over SQLite and PostgreSQL."""

@@ -1,4 +1,4 @@
-"""The portable state of a store: returned by `state_dict`, and loadable by every backend.
+"""The portable state of a store: returned by `state_dict`, and loadable into any database.
 
 It has the groups with the names of their workers, and what is needed to go on; not who drew what and when.
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from replaybuf.errors import NotEmptyError, SnapshotMismatchError
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rules.race import KEYS, Clock
-from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.rules.policies import KEYS, Clock
+from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.values import Cursor, StorageItem
 
 FORMAT = "replaybuf-state-3"

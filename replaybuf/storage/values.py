@@ -1,4 +1,4 @@
-"""Arguments and results of a storage backend."""
+"""Arguments and results of the store."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from replaybuf.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.query import Node
 from replaybuf.rollouts.staleness import ExpiryRule
-from replaybuf.rollouts.status import Status
+from replaybuf.rollouts.statuses import Status
 
 #: The class of the rollouts in a buffer, for type checkers.
 R = TypeVar("R", default=Any)
+
+#: The number of draws of a buffer of which it is kept by default who drew what.
+HISTORY = 10_000
 
 
 class Unset:
@@ -35,7 +38,7 @@ class NewGroup:
     `train_step` is the step for which the rollouts' staleness was computed, or None where they brought their own or
     some of them expired. `key` makes the put repeatable: a group of the same task and key is replaced. `replaces` are
     the uids of groups that leave in the same transaction; all of them have to be there or, with a `lease`, be held by
-    it. With `stays_leased` the lease holds the new group in their place. `tags` belong to the caller: a backend keeps a
+    it. With `stays_leased` the lease holds the new group in their place. `tags` belong to the caller: the store keeps a
     copy and hands out copies, and `{}` is stored as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for
     `Codec.encode`. If `dropped` is a list, the groups that leave in the same transaction are added to it, after the
     commit. `worker` is the name of who puts it, and `put_step` the train step that was given to the put.
@@ -111,7 +114,8 @@ class Draw:
     Nothing is drawn unless there are as many as `at_least` says of each task that it names. With `probabilities` each
     group has its `probability` p, and N p as its `weight`, where N is the number of groups of its task and status.
     `worker` is the name of who draws. `train_step` is the step that will be trained on them; by default it is the one
-    that the groups of these tasks were last refreshed to, if any.
+    that the groups of these tasks were last refreshed to, if any. Groups that aren't COMPLETED are drawn to be
+    generated again: without a `train_step` such a draw is for none.
     """
 
     sizes: Mapping[str, int]
@@ -132,8 +136,9 @@ class Leased:
     """Leased groups: the token of the lease, when it ends, and the groups by task.
 
     Tokens grow: a later lease has a higher one. `until` is in seconds since the epoch, by the store's clock. `epoch` is
-    the number of restores before it. `train_step` is that of the draw. `database` is the number of the store that the
-    lease is of; None in a handle of an older version.
+    the number of restores before it. `train_step` is the one that its draw is recorded for; `named_step` is the one
+    that a caller has named, at the draw or at the acknowledgement. Without it, groups are acknowledged for the step of
+    the last refresh. `database` is the number of the store that the lease is of; None in a handle of an older version.
     """
 
     token: int
@@ -142,6 +147,7 @@ class Leased:
     epoch: int = 0
     train_step: int | None = None
     database: str | None = None
+    named_step: int | None = None
 
     def __getstate__(self) -> list[Any]:
         return [getattr(self, one.name) for one in fields(self)]

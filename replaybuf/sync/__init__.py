@@ -9,9 +9,7 @@
 `docs/calling.md` says where it is at home.
 """
 
-from replaybuf.sync.buffer import SyncCursors, SyncReplayBuffer
-from replaybuf.sync.items import Items
-from replaybuf.sync.lease import SyncLease, SyncLeasing
+from replaybuf.sync.buffer import Items, SyncCursors, SyncLease, SyncLeasing, SyncReplayBuffer
 from replaybuf.sync.loop import run
 
 __all__ = ["Items", "SyncCursors", "SyncLease", "SyncLeasing", "SyncReplayBuffer", "run"]

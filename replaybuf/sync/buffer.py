@@ -2,19 +2,176 @@
 
 from __future__ import annotations
 
-from typing import Generic
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from replaybuf.buffer.cursors import Cursors
-from replaybuf.buffer.lease import Lease
+from replaybuf.buffer.lease import Cursors, Lease, Leasing, not_begun
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.checks import refused
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.policies import ReplayPolicy
-from replaybuf.storage.values import R, StorageItem
-from replaybuf.sync.items import Items
-from replaybuf.sync.lease import SyncLease, SyncLeasing
+from replaybuf.storage.values import Leased, R, StorageItem
 from replaybuf.sync.loop import end, run
 from replaybuf.sync.mirror import SyncBuffer, as_it_is, mirrored
+
+T = TypeVar("T")
+
+# Large groups come one by one; of small ones as many as make the way to the background thread worth its time.
+_AHEAD_SECONDS = 0.001
+
+
+class Items(Iterator[T], Generic[T]):
+    """The groups that `find` yields: read from the store while they are iterated over, never all at once.
+
+    It may be left at any time. `close` ends it at once; otherwise that happens when it is garbage-collected.
+    """
+
+    def __init__(self, found: AsyncIterator[T]) -> None:
+        self._found = found
+        self._ahead: deque[T] = deque()
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if not self._ahead:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            run(self._read())
+        if not self._ahead:
+            raise StopIteration
+        return self._ahead.popleft()
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._ahead.clear()
+        self._error = None
+        end(self._close())
+
+    async def _read(self) -> None:
+        """Read the next groups. An error after some of them waits for its turn."""
+        until = time.monotonic() + _AHEAD_SECONDS
+        try:
+            while not self._ahead or time.monotonic() < until:
+                self._ahead.append(await anext(self._found))
+        except StopAsyncIteration:
+            pass
+        except Exception as error:
+            if not self._ahead:
+                raise
+            self._error = error
+
+    async def _close(self) -> None:
+        if (close := getattr(self._found, "aclose", None)) is not None:
+            await close()
+
+
+class SyncLease(Generic[R]):
+    """A `Lease` without `await`: `batch` has the groups by task, `items` has them with their metadata.
+
+    A separate thread sends heartbeats while this process lives, however long the caller works on the groups.
+    """
+
+    def __init__(self, lease: Lease[R]) -> None:
+        self.asynchronous = lease
+
+    def __repr__(self) -> str:
+        return f"<SyncLease {self.token}: {len(self.open)} groups open>"
+
+    @property
+    def seconds(self) -> float:
+        """How long the lease lasts after its last heartbeat."""
+        return self.asynchronous.seconds
+
+    @property
+    def token(self) -> int:
+        """The fencing token: a later lease has a higher one."""
+        return self.asynchronous.token
+
+    @property
+    def until(self) -> float:
+        """When the lease ends unless it is extended, in seconds since the epoch by the store's clock."""
+        return self.asynchronous.until
+
+    @property
+    def handle(self) -> Leased:
+        """What another process needs to go on with this lease (`adopt`): open groups, without rollouts; picklable."""
+        return self.asynchronous.handle
+
+    @property
+    def items(self) -> dict[str, list[StorageItem[R]]]:
+        """The groups by task, with their metadata."""
+        return self.asynchronous.items
+
+    @property
+    def batch(self) -> dict[str, list[list[R]]]:
+        """The groups by task."""
+        return self.asynchronous.batch
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of groups by task."""
+        return self.asynchronous.counts
+
+    @property
+    def open(self) -> frozenset[int]:
+        """The uids of the groups that aren't settled yet."""
+        return self.asynchronous.open
+
+    @property
+    def lost(self) -> bool:
+        """Whether the heartbeat has found that open groups aren't ours any more; `Lease.lost` says when it does."""
+        return self.asynchronous.lost
+
+    acknowledge = mirrored(Lease[R].acknowledge, run)
+    finish = mirrored(Lease[R].finish, run)
+    save = mirrored(Lease[R].save, run)
+    give_back = mirrored(Lease[R].give_back, run)
+    extend = mirrored(Lease[R].extend, run)
+    beat = mirrored(Lease[R].beat, run)
+    stop = mirrored(Lease[R].stop, as_it_is)
+
+
+class SyncLeasing(Generic[R]):
+    """The result of `lease_batch`: use it with `with`, or `begin()` a lease to be settled by hand."""
+
+    def __init__(self, leasing: Leasing[R]) -> None:
+        self.asynchronous = leasing
+
+    if not TYPE_CHECKING:
+        __aenter__ = __aexit__ = refused("a lease of a synchronous buffer is entered by `with`, not by `async with`")
+
+        def __getattr__(self, name):
+            raise not_begun(
+                self, name, "`with buffer.lease_batch(...) as lease:`, or `lease = buffer.lease_batch(...).begin()`"
+            )
+
+    def begin(self) -> SyncLease[R]:
+        """Draw the groups and return their lease, which the caller settles."""
+
+        async def begin() -> Lease[R]:
+            return await self.asynchronous
+
+        return SyncLease(run(begin()))
+
+    def __enter__(self) -> SyncLease[R]:
+        return SyncLease(run(self.asynchronous.__aenter__()))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leaving = self.asynchronous.__aexit__(kind, error, trace)
+        if kind is None:
+            run(leaving)  # acknowledged, or an error says why not
+        else:
+            end(leaving)  # given back, or back when the lease ends
+
 
 _LEASE_BATCH = """Draw groups as `sample` does, but only hide them until the lease is acknowledged.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
+from replaybuf.checks import refused
 from replaybuf.errors import NotPicklableError
 from replaybuf.sync.loop import end, run
 
@@ -83,6 +84,11 @@ class SyncBuffer(Generic[B]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         end(self.asynchronous.__aexit__(kind, error, trace))
+
+    if not TYPE_CHECKING:
+        __aenter__ = __aexit__ = refused(
+            "the calls of this buffer block: open it by `with`; for `async with`, make one by build() of the config"
+        )
 
     def __reduce__(self) -> str:
         raise NotPicklableError

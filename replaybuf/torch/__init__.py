@@ -1,6 +1,6 @@
 """torch: batches of leased groups through a DataLoader, one or several ranks, collators for padding and packing.
 
-Needs the extra `torch`: `pip install 'replaybuf[torch]'`. `docs/torch.md` begins with a loop that runs.
+Needs the extra `torch`: `pip install -e '.[torch]'` in a checkout. `docs/torch.md` begins with a loop that runs.
 """
 
 from replaybuf.errors import MissingDriverError
@@ -8,16 +8,13 @@ from replaybuf.errors import MissingDriverError
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise MissingDriverError(
-        "replaybuf.torch needs torch, which is not installed: pip install 'replaybuf[torch]'"
-    ) from error
+    raise MissingDriverError("replaybuf.torch needs torch, which is not installed: pip install torch") from error
 
 from replaybuf.rules.balance import balance, micro_batches, packed_rows
-from replaybuf.torch.collate import Pack, Pad
 from replaybuf.torch.dataset import GroupDataset
 from replaybuf.torch.ranks import largest, lockstep, same_steps, split_steps
-from replaybuf.torch.sequences import TokenSequence, group_advantages, sequences
-from replaybuf.torch.steps import Step, leased_steps
+from replaybuf.torch.sequences import Pack, Pad, TokenSequence, group_advantages, sequences
+from replaybuf.torch.train_steps import Step, leased_steps
 
 __all__ = [
     "GroupDataset",

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from replaybuf.buffer.drawing import AtLeast
+from replaybuf.buffer.drawing import AtLeast, Wanted
 from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_at_least, check_sizes, check_timeout
@@ -28,19 +28,19 @@ from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.values import StorageItem
 from replaybuf.sync import SyncReplayBuffer, run
 from replaybuf.sync.loop import end
-from replaybuf.torch.handover import Delivery, Handover
+from replaybuf.torch.handover import Delivery, GaveUp, Handover
 
 #: What makes a batch of the groups of a draw: task by task in the order of `sizes`, each with its metadata.
 Collate = Callable[[list[StorageItem[Any]]], Any]
 
-# A process that waits for groups looks this often whether it should go on.
+# Poll interval, in seconds, of a process that waits for groups and may have to stop.
 _LOOK_SECONDS = 0.5
 _SOON = 0.01
 
 _WATCH = "replaybuf-trainer"  # the thread of a worker that waits for the trainer's end
 
 
-class GroupDataset(IterableDataset[Delivery]):
+class GroupDataset(IterableDataset[Delivery | GaveUp]):
     """Batches of `sizes[task]` groups of each task, leased from the buffer of a config.
 
         dataset = GroupDataset(config, {"math": 64}, collate=Pad(pad_token_id=0))
@@ -91,7 +91,7 @@ class GroupDataset(IterableDataset[Delivery]):
         self.handover = Handover()
         self._open: tuple[int, ReplayBuffer[Any]] | None = None  # in the process of this id
         buffer = self._build()
-        self._begin_lease(buffer, timeout)  # refuses what can't be asked for; nothing is leased yet
+        self._begin_lease(buffer, timeout).discard()  # refuses what can't be asked for
         if isinstance(source, ReplayBufferConfig) and not buffer.durable:
             raise ConfigError(
                 f"{redact(source.url)} is a private buffer in memory, in which nobody else puts: give the ReplayBuffer "
@@ -116,14 +116,14 @@ class GroupDataset(IterableDataset[Delivery]):
             if buffer is not self.source:
                 end(buffer.close())
 
-    def __iter__(self) -> Iterator[Delivery]:
+    def __iter__(self) -> Iterator[Delivery | GaveUp]:
         if not self.handover.begun:
             raise InputError("iterate over leased_steps(loader), which knows when a batch has been trained on")
         _end_with_the_trainer()
         with self.opened() as buffer:
             yield from self._deliver(buffer, self.handover)
 
-    def _deliver(self, buffer: ReplayBuffer[Any], handover: Handover) -> Iterator[Delivery]:
+    def _deliver(self, buffer: ReplayBuffer[Any], handover: Handover) -> Iterator[Delivery | GaveUp]:
         info = get_worker_info()
         worker = 0 if info is None else info.id
         sent: deque[Lease[Any]] = deque()  # with heartbeats until the trainer has received them
@@ -132,6 +132,9 @@ class GroupDataset(IterableDataset[Delivery]):
             begun = time.monotonic()
             lease = run(self._next_lease(buffer, handover))
             if lease is None:
+                break
+            if isinstance(lease, GaveUp):
+                yield lease
                 break
             batch = self._collated(lease)
             sent.append(lease)
@@ -149,8 +152,8 @@ class GroupDataset(IterableDataset[Delivery]):
             run(lease.give_back(failed=f"{type(error).__name__}: {error}"))
             raise
 
-    async def _next_lease(self, buffer: ReplayBuffer[Any], handover: Handover) -> Lease[Any] | None:
-        """Lease the next batch, or return None when the iteration is over. Raises NotReadyError."""
+    async def _next_lease(self, buffer: ReplayBuffer[Any], handover: Handover) -> Lease[Any] | GaveUp | None:
+        """Lease the next batch, or return None when the iteration is over, or what ends the trainer's wait."""
         if handover.stopped:
             return None
         if self.patience == 0:
@@ -164,19 +167,21 @@ class GroupDataset(IterableDataset[Delivery]):
                     leasing.cancel()
                     await asyncio.wait([leasing])
                     if leasing.cancelled():
-                        return await self._last_look(buffer) if over else None
+                        return await self._last_look(buffer, handover.waited) if over else None
             return leasing.result()
         finally:
             leasing.cancel()
 
-    async def _last_look(self, buffer: ReplayBuffer[Any]) -> Lease[Any]:
+    async def _last_look(self, buffer: ReplayBuffer[Any], waited: float) -> Lease[Any] | GaveUp:
+        """Lease the batch if it is there now. Otherwise write that the trainer's wait, of so many seconds, is over."""
         try:
             return await self._begin_lease(buffer, _SOON)
         except NotReadyError as error:
+            statuses = buffer.rollout_type.statuses
+            wanted = Wanted.checked(self.sizes, timeout=None, statuses=statuses, worker=buffer.worker, **self._draw)
+            await wanted.gave_up(buffer.waits, waited, self.patience, error.diagnosis)
             missing = str(error).partition(": ")[2]
-            ended = NotReadyError(f"the trainer waited for {self.patience:g} s: {missing}")
-            ended.diagnosis = error.diagnosis
-            raise ended from None
+            return GaveUp(f"the trainer waited for {self.patience:g} s: {missing}", error.diagnosis)
 
     def _begin_lease(self, buffer: ReplayBuffer[Any], timeout: float | None) -> Leasing[Any]:
         return buffer.lease_batch(self.sizes, timeout=timeout, seconds=self.seconds, **self._draw)

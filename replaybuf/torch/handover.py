@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from replaybuf.errors import InputError
+from replaybuf.errors import InputError, NotReadyError
+from replaybuf.rules.diagnosis import Diagnosis
 from replaybuf.storage.values import Leased
 
-#: More workers than anybody has.
+#: The highest number of workers.
 MOST_WORKERS = 1024
 
 _STATE, _WAITING_SINCE = 0, 1  # places in the shared numbers
@@ -45,8 +46,25 @@ class Delivery:
         return replace(self, batch=pin_memory(self.batch))
 
 
+@dataclass(frozen=True)
+class GaveUp:
+    """In place of a batch, at the end: the trainer has waited for too long.
+
+    Sent like a batch, because of an error that a worker raises torch keeps nothing but the class and a text.
+    """
+
+    message: str
+    diagnosis: Diagnosis | None
+
+    def error(self) -> NotReadyError:
+        """Return the error for the trainer."""
+        error = NotReadyError(self.message)
+        error.diagnosis = self.diagnosis
+        return error
+
+
 class Handover:
-    """What the training process and its workers tell each other, during one pass at a time over the DataLoader."""
+    """Shared state of the training process and its workers, during one pass at a time over the DataLoader."""
 
     def __init__(self) -> None:
         self._received = torch.zeros(MOST_WORKERS, dtype=torch.int64).share_memory_()

@@ -1,21 +1,100 @@
 """Steps of several ranks: each with groups of its own, or all with the same batch.
 
 Ranks get disjoint groups without help: each has its own DataLoader, and a group goes to one taker. What they need is to
-begin and end their steps together, so that none of them waits for ever in a collective that another never enters.
-"""
+begin and end their steps together, so that none of them waits for ever in a collective that another never enters."""
 
 from __future__ import annotations
 
+import pickle
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 
+from replaybuf.checks import check_seconds
 from replaybuf.errors import InputError, RankError
 from replaybuf.storage.values import StorageItem
-from replaybuf.torch.link import Link, pack, unpack
-from replaybuf.torch.steps import Step
+from replaybuf.torch.train_steps import Step
+
+
+class Link:
+    """The ranks of a process group that has gloo for CPU tensors; None is the group of all ranks.
+
+    Every message is sent by all ranks together. `timeout` is how long any of them waits for the others, in seconds.
+    Then, and when one of them has died, RankError says what was waited for; the group can't be used again.
+    """
+
+    def __init__(self, group: Any = None, timeout: float = 1800.0) -> None:
+        if not dist.is_initialized():
+            raise InputError("there are no ranks: call torch.distributed.init_process_group first")
+        self._group = group  # no reference to the group of all ranks, which must be gone when the process ends
+        self.rank: int = dist.get_rank(self._group)
+        if self.rank < 0:
+            raise InputError("this process is not in the process group that it was given")
+        if "cpu:gloo" not in dist.get_backend_config(self._group):
+            raise InputError(
+                "batches and errors pass between ranks by gloo: give group=torch.distributed.new_group(backend='gloo')"
+            )
+        self.size: int = dist.get_world_size(self._group)
+        self.timeout = check_seconds(timeout, "timeout")
+
+    def gather(self, message: Any, what: str) -> list[Any]:
+        """Return the messages of all ranks, in their order; `what` says in an error what was waited for."""
+        data = pack(message)
+        sizes = self._gather(torch.tensor([len(data)]), what)
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: len(data)] = data
+        return [unpack(found[: int(size)]) for found, size in zip(self._gather(padded, what), sizes, strict=True)]
+
+    def broadcast(self, data: torch.Tensor, source: int, what: str) -> torch.Tensor:
+        """Return the bytes of the rank `source` of the group; those that others give are ignored."""
+        size = torch.tensor([len(data)])
+        self._broadcast(size, source, what)
+        if self.rank != source:
+            data = torch.empty(int(size), dtype=torch.uint8)
+        self._broadcast(data, source, what)
+        return data
+
+    def largest(self, value: int, what: str) -> int:
+        """Return the largest of the ranks' numbers."""
+        number = torch.tensor([value])
+        self._wait(lambda: dist.all_reduce(number, dist.ReduceOp.MAX, self._group, async_op=True), what)
+        return int(number)
+
+    def _gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._wait(lambda: dist.all_gather(found, tensor, self._group, async_op=True), what)
+        return found
+
+    def _broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
+        rank = source if self._group is None else dist.get_global_rank(self._group, source)
+        self._wait(lambda: dist.broadcast(tensor, rank, self._group, async_op=True), what)
+
+    def _wait(self, begin: Callable[[], Any], what: str) -> None:
+        begun = time.monotonic()
+        try:
+            begin().wait(timedelta(seconds=self.timeout))
+        except RuntimeError as error:  # of torch, when a rank is late, has closed its connection, or is gone
+            waited = time.monotonic() - begun
+            raise RankError(
+                f"rank {self.rank} of {self.size} waited {waited:.1f} s for {what}, and the ranks are no longer "
+                f"connected, or one of them is late: {error}"
+            ) from error
+
+
+def pack(message: Any) -> torch.Tensor:
+    """Return a message as bytes, uint8. Ranks of one job trust each other as torch's own object collectives do."""
+    return torch.frombuffer(bytearray(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
+
+
+def unpack(data: torch.Tensor) -> Any:
+    """Return the message of some bytes."""
+    return pickle.loads(data.numpy().data)
+
 
 _STEP, _END, _ERROR = "step", "end", "error"
 
@@ -26,6 +105,8 @@ class RankStep:
     All of them call `acknowledge`, or all of them `give_back`, or leave a `with` block in the same way. Nothing is
     acknowledged before all have called it: a rank that died in the middle of its step leaves the groups of all to be
     trained on again. An error of one rank's store is raised on all.
+
+    `train_step` is that of the Step (`Step.train_step`), on every rank; the rank that has leased the groups may set it.
     """
 
     def __init__(
@@ -36,16 +117,23 @@ class RankStep:
         link: Link,
         *,
         in_advance: bool = False,
+        train_step: int | None = None,
     ) -> None:
         self.batch = batch
         self.items = items
         self.in_advance = in_advance
+        self.train_step = train_step
         self._step = step
         self._link = link
 
-    def acknowledge(self) -> None:
-        """Report all groups as trained on, once all ranks do. Raises LeaseLostError and RankError."""
-        self._together("acknowledge", lambda step: step.acknowledge())
+    def acknowledge(self, *, train_step: int | None = None) -> None:
+        """Report all groups as trained on, once all ranks do. Raises LeaseLostError and RankError.
+
+        `train_step` is the step that was trained on them (default: that of this RankStep); it counts on the rank that
+        has leased them.
+        """
+        named = self.train_step if train_step is None else train_step
+        self._together("acknowledge", lambda step: step.acknowledge(train_step=named))
 
     def give_back(self, *, failed: str | None = None) -> None:
         """Let all groups be drawn again. Raises RankError."""
@@ -116,7 +204,7 @@ def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 18
             if any(kind == _ERROR for kind, _ in told):
                 raise RankError(f"other ranks have no next step: {_numbered(said for _, said in told)}")
             return
-        yield RankStep(step.batch, step.items, step, link, in_advance=step.in_advance)
+        yield RankStep(step.batch, step.items, step, link, in_advance=step.in_advance, train_step=step.train_step)
 
 
 def same_steps(
@@ -157,8 +245,9 @@ def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bo
             raise RankError(f"rank {source}, the source of the batches, has no next step: {content}")
         if kind == _END:
             return
-        batch, items, in_advance = content
-        yield RankStep(batch[link.rank] if split else batch, items, step, link, in_advance=in_advance)
+        batch, items, in_advance, train_step = content
+        mine = batch[link.rank] if split else batch
+        yield RankStep(mine, items, step, link, in_advance=in_advance, train_step=train_step)
 
 
 def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:
@@ -184,7 +273,7 @@ def _packed(
         if failure is None and step is not None:
             if parts is not None and not (isinstance(step.batch, list | tuple) and len(step.batch) == parts):
                 raise InputError(f"split_steps needs batches that are lists of {parts} parts, one for each rank")
-            return pack((_STEP, (step.batch, step.items, step.in_advance))), None
+            return pack((_STEP, (step.batch, step.items, step.in_advance, step.train_step))), None
     except Exception as error:
         failure = error
     return pack((_ERROR, _said(failure))), failure

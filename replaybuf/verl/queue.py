@@ -12,13 +12,13 @@ from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, MissingDriverError
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.sync import run
-from replaybuf.verl.batches import from_groups, to_groups
+from replaybuf.verl.data_proto import from_groups, to_groups
 
-_PAUSE = 0.25  # seconds between two looks at whether all has ended
+_PAUSE = 0.25  # seconds between two polls for the end
 
 
 class BufferQueueClient:
-    """Stands in for the MessageQueueClient of verl's `fully_async_policy`; there is no actor behind it.
+    """Stands in for the MessageQueueClient of verl's `fully_async_policy`; there is no actor.
 
     Each process that uses it opens the buffer of `config` for itself, so it may be pickled and sent to actors. A sample
     is the group of a prompt's rollouts, in the task `task_name`. `required_samples` is how many samples verl's trainer

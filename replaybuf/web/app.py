@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import mimetypes
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,13 @@ from starlette.types import ASGIApp
 from replaybuf import __version__, units
 from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageError
 from replaybuf.observe import CONTENT_TYPE, prometheus, read_figures
-from replaybuf.redact import redact_words
+from replaybuf.redact import escape, redact_words
 from replaybuf.storage.sql.inspection.reader import Reader
-from replaybuf.unsafe import escape
-from replaybuf.web import texts
-from replaybuf.web.ask import PARAMETERS, Ask
+from replaybuf.storage.sql.inspection.run_records import last_sign_of
+from replaybuf.web.ask import PARAMETERS, Ask, NotThereError
 from replaybuf.web.pages import PAGES, Page
-from replaybuf.web.reading import READ_SECONDS, Readings
 from replaybuf.web.security import Guard, path_of
-from replaybuf.web.wrong import NotThereError
+from replaybuf.web.server import READ_SECONDS, Readings
 
 _HERE = Path(__file__).parent
 _STATIC = ("page.css", "page.js", "icon.svg")
@@ -64,7 +64,7 @@ class _Site:
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
-            finalize=texts.shown,
+            finalize=_shown,
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -73,11 +73,11 @@ class _Site:
             "database": readings.reader.where,
             "version": __version__,
             "files": {name: self._href(name) for name in _STATIC},
-            "figure": texts.figure,
+            "figure": units.figure,
             "short": units.short,
             "size": units.size,
-            "ago": texts.ago,
-            "moment": texts.moment,
+            "ago": units.ago,
+            "moment": units.moment,
         }
 
     def _href(self, name: str) -> str:
@@ -116,7 +116,7 @@ class _Site:
 
             def work(tx: Any) -> Response:
                 data = page.read(tx, ask)
-                values = {**data, **page.draw(data, ask)}
+                values = {**data, **page.draw(data, ask), "idle": _idle(tx, ask)}
                 return HTMLResponse(
                     self._render(f"{name}.html", ask, name=name, title=page.title, **values), _status(data)
                 )
@@ -131,7 +131,7 @@ class _Site:
 
             def work(tx: Any) -> Response:
                 data = page.read(tx, ask)
-                return Response(texts.as_json(data), _status(data), media_type="application/json")
+                return Response(_as_json(data), _status(data), media_type="application/json")
 
             return await self._readings.read(work)
 
@@ -143,12 +143,12 @@ class _Site:
             parameters["buffer"] = self._buffer
         return Ask(parameters, {name: str(value) for name, value in request.path_params.items()})
 
-    def _render(self, template: str, ask: Ask, **values: Any) -> str:
+    def _render(self, template: str, ask: Ask, *, idle: str = "", **values: Any) -> str:
         buffer = ask.text("buffer")
         menu = [
             (name, page.title, Ask({}).link(page.path, buffer=buffer)) for name, page in PAGES.items() if page.in_menu
         ]
-        return self._templates.get_template(template).render(ask=ask, buffer=buffer, menu=menu, **values)
+        return self._templates.get_template(template).render(ask=ask, buffer=buffer, menu=menu, idle=idle, **values)
 
     # Errors
 
@@ -156,7 +156,7 @@ class _Site:
         """Return the page that says why something isn't answered."""
         title = _REASONS.get(status, "That didn't work")
         if path_of(request).startswith("/api/"):
-            return Response(texts.as_json({"error": reason}), status, media_type="application/json")
+            return Response(_as_json({"error": reason}), status, media_type="application/json")
         text = self._render(
             "error.html", Ask({}), name="", title=title, reason=reason, status=status, path=path_of(request)
         )
@@ -179,6 +179,30 @@ class _Site:
         """Answer what nobody foresaw without a traceback, which may quote rollouts; it goes to stderr."""
         print(escape("".join(traceback.format_exception(error)), keep="\n"), file=sys.stderr)
         return self.refusal(request, 500, f"An unexpected {type(error).__name__}; the server's terminal shows where.")
+
+
+def _shown(value: Any) -> Any:
+    """Return what a template shows of a value: nothing of None, and texts without hidden characters."""
+    if value is None:
+        return ""
+    if hasattr(value, "__html__") or not isinstance(value, str):
+        return value
+    return escape(value, keep="\n\t")
+
+
+def _as_json(value: Any) -> bytes:
+    """Return JSON for programs: times as ISO 8601, numbers that JSON lacks as null, all in ASCII."""
+    return json.dumps(units.plain(value, datetime.isoformat), allow_nan=False).encode()
+
+
+def _idle(tx: Any, ask: Ask) -> str:
+    """Return since when no process has the buffer open; nothing while one has."""
+    now = tx.now()
+    last = last_sign_of(tx, ask.text("buffer"), now)
+    if last is None:
+        return ""
+    ago = units.ago(last.time, now)
+    return f"run ended {ago}" if last.ended else f"last sign of life {ago}"
 
 
 def _status(data: Mapping[str, Any]) -> int:

@@ -52,3 +52,7 @@ class Ask:
         parameters = {**self.parameters, **changes}
         query = urlencode({name: one for name, one in parameters.items() if one not in (None, "")}, errors="replace")
         return f"{path}?{query}" if query else path or "?"
+
+
+class NotThereError(InputError):
+    """There is nothing of this number: it was taken, deleted or forgotten, or never was."""

@@ -6,7 +6,6 @@ letters keep their size on a phone. Colours are classes of the style sheet, whic
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from datetime import UTC, datetime
 from markupsafe import Markup, escape
 
 from replaybuf import units
-from replaybuf.unsafe import escape as visible
+from replaybuf.redact import escape as visible
 
 WIDTH, HEIGHT = 600, 160
 #: Points of a line; more are thinned out.
@@ -91,20 +90,6 @@ def histogram(title: str, counts: Sequence[tuple[str, int]], of: str) -> Plot | 
     common = max(counts, key=lambda one: one[1])
     sentence = f"{title} of {total:,} {of}: from {counts[0][0]} to {counts[-1][0]}, most often {common[0]}"
     return Plot(title, _svg(shapes, sentence), f"{top:,}", counts[0][0], counts[-1][0], (), sentence)
-
-
-def bins(values: Sequence[float]) -> list[tuple[str, int]]:
-    """Return the numbers of values in bins of equal width; of few distinct values, a bin for each."""
-    values = [value for value in values if math.isfinite(value)]
-    distinct = sorted(set(values))
-    if len(distinct) <= BARS:
-        return [(f"{one:g}", values.count(one)) for one in distinct]
-    low, high = distinct[0], distinct[-1]
-    counts = [0] * BARS
-    for value in values:
-        counts[min(BARS - 1, int((value - low) / (high - low) * BARS))] += 1
-    edge = (high - low) / BARS
-    return [(f"{low + place * edge:.3g} to {low + (place + 1) * edge:.3g}", n) for place, n in enumerate(counts)]
 
 
 def whole_bins(counts: Mapping[int, int]) -> list[tuple[str, int]]:

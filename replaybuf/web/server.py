@@ -6,12 +6,21 @@ import errno
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
+import anyio
+import anyio.to_thread
 import uvicorn
 from starlette.types import ASGIApp
 
-from replaybuf.errors import ConfigError
+from replaybuf.errors import ConfigError, LockedError, StorageError
+from replaybuf.storage.sql.inspection.reader import Reader
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import ReadTransaction
+
 
 #: Connections that are open at the same time, idle ones included; others are refused (503). Few of them read at once.
 CONNECTIONS = 512
@@ -78,3 +87,48 @@ def serve(app: ASGIApp, listening: socket.socket, ready: Callable[[], None]) -> 
         Server(config).run(sockets=[listening])
     finally:
         listening.close()
+
+
+T = TypeVar("T")
+
+#: Reads at the same time, seconds that another waits for its turn, and seconds that one may take.
+AT_ONCE = 4
+TURN_SECONDS = 10.0
+READ_SECONDS = 10.0
+
+
+class Readings:
+    """Runs functions in read transactions, at most `AT_ONCE` at the same time."""
+
+    def __init__(self, reader: Reader, *, seconds: float = READ_SECONDS) -> None:
+        self.reader = reader
+        self._seconds = seconds
+        self._turns = anyio.Semaphore(AT_ONCE)
+
+    async def read(self, function: Callable[[ReadTransaction], T]) -> T:
+        """Return what the function returns. Raises LockedError when it, or the wait for its turn, took too long."""
+        return await self.run(lambda reader, seconds: reader.read(function, timeout=seconds))
+
+    async def run(self, work: Callable[[Reader, float], T]) -> T:
+        """Do the same with a function of the reader and of the seconds that its read may take."""
+        try:
+            with anyio.fail_after(TURN_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise LockedError(f"{AT_ONCE} other reads went on for {TURN_SECONDS:g} s; try again") from None
+        try:
+            return await anyio.to_thread.run_sync(self._run, work)
+        finally:
+            self._turns.release()
+
+    def _run(self, work: Callable[[Reader, float], T]) -> T:
+        started = time.monotonic()
+        try:
+            return work(self.reader, self._seconds)
+        except StorageError as error:
+            if time.monotonic() - started < self._seconds:
+                raise
+            raise LockedError(
+                f"reading took longer than {self._seconds:g} s and was stopped; choose a task, a status or a narrower "
+                "query, or order by uid"
+            ) from error

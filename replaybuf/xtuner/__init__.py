@@ -13,29 +13,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from replaybuf.xtuner.config import AsyncReplayBufferConfig as AsyncReplayBufferConfig
-    from replaybuf.xtuner.config import SyncReplayBufferConfig as SyncReplayBufferConfig
-    from replaybuf.xtuner.database import DatabaseStorage as DatabaseStorage
+    from replaybuf.xtuner.database_storage import DatabaseStorage as DatabaseStorage
+    from replaybuf.xtuner.parts import BetweenNode as BetweenNode
+    from replaybuf.xtuner.parts import ConditionNode as ConditionNode
     from replaybuf.xtuner.parts import FIFOReplayPolicy as FIFOReplayPolicy
+    from replaybuf.xtuner.parts import LogicNode as LogicNode
+    from replaybuf.xtuner.parts import QueryNode as QueryNode
     from replaybuf.xtuner.parts import ReplayPolicy as ReplayPolicy
+    from replaybuf.xtuner.parts import ScalarNode as ScalarNode
+    from replaybuf.xtuner.parts import SetNode as SetNode
     from replaybuf.xtuner.parts import StalenessReplayPolicy as StalenessReplayPolicy
     from replaybuf.xtuner.parts import StorageBackend as StorageBackend
     from replaybuf.xtuner.parts import StorageItem as StorageItem
-    from replaybuf.xtuner.queries import BetweenNode as BetweenNode
-    from replaybuf.xtuner.queries import ConditionNode as ConditionNode
-    from replaybuf.xtuner.queries import LogicNode as LogicNode
-    from replaybuf.xtuner.queries import QueryNode as QueryNode
-    from replaybuf.xtuner.queries import ScalarNode as ScalarNode
-    from replaybuf.xtuner.queries import SetNode as SetNode
-    from replaybuf.xtuner.queries import parse_query as parse_query
-    from replaybuf.xtuner.replay_buffer import ReplayBuffer as ReplayBuffer
+    from replaybuf.xtuner.parts import parse_query as parse_query
+    from replaybuf.xtuner.xtuner_buffer import ReplayBuffer as ReplayBuffer
+    from replaybuf.xtuner.xtuner_configs import AsyncReplayBufferConfig as AsyncReplayBufferConfig
+    from replaybuf.xtuner.xtuner_configs import SyncReplayBufferConfig as SyncReplayBufferConfig
 
 _NAMES = {
-    "config": "AsyncReplayBufferConfig SyncReplayBufferConfig",
-    "database": "DatabaseStorage",
-    "parts": "FIFOReplayPolicy ReplayPolicy StalenessReplayPolicy StorageBackend StorageItem",
-    "queries": "BetweenNode ConditionNode LogicNode QueryNode ScalarNode SetNode parse_query",
-    "replay_buffer": "ReplayBuffer",
+    "xtuner_configs": "AsyncReplayBufferConfig SyncReplayBufferConfig",
+    "database_storage": "DatabaseStorage",
+    "parts": """
+        BetweenNode ConditionNode FIFOReplayPolicy LogicNode QueryNode ReplayPolicy ScalarNode SetNode
+        StalenessReplayPolicy StorageBackend StorageItem parse_query
+    """,
+    "xtuner_buffer": "ReplayBuffer",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

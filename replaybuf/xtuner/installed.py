@@ -1,4 +1,4 @@
-"""What is used of the xtuner that is installed: its rollouts and statuses, and how it releases their sessions."""
+"""The parts of the installed xtuner that are used: its rollouts and statuses, and the release of their sessions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def their_status(status: Enum) -> Any:
 
 
 async def release(groups: Sequence[list[Any]]) -> None:
-    """Release what rollouts hold elsewhere, and mark them EXPIRED: sessions of the trace store, Ray objects.
+    """Release the resources of rollouts, and set their status EXPIRED: sessions of the trace store, Ray objects.
 
     One call for all of them, as their sessions are released by one remote call. Their other fields are reset.
     """

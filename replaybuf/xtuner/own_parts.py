@@ -15,14 +15,13 @@ from replaybuf.rollouts.normalise import Normalised, normalise
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
-from replaybuf.xtuner.database import DatabaseMoves, DatabaseStorage
+from replaybuf.xtuner.database_storage import DatabaseOperations, DatabaseStorage, GroupPut, fill_tokens, status_of
 from replaybuf.xtuner.installed import THEIR_FILE, rollout_class, their_status
-from replaybuf.xtuner.moves import Put, status_of
 from replaybuf.xtuner.parts import ReplayPolicy, StorageBackend, StorageItem
 
 
-class OwnMoves:
-    """Moves groups by a policy and a storage, one call at a time: they know only this process."""
+class OwnOperations:
+    """Does the operations by a policy and a storage, one at a time: these know only this process."""
 
     def __init__(self, policy: ReplayPolicy, storage: StorageBackend) -> None:
         self._policy = policy
@@ -33,8 +32,9 @@ class OwnMoves:
     def _kind(self) -> RolloutType:
         return RolloutType(rollout_class())
 
-    async def put(self, new: Put, dropped: list[list[Any]]) -> None:
-        normal = await normalise(new.group, self._kind, new.model_step, new.train_step, new.rule, new.status)
+    async def put(self, new: GroupPut, dropped: list[list[Any]]) -> None:
+        fill_tokens(new, self._kind)
+        normal = await normalise(new.group, self._kind, None, new.train_step, new.rule, new.status)
         if normal.dropped:
             dropped.append(new.group)
             return
@@ -108,12 +108,12 @@ class OwnMoves:
         return {"policy": type(self._policy).__name__, "storage": type(self._storage).__name__}
 
 
-class OwnOrder(OwnMoves):
+class OwnOrder(OwnOperations):
     """Draws by a policy of the user's own from a database, which refreshes and saves the groups by itself."""
 
     def __init__(self, policy: ReplayPolicy, storage: DatabaseStorage) -> None:
         super().__init__(policy, storage)
-        self._database = DatabaseMoves(storage.buffer)
+        self._database = DatabaseOperations(storage.buffer)
 
     async def refresh(
         self, rules: Mapping[str, ExpiryRule], step: int, statuses: Sequence[Status], dropped: list[list[Any]]

@@ -13,10 +13,10 @@ from tests.postgres import new_database
 from tests.stores import build, fill
 
 
-@pytest.fixture(scope="module", params=["sqlite", "memory://", "pandas://", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", "memory://", "postgresql"])
 def kept_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A database that the tests of this module share, because they don't change it."""
-    if request.param in ("memory://", "pandas://"):
+    if request.param == "memory://":
         yield request.param
     elif request.param == "sqlite":
         yield f"sqlite:///{tmp_path_factory.mktemp('kept')}/buffer.db"

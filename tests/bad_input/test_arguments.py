@@ -181,6 +181,16 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
         "uids must be a list",
     ),
     "acknowledge: text": (lambda b: leased(b, lambda lease: lease.acknowledge("3")), InputError, "uids must be a list"),
+    "acknowledge: a negative step": (
+        lambda b: leased(b, lambda lease: lease.acknowledge(train_step=-5)),
+        InputError,
+        "train_step must be a whole number of at least 0",
+    ),
+    "draw: a negative step": (
+        lambda b: b.get(1, TASK, current_train_step=-1),
+        InputError,
+        "current_train_step must be a whole number of at least 0",
+    ),
     "give back: lists": (lambda b: leased(b, lambda lease: lease.give_back([[3]])), InputError, "uids must be uids"),
     "give back: reason": (lambda b: leased(b, lambda lease: lease.give_back(failed=3)), InputError, "failed must be"),
     "replaces: an array without dimensions": (put(rollouts(), replaces=np.array(3)), InputError, "must be a list"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import struct
+import subprocess
+import sys
 from collections.abc import Coroutine
 from contextlib import closing
 from pathlib import Path
@@ -63,16 +66,126 @@ async def test_a_file_that_is_no_database_stays_as_it_is(tmp_path: Path) -> None
     assert file.read_text() == "These are notes.\n" * 100
 
 
-def of_someone_else(tmp_path: Path) -> str:
-    with closing(sqlite3.connect(tmp_path / "theirs.db")) as connection:
-        connection.execute("CREATE TABLE rb_group (x)")
-    return f"sqlite:///{tmp_path}/theirs.db"
+@pytest.mark.parametrize("statement", ["CREATE TABLE runs (id INTEGER, name TEXT)", "CREATE VIEW numbers AS SELECT 1"])
+async def test_a_file_of_another_program_stays_as_it_is(tmp_path: Path, statement: str) -> None:
+    """To the byte, with nothing beside it; PostgreSQL's databases are shared with others, by their names."""
+    file = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(statement)
+    before = file.read_bytes()
+    name = statement.split()[2]
+    await refused(f"sqlite:///{file}", NotADatabaseError, f"of another program: it has {name} .*as it is")
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]  # noqa: ASYNC240
 
 
-async def test_a_database_of_someone_else_stays_as_it_is(tmp_path: Path, postgres_database: str) -> None:
+_ROOT = Path(__file__).parents[2]
+_FAKE = "CREATE TABLE rb_version (version_num TEXT); CREATE TABLE rb_group (uid INTEGER)"
+_THEIRS = "CREATE TABLE runs (id INTEGER); INSERT INTO runs VALUES (1)"
+
+#: What another program writes into `theirs.db` and dies, without an end of its last transaction where that is open.
+_WRITES = """
+import os, sqlite3, sys
+raw = sqlite3.connect("theirs.db", isolation_level=None)
+raw.executescript(sys.argv[1])
+os._exit(0)
+"""
+_CHANGED_ALL = (
+    "UPDATE runs SET id = zeroblob(9000000)"  # more than fits in the cache: the file is written to before the end
+)
+OTHERS = {
+    "a table named as one of ours": _FAKE,
+    "an application_id": "PRAGMA application_id = 42; CREATE TABLE runs (id INTEGER); DROP TABLE runs",
+    "a log": f"PRAGMA journal_mode = WAL; {_THEIRS}",
+    "a log with all that there is": f"PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 0; {_THEIRS}",
+    "a log with a table named as ours": f"PRAGMA journal_mode = WAL; {_FAKE}",
+    "a hot journal": f"{_THEIRS}; BEGIN; {_CHANGED_ALL}",
+    "a hot journal of a table that goes": f"{_THEIRS}; BEGIN; {_CHANGED_ALL}; DROP TABLE runs; PRAGMA cache_spill = 1;"
+    "CREATE TABLE other (x); INSERT INTO other VALUES (zeroblob(9000000)); DROP TABLE other;"
+    "CREATE TABLE third (x); INSERT INTO third VALUES (zeroblob(9000000)); UPDATE third SET x = zeroblob(9000001)",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+async def test_what_another_program_has_not_finished_stays_as_it_is(tmp_path: Path, name: str) -> None:
+    """The file, its log and its journal, to the byte."""
+    subprocess.run([sys.executable, "-c", _WRITES, OTHERS[name]], cwd=tmp_path, check=True)  # noqa: ASYNC221
+    (tmp_path / "theirs.db-shm").unlink(missing_ok=True)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}  # noqa: ASYNC240
+    kind = "wal" if "log" in name else "journal" if "journal" in name else None
+    assert kind is None or before[f"theirs.db-{kind}"]
+    await refused(f"sqlite:///{tmp_path}/theirs.db", NotADatabaseError, "another program.*was left as it is")
+    assert {one: (tmp_path / one).read_bytes() for one in before} == before
+
+
+@pytest.mark.parametrize(("content", "log"), [(b"x", b""), (b"\n", b""), (b"", b"7" * 9000), (b"x" * 99, b"7" * 9000)])
+async def test_a_tiny_file_stays_as_it_is(tmp_path: Path, content: bytes, log: bytes) -> None:
+    """SQLite takes one byte for none, and removes the log of an empty file."""
+    file, beside = tmp_path / "notes", tmp_path / "notes-wal"
+    file.write_bytes(content)
+    if log:
+        beside.write_bytes(log)
+    await refused(f"sqlite:///{file}", NotADatabaseError, "not a database")
+    assert file.read_bytes() == content
+    assert not log or beside.read_bytes() == log
+
+
+_DIES = """
+import asyncio, os, sys
+from tests.stores import build, fill
+
+async def main():
+    await fill(build(sys.argv[1]), 2)
+    os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_database_whose_process_was_killed_is_taken(tmp_path: Path) -> None:
+    """Though all of it is in its log."""
+    file = tmp_path / "run.db"
+    subprocess.run([sys.executable, "-c", _DIES, f"sqlite:///{file}"], cwd=_ROOT, check=True)  # noqa: ASYNC221
+    assert (tmp_path / "run.db-wal").stat().st_size
+    (tmp_path / "run.db-shm").unlink()
+    async with build(f"sqlite:///{file}") as buffer:
+        assert await buffer.count_where({}) == 2
+
+
+@pytest.mark.parametrize("pages", [0, 1])
+async def test_an_empty_file_with_a_journal_is_taken_if_it_was_empty_before(tmp_path: Path, pages: int) -> None:
+    """A process that makes a database may have been killed; but tables of another program may be about to come back."""
+    file, journal = tmp_path / "run.db", tmp_path / "run.db-journal"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("CREATE TABLE runs (id INTEGER); DROP TABLE runs; VACUUM")
+    journal.write_bytes(bytes.fromhex("d9d505f920a163d7") + struct.pack(">5I", 0, 7, pages, 512, 4096) + bytes(484))
+    before = file.read_bytes(), journal.read_bytes()
+    if pages:
+        await refused(
+            f"sqlite:///{file}", NotADatabaseError, r"isn't finished \(run.db-journal\); it was left as it is"
+        )
+        assert (file.read_bytes(), journal.read_bytes()) == before
+    else:
+        async with build(f"sqlite:///{file}") as buffer:
+            await fill(buffer, 2)
+            assert await take_all(buffer) == [0, 1]
+
+
+async def test_an_empty_file_is_taken(tmp_path: Path) -> None:
+    """Also one in which another program has had tables."""
+    (tmp_path / "new.db").touch()
+    with closing(sqlite3.connect(tmp_path / "used.db")) as connection:
+        connection.execute("CREATE TABLE runs (id INTEGER)")
+        connection.execute("DROP TABLE runs")
+    for name in ("new.db", "used.db"):
+        async with build(f"sqlite:///{tmp_path}/{name}") as buffer:
+            await fill(buffer, 2)
+            assert await take_all(buffer) == [0, 1]
+
+
+async def test_a_database_of_someone_else_stays_as_it_is(postgres_database: str) -> None:
     execute(postgres_database, "CREATE TABLE rb_group (x int)")
-    for url in (of_someone_else(tmp_path), postgres_database):
-        await refused(url, NotADatabaseError, "tables or views named rb_group that are not replaybuf's")
+    await refused(postgres_database, NotADatabaseError, "tables or views named rb_group that are not replaybuf's")
 
 
 @pytest.mark.parametrize("share", [0.5, 0.05])

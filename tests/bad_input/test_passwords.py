@@ -60,7 +60,7 @@ def test_the_known_options_of_libpq_reach_the_server(postgres_database: str) -> 
         async with build(url) as buffer:
             assert await buffer.put(group(1), TASK) == 1
             seen = await buffer.storage._read(  # type: ignore[attr-defined]
-                lambda tx: tx.connection.exec_driver_sql("SHOW application_name").scalar_one()
+                lambda tx: tx.run("SHOW application_name")[0][0]
             )
             assert seen == "a&b"
 
@@ -137,7 +137,7 @@ async def test_a_password_is_never_shown(secret: str, place: str) -> None:
         with pytest.raises(UnreachableError) as caught:
             await buffer.put(group(1), TASK)
         texts += shown(caught.value)
-        texts += [repr(storage._state().engine.pool), repr(storage._state().engine.pool.pool)]
+        texts += [repr(storage.engine.pool), repr(storage.engine)]
         await buffer.close()
     assert leaks(secret, texts + lines) == []
 

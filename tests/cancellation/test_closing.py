@@ -26,7 +26,7 @@ async def test_a_cancelled_close_still_closes(sql_url: str) -> None:
         assert put is not None
         await by_cancel(buffer.close(), chance.random() * 0.01)
         await buffer.close()
-        assert not storage_of(buffer)._open.thread._thread.is_alive()  # type: ignore[union-attr]
+        assert not storage_of(buffer).thread._thread.is_alive()
         with pytest.raises(ClosedError):
             await buffer.get(1, TASK)
 

@@ -98,7 +98,7 @@ async def test_a_take_that_was_cancelled_is_settled_before_the_next_call(buffer:
 
 async def test_a_take_that_is_cancelled_before_it_began_blocks_no_later_call(buffer: ReplayBuffer) -> None:
     await fill(buffer, 3)
-    storage_of(buffer)._state().thread.post(time.sleep, 0.1)  # so that the call and its end are noticed together
+    storage_of(buffer).thread.post(time.sleep, 0.1)  # so that the call and its end are noticed together
     await by_cancel(buffer.get(3, TASK), 0.02)
     async with asyncio.timeout(5):
         assert await take_all(buffer) == [0, 1, 2]

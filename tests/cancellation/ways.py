@@ -9,7 +9,7 @@ from typing import Any
 
 from replaybuf import ReplayBuffer
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.engine.opening import open_engine
+from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.transaction import Transaction
 from tests.stores import build, until
 
@@ -20,14 +20,11 @@ def storage_of(buffer: ReplayBuffer) -> SQLStorage:
 
 
 async def no_connection_out(buffer: ReplayBuffer) -> None:
-    """Wait until all connections are back, except for the one that looks for changes, and SQLite's writer's."""
-    state = storage_of(buffer)._state()
-    pool: Any = state.engine.pool.pool
+    """Wait until all connections are back, except for the one that listens for changes."""
+    state = storage_of(buffer)
 
     async def all_back() -> bool:
-        kept = state.watch._changes._connection, getattr(state.engine, "_writing", None)
-        idle = len(getattr(state.engine, "kept", ()))
-        return not hasattr(pool, "checkedout") or pool.checkedout() - idle <= sum(one is not None for one in kept)
+        return state.engine.lent <= (getattr(state.watch._changes, "_listening", None) is not None)
 
     await until(all_back)
 
@@ -87,10 +84,10 @@ async def taken_from(buffer: ReplayBuffer) -> None:
     """Wait until the database is empty, past the queue of the buffer's operations."""
 
     def is_empty(tx: Transaction) -> bool:
-        return not tx.connection.exec_driver_sql("SELECT count(*) FROM rb_group").scalar_one()
+        return not tx.run("SELECT count(*) FROM rb_group")[0][0]
 
     async def empty() -> bool:
-        state = storage_of(buffer)._state()
+        state = storage_of(buffer)
         future = asyncio.run_coroutine_threadsafe(state.engine.read(is_empty), state.thread.loop)
         return await asyncio.wrap_future(future)
 
@@ -99,7 +96,7 @@ async def taken_from(buffer: ReplayBuffer) -> None:
 
 def locked(url: str) -> Any:
     """Another connection that holds the lock which every write needs."""
-    database = open_engine(storage_of(build(url)).url, lock_timeout=5)
+    database = open_database(storage_of(build(url)).url, lock_timeout=5)
 
     class Locked:
         async def __aenter__(self) -> None:

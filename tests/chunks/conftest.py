@@ -10,7 +10,7 @@ import pytest
 from tests.chunks.stores import Stores
 
 
-@pytest.fixture(params=["memory", "pandas", "sqlite", "postgresql"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

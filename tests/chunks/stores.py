@@ -38,7 +38,7 @@ class Stores:
     ) -> ChunkBuffer:
         config = ChunkBufferConfig(url=self._url, fragments_per_chunk=fragments_per_chunk, **options)
         storage = config.store().build().storage
-        if self._kind in ("memory", "pandas"):
+        if self._kind == "memory":
             storage = self._shared = storage if self._shared is None else self._shared
         chunks = ChunkBuffer(
             buffer_type(storage, RolloutType(dict)),

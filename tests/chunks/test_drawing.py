@@ -99,6 +99,7 @@ async def test_prepared__is_the_last_selection_for_every_rank(stores: Stores) ->
         assert same(await rank1.prepared(), selection)
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)
 async def test_prepared__survives_a_restart(stores: Stores) -> None:
     first = stores.open(1)
     await send(first, range(2))

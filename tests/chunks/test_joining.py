@@ -212,8 +212,17 @@ async def test_forget__a_worker_may_start_anew(stores: Stores) -> None:
     assert await chunks.forget(W) == 1
     assert await chunks.expected(W) is None
     await send(chunks, range(2))
-    assert sorted(await starts(chunks)) == [0]  # the same chunk once more takes the place of the first
+    assert await chunks.expected(W) == 2
     assert await chunks.forget("unknown") == 0
+
+
+async def test_forget__a_chunk_from_before_stays_beside_one_of_the_same_start(stores: Stores) -> None:
+    chunks = stores.open(2)
+    for version in (1, 2):
+        await send(chunks, range(2), version=version)
+        await chunks.forget(W)
+    assert [(chunk.start, chunk.version) for chunk in await stored(chunks)] == [(0, 1), (0, 2)]
+    assert len(await chunks.fetch(2, timeout=0)) == 2
 
 
 async def test_damage__a_fragment_that_can_not_be_read_takes_its_chunk_with_it(stores: Stores) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from replaybuf import (
@@ -139,3 +142,22 @@ async def test_capacity__unfinished_fragments_of_many_workers_are_no_chunks(stor
 async def test_capacity__a_fetch_that_could_never_be_ready_is_refused(stores: Stores) -> None:
     with pytest.raises(InputError, match="capacity is 3"):
         await stores.open(1, max_chunks=3).fetch(4, timeout=None)
+
+
+def usage_query() -> str:
+    """The query of the page for the means of reuse and staleness."""
+    page = Path("docs/chunks.md").read_text("utf-8")
+    [query] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    return str(query)
+
+
+async def test_the_page_has_the_means_of_reuse_and_staleness_of_chunks_that_left(stores: Stores) -> None:
+    chunks = stores.open(1, max_reuse=2, max_staleness=9)
+    await send(chunks, [0], version=0)
+    await chunks.fetch(1, timeout=5)
+    await chunks.advance(4)
+    await chunks.fetch(1, timeout=5)  # its last use, four versions behind
+    await send(chunks, [1], version=4)
+    await chunks.fetch(1, timeout=5)  # it stays for another draw
+    [(reuse, staleness)] = await chunks.buffer.storage._read(lambda tx: tx.run(usage_query()))
+    assert (float(reuse), float(staleness)) == (2, 4)

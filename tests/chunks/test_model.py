@@ -117,7 +117,7 @@ def test_model__random_interleavings_agree(kind: str, lend: Callable[[], str], m
     agree_with_model(kind, lend, model, steps)
 
 
-@pytest.mark.parametrize("kind", ["pandas", "sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)
 @settings(max_examples=8, suppress_health_check=FIXTURES)
 @given(model=MODELS, steps=STEPS)
 def test_model__random_interleavings_agree_elsewhere(

@@ -17,6 +17,7 @@ from replaybuf import (
 from tests.chunks.stores import Stores, W, numbers, problem, send, stored
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)
 async def test_restart__unfinished_chunks_go_on(stores: Stores) -> None:
     for index in range(7):
         chunks = stores.open()
@@ -25,6 +26,7 @@ async def test_restart__unfinished_chunks_go_on(stores: Stores) -> None:
     assert [numbers(chunk) for chunk in await stored(stores.open())] == [[0, 1, 2], [3, 4, 5]]
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)
 async def test_restart__what_is_expected_is_known(stores: Stores) -> None:
     first = stores.open()
     await send(first, range(3))

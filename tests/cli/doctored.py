@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.testing.harness import group
 from tests.cli.conftest import run
 from tests.cli.test_db import _write, execute
+from tests.contract.harness import group
 
 ONE = "(SELECT min(uid) FROM rb_group WHERE lease IS NULL AND archived_at IS NULL)"
 HELD = "(SELECT min(uid) FROM rb_group WHERE lease IS NOT NULL)"

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-from replaybuf.storage.sql.engine.opening import open_engine
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.schema.create import upgrade
+from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy, upgrade
 from replaybuf.storage.sql.schema.revisions import HEAD
 from tests.cli.conftest import run, run_json
 
@@ -26,11 +25,7 @@ def execute(url: str, *statements: str) -> None:
 
 
 async def _write(url: str, work: Callable[[Connection], object]) -> None:
-    engine = open_engine(parse_url(url), lock_timeout=5)
-    try:
-        await engine.write(lambda tx: work(tx.connection))
-    finally:
-        await engine.dispose()
+    await over_sqlalchemy(parse_url(url), work)
 
 
 def test_current_shows_revision_and_state(filled: str) -> None:

@@ -13,10 +13,9 @@ import pytest
 from sqlalchemy import make_url, text
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.doctor import counts, groups
-from replaybuf.storage.sql.inspection.checkup.orphans import LOST
+from replaybuf.doctor import check_counts, check_groups
+from replaybuf.doctor.check_groups import LOST
 from replaybuf.storage.sql.schema.revisions import REVISIONS
-from replaybuf.testing.harness import group
 from tests.cli.conftest import BACKENDS, new_url, run
 from tests.cli.doctored import (
     CHECKPOINTS,
@@ -32,6 +31,7 @@ from tests.cli.doctored import (
 )
 from tests.cli.example import fill_busy
 from tests.cli.test_db import execute
+from tests.contract.harness import group
 from tests.postgres import new_database
 
 
@@ -117,7 +117,7 @@ def test_groups_that_are_there_are_not_swept(url: str) -> None:
 
 
 def test_a_backlog_of_the_sweep_is_swept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "BACKLOG", 3)
+    monkeypatch.setattr(check_groups, "BACKLOG", 3)
     execute(url, *(f"INSERT INTO rb_garbage VALUES ({uid}, 0)" for uid in (-1, -2, -3)))
     assert "falls behind" in examine(url)["garbage"][0]["text"]
     assert "swept 3 payloads" in run("doctor", url, "--repair").stderr
@@ -170,7 +170,7 @@ def test_totals_that_do_not_add_up_are_a_warning(url: str) -> None:
 
 
 def test_groups_that_fail_again_and_again_are_a_warning(url: str) -> None:
-    execute(url, f"UPDATE rb_group SET deliveries = {counts.MANY_DELIVERIES} WHERE uid = {ONE}")
+    execute(url, f"UPDATE rb_group SET deliveries = {check_counts.MANY_DELIVERIES} WHERE uid = {ONE}")
     assert wrong(examine(url)) == {"deliveries": "warning"}
 
 
@@ -223,9 +223,9 @@ def test_all_at_once_is_mended(url: str) -> None:
 
 
 def test_with_quick_a_sample_is_read_and_said_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from replaybuf.doctor import checksums
+    from replaybuf.doctor import check_payloads
 
-    monkeypatch.setattr(checksums, "SAMPLE", 2)
+    monkeypatch.setattr(check_payloads, "SAMPLE", 2)
     assert "2 of 6 groups read" in examine(url, "--quick")["checksums"][0]["text"]
     assert "6 groups read" in examine(url)["checksums"][0]["text"]
 

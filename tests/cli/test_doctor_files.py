@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.doctor import files
+from replaybuf.doctor import check_file
 from tests.cli.conftest import run
 from tests.cli.doctored import examine, wrong
 
@@ -117,7 +117,7 @@ def test_another_encoding(tmp_path: Path) -> None:
 
 
 def test_a_network_file_system(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replaybuf.storage.sql.inspection.checkup.sqlite_file.filesystem_type", lambda path: "nfs4")
+    monkeypatch.setattr("replaybuf.doctor.check_file.filesystem_type", lambda path: "nfs4")
     [row] = examine(file, code=1)["settings"]
     assert (row["level"], "nfs4" in row["text"]) == ("problem", True)
 
@@ -128,13 +128,13 @@ def test_many_free_pages(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         connection.execute("INSERT INTO t VALUES (zeroblob(9000000))")
         connection.execute("DROP TABLE t")
     assert examine(file)["space"][0]["level"] == "ok"
-    monkeypatch.setattr(files, "MUCH_FREE", 8_000_000)
+    monkeypatch.setattr(check_file, "MUCH_FREE", 8_000_000)
     assert wrong(examine(file)) == {"space": "warning"}
 
 
 def test_a_long_log_is_emptied(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while somebody has the database open; not while somebody reads from the log."""
-    monkeypatch.setattr(files, "LARGE_LOG", 100_000)
+    monkeypatch.setattr(check_file, "LARGE_LOG", 100_000)
 
     async def use() -> None:
         async with ReplayBufferConfig(url=f"sqlite:///{file}").build() as buffer:

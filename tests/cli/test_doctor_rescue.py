@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.storage.sql.engine.sqlite_connections import PAGE_SIZE
+from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE
 from tests.cli.conftest import run, run_json
 from tests.cli.doctored import examine, wrong
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import asyncpg
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.doctor import server
-from replaybuf.storage.sql.inspection.checkup import server as checkup
+from replaybuf.doctor import check_server
 from tests.cli.conftest import run
 from tests.cli.doctored import examine
 from tests.postgres import execute, new_database, running_server
@@ -72,7 +70,7 @@ async def until_off(url: str, name: str) -> None:
 
 
 def test_an_old_version(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "OLDEST_VERSION", 990000)
+    monkeypatch.setattr(check_server, "OLDEST_VERSION", 990000)
     [(level, text)] = found(url, "settings")
     assert (level, "too old" in text) == ("problem", True)
 
@@ -92,12 +90,12 @@ def test_another_encoding(postgres_url: str) -> None:
 
 def test_few_connections_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(url, "connections")[0][0] == "ok"
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 0.0)
+    monkeypatch.setattr(check_server, "MOST_CONNECTIONS", 0.0)
     assert found(url, "connections")[0][0] == "warning"
 
 
 def test_a_transaction_that_was_left_open(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LONG_SECONDS", 0)
+    monkeypatch.setattr(check_server, "LONG_SECONDS", 0)
 
     async def look() -> list[tuple[str, str]]:
         connection = await asyncpg.connect(url, server_settings={"application_name": "forgetful"})
@@ -127,7 +125,7 @@ def test_prepared_transactions(url: str) -> None:
 
 
 def test_dead_rows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MANY_DEAD", 10)
+    monkeypatch.setattr(check_server, "MANY_DEAD", 10)
     execute(url, "ALTER TABLE rb_info SET (autovacuum_enabled = off)")
     assert found(url, "space")[0][0] == "ok"
     execute(url, "INSERT INTO rb_info SELECT n::text, '' FROM generate_series(1, 100) n")
@@ -153,22 +151,17 @@ def test_a_user_without_rights(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fact", "level", "said"),
-    [("failures", "problem", "2 damaged pages"), ("off", "warning", "no checksums"), ("fine", "ok", "found no damage")],
+    ("facts", "level", "said"),
+    [
+        ("2, true", "problem", "2 damaged pages"),
+        ("0, false", "warning", "no checksums"),
+        ("0, true", "ok", "no damage"),
+    ],
 )
 def test_what_the_server_says_of_its_pages(
-    url: str, monkeypatch: pytest.MonkeyPatch, fact: str, level: str, said: str
+    url: str, monkeypatch: pytest.MonkeyPatch, facts: str, level: str, said: str
 ) -> None:
-    own = checkup._one
-
-    def one(connection: Any, query: str, **values: Any) -> Any:
-        if "checksum_failures" in query:
-            return 2 if fact == "failures" else 0
-        if "data_checksums" in query:
-            return "off" if fact == "off" else "on"
-        return own(connection, query, **values)
-
-    monkeypatch.setattr(checkup, "_one", one)
+    monkeypatch.setattr(check_server, "_PAGES", f"SELECT {facts}")
     [(seen, text)] = found(url, "integrity")[:1]
     assert (seen, said in text) == (level, True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.bar import progress_bar
+from replaybuf.progress import progress_bar
 from tests.cli.conftest import run, run_json
 from tests.cli.test_save import groups_of
 
@@ -120,8 +120,7 @@ def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path
         (("export", "{file}"), 2, "FILE"),
         (("export", "{file}", "{there}"), 1, "or replace it (--force; force=True in Python)"),
         (("import", "{folder}/new.db", "{folder}/none.jsonl"), 1, "none.jsonl can't be read: No such file"),
-        (("import", "{folder}/new.db", "{folder}"), 1, "can't be read: Is a directory"),
-        (("import", "{folder}/new.db", "{file}"), 1, "this is a database of replaybuf"),
+        (("import", "{folder}/new.db", "{file}"), 1, "this is a database: replaybuf save and resume"),
         (("import", "{folder}/new.db", "{file}", "--field", "response"), 2, "is no mapping"),
         (("import", "{folder}/new.db", "{file}", "--field", "respnse=a"), 1, "respnse is no field of rollouts; did"),
         (("import", "{folder}/new.db", "{file}", "--field", "pg://me:pw@db/rl"), 2, "'***' is no mapping"),

@@ -104,6 +104,17 @@ def test_a_typed_format_goes_before_that_of_a_variable(filled: str) -> None:
     assert run("ls", filled, "--csv", env={"REPLAYBUF_JSON": "1"}).stdout == run("ls", filled, "--csv").stdout
 
 
+@pytest.mark.parametrize("path", ["stats", "why", "trace", "db current", "checkpoint ls", "export"])
+def test_a_missing_url_names_the_variable(path: str) -> None:
+    said = "Missing argument 'URL'. Name the database here, or in the environment variable REPLAYBUF_URL.\n"
+    assert run(*path.split(), code=2).stderr.endswith(said)
+
+
+def test_what_comes_after_a_url_that_is_missing_names_the_variable(filled: str) -> None:
+    said = "STATEMENT: it is missing. It comes after the URL, which may be in the environment variable REPLAYBUF_URL"
+    assert said in run("sql", filled, code=2).stderr
+
+
 def test_two_formats_are_a_usage_error(filled: str) -> None:
     assert "choose one of" in run("ls", filled, "--json", "--csv", code=2).stderr
 

@@ -61,7 +61,7 @@ def _night(request: pytest.FixtureRequest, folder: Path, groups: int) -> Iterato
         trainer = subprocess.Popen([sys.executable, "-c", _WAIT, url], cwd=_ROOT)
         try:
             deadline = time.monotonic() + 60
-            while not open_reader(url).look(lambda look: read_waiters(look, "default")):
+            while not open_reader(url).read(lambda tx: read_waiters(tx, "default")):
                 assert time.monotonic() < deadline
                 time.sleep(0.3)
             yield url

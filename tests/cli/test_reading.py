@@ -12,10 +12,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
 from replaybuf.errors import AccessError
-from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 from tests.cli.conftest import run, run_json
 
 COMMANDS = [("stats",), ("ls",), ("show", "15"), ("show", "15", "--full"), ("sql", "SELECT 1"), ("db", "current")]
@@ -92,12 +91,12 @@ def test_a_writer_does_not_wait_for_a_reader(file: Path, mode: str) -> None:
     reading, written = threading.Event(), threading.Event()
     seen = []
 
-    def look(reader: object) -> None:
-        seen.append(reader.execute(text("SELECT max(priority) FROM rb_group")).scalar())  # type: ignore[attr-defined]
+    def work(tx: ReadTransaction) -> None:
+        seen.append(tx.value("SELECT max(priority) FROM rb_group"))
         reading.set()
         written.wait(10)
 
-    thread = threading.Thread(target=open_reader(str(file)).read, args=(look,))
+    thread = threading.Thread(target=open_reader(str(file)).read, args=(work,))
     thread.start()
     reading.wait(10)
     writer = sqlite3.connect(file, timeout=0, isolation_level=None)
@@ -112,12 +111,12 @@ def test_a_reader_of_a_log_sees_one_state(file: Path) -> None:
     writer = sqlite3.connect(file, isolation_level=None)
     writer.execute("UPDATE rb_group SET priority = 2")
 
-    def look(reader: object) -> list[object]:
-        first = reader.execute(text("SELECT max(priority) FROM rb_group")).scalar()  # type: ignore[attr-defined]
+    def work(tx: ReadTransaction) -> list[object]:
+        first = tx.value("SELECT max(priority) FROM rb_group")
         writer.execute("UPDATE rb_group SET priority = 3")
-        return [first, reader.execute(text("SELECT max(priority) FROM rb_group")).scalar()]  # type: ignore[attr-defined]
+        return [first, tx.value("SELECT max(priority) FROM rb_group")]
 
-    assert open_reader(str(file)).read(look) == [2.0, 2.0]
+    assert open_reader(str(file)).read(work) == [2.0, 2.0]
     writer.close()
 
 
@@ -187,4 +186,4 @@ def test_a_file_without_permission_is_a_clear_error(file: Path, folder: Path) ->
 @pytest.mark.parametrize("filled", ["postgres"], indirect=True)
 def test_postgresql_transactions_are_read_only(filled: str) -> None:
     with pytest.raises(AccessError):
-        open_reader(filled).read(lambda connection: connection.execute(text("DELETE FROM rb_group")))
+        open_reader(filled).read(lambda tx: tx.table("DELETE FROM rb_group"))

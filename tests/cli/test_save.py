@@ -12,8 +12,8 @@ import pytest
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import SnapshotMismatchError
-from replaybuf.testing.harness import group
 from tests.cli.conftest import run, run_json, start
+from tests.contract.harness import group
 
 
 def groups_of(url: object) -> list[dict[str, Any]]:

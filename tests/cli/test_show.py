@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.cli import show
 from tests.cli.conftest import run, run_json
 from tests.cli.example import HOSTILE
 from tests.cli.terminal import SIZES, needs_tmux, terminal
@@ -220,6 +221,14 @@ def test_the_worst_and_the_best_answers_of_a_task_are_found(filled: str, option:
     shown = run("show", filled, option, 3, "--task", "math").stdout
     assert shown.count("The answer is") == 3
     assert "code" not in shown
+
+
+def test_an_answer_whose_group_has_left_meanwhile_is_left_out(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = show._places
+    monkeypatch.setattr(show, "_places", lambda *args: [(4711, 0), *places(*args)])
+    shown = run("show", filled, "--worst", 3, "--task", "math")
+    assert shown.stdout.count("The answer is") == 3
+    assert "1 of them left the buffer" in shown.stderr
 
 
 async def test_of_equal_answers_one_of_each_group_comes_first_and_the_newest(tmp_path: Path) -> None:

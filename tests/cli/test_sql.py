@@ -14,6 +14,9 @@ from tests.cli.conftest import run, run_json
 
 WRITES = [
     "DELETE FROM rb_group",
+    "DELETE FROM groups",
+    "UPDATE groups SET reward = 1",
+    "INSERT INTO groups (uid) VALUES (1)",
     "INSERT INTO rb_info VALUES ('a', 'b')",
     "UPDATE rb_group SET priority = 0",
     "DROP VIEW groups",
@@ -113,6 +116,35 @@ def test_a_mistake_is_one_line(filled: str) -> None:
     stderr = run("sql", filled, "SELECT nope FROM groups", code=1).stderr
     assert "nope" in stderr
     assert len(stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["grups", "public.grups"])
+def test_an_unknown_table_lists_the_views_there_are(filled: str, name: str) -> None:
+    if filled.startswith("sqlite"):
+        name = name.replace("public", "main")
+    stderr = run("sql", filled, f"SELECT * FROM {name}", code=1).stderr
+    assert stderr.endswith(
+        "; did you mean groups? There are batch_groups, batches, checkpoints, events, groups, leases, rollouts, "
+        "waiters, workers\n"
+    )
+
+
+def test_an_unknown_table_of_a_database_without_any_says_so(empty: str) -> None:
+    assert run("sql", empty, "SELECT * FROM groups", code=1).stderr.endswith(". There is no table\n")
+
+
+@pytest.mark.parametrize("statement", ["SELECT rewrd FROM batch_groups", "SELECT g.rewrd FROM batch_groups AS g"])
+def test_an_unknown_column_lists_those_of_the_views_in_the_statement(filled: str, statement: str) -> None:
+    stderr = run("sql", filled, statement, code=1).stderr
+    assert stderr.endswith(
+        "; did you mean reward? batch_groups has batch, buffer, step, taken_by, uid, task_name, worker, reward, "
+        "staleness, oldest_model_step, created_at, first_uid, last_uid\n"
+    )
+
+
+def test_a_delete_names_the_command_that_deletes(filled: str) -> None:
+    for table in ("groups", "rb_group"):
+        assert run("sql", filled, f" delete FROM {table}", code=1).stderr.endswith("; `replaybuf rm` deletes groups\n")
 
 
 @pytest.mark.parametrize("parameter", ["?", ":name", "$1"])

@@ -15,6 +15,7 @@ from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer.metrics import RATES
 from replaybuf.cli import output
 from replaybuf.produce import Sampler, TrainState, publish
+from replaybuf.prompts import PromptLedger
 from replaybuf.storage.sql.schema.revisions import HEAD
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill_busy
@@ -42,6 +43,25 @@ def test_counts_since_the_beginning(filled: str) -> None:
         ["code", "5", "0", "0", "1", "1"],
         ["math", "11", "2", "2", "1", "0"],
     ]
+
+
+def test_puts_are_told_apart_by_status(empty: str) -> None:
+    """A prompt that was handed out, what was made of it, and a group that was too old when it was put."""
+
+    async def fill() -> None:
+        async with ReplayBufferConfig(url=empty).build() as buffer:
+            for prompt in await PromptLedger(buffer, [RolloutState(message=[])] * 2, "math").draw(2):
+                prompt.group[0].status = Status.COMPLETED
+                await prompt.finish()
+            old = RolloutState(message=[], response_ids=[1], status=Status.COMPLETED)
+            options = {"model_step": 1, "current_train_step": 9, "stale_threshold": 2}
+            await buffer.put([old], "math", **options, expired_groups_retryable=True)
+
+    asyncio.run(fill())
+    assert "\nput into math: 2 completed, 1 expired, 2 init\n" in run("stats", empty).stdout
+    found = run_json("stats", empty)["buffers"]["default"]
+    assert found["put_of"] == {"math": {"completed": 2, "expired": 1, "init": 2}}
+    assert found["tasks"]["math"]["put"] == 5
 
 
 def test_json_has_what_metrics_gives(empty: str) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBufferConfig
-from replaybuf.storage.sql.inspection.look import SqliteLook, Table
-from replaybuf.storage.sql.inspection.steps import summarise_steps, trace_step
+from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.prompts import PromptLedger
+from replaybuf.storage.sql.inspection.reader import SqliteReadTransaction, Table
+from replaybuf.storage.sql.inspection.traces import summarise_steps, trace_step
+from replaybuf.worker_name import working_as
 from tests.cli.conftest import BACKENDS, new_url, run, run_json
 from tests.cli.example import HOSTILE, rollout
 from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, TRAINER, WORKERS, train
@@ -203,6 +205,103 @@ async def _train_again(url: str) -> None:
                 await buffer.restore(2)
 
 
+def test_redraws_of_groups_to_be_generated_again_are_no_training(url: str) -> None:
+    """Those of a sampler, under a lease, and those of a caller that takes them."""
+    asyncio.run(_train_and_continue(url))
+    [step] = run_json("trace", url)
+    assert (step["step"], step["batches"], step["groups"], step["settled"]) == (198, 1, 2, 2)
+    assert step["taken_by"] == ["trainer"]
+    [shown] = run_json("trace", url, "step", 198)["runs"]
+    assert [group["reward"] for group in shown["groups"]] == [1.0, 1.0]
+    assert "name no train step" not in run("trace", url).stderr
+    draws = run_json("trace", url, "worker", "worker-0")["draws"]
+    assert [(draw["step"], draw["groups"]) for draw in draws] == [(None, 1), (None, 1)]
+
+
+async def _train_and_continue(url: str) -> None:
+    """A step in which the trainer takes two groups, and a worker two that were interrupted."""
+    async with ReplayBufferConfig(url=url, worker="trainer").build() as buffer:
+        for status in (Status.COMPLETED, Status.ABORTED):
+            for _ in range(2):
+                made = RolloutState(message=[], response="4", reward=1.0, status=status)
+                await buffer.put([made], "math")
+        await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=198)
+        ledger = PromptLedger(buffer, [], "math")
+        with working_as("worker-0"):
+            [prompt] = await ledger.draw(1, again=[Status.ABORTED])
+            await buffer.get(1, "math", Status.ABORTED)
+        await prompt.give_back()
+        await buffer.get(2, "math")
+
+
+def test_what_came_back_is_no_draw_to_be_trained_on(url: str) -> None:
+    """As what a DataLoader has leased in advance: nobody names a step for it, and it is there to be drawn again."""
+    first, second = asyncio.run(_give_back(url))
+    [step] = run_json("trace", url)
+    assert (step["step"], step["batches"], step["groups"], step["settled"]) == (7, 1, 2, 2)
+    assert run("trace", url).stderr == ""
+    draws = run_json("trace", url, "worker", "trainer")["draws"]
+    assert [(draw["groups"], draw["settled"], draw["back"]) for draw in draws] == [(2, 2, 0), (2, 0, 2), (2, 0, 2)]
+    [run_of_8] = run_json("trace", url, "step", 8)["runs"]
+    assert (run_of_8["groups"] != [], run_of_8["settled"]) == (True, 0)
+    life = [row["what"] for row in run_json("trace", url, "uid", first)["timeline"]]
+    assert life == ["put", "leased", "came back", "leased", "came back", "leased"]
+    assert "came back" in run("trace", url, "uid", second).stdout
+
+
+def test_what_is_leased_still_is_a_draw_and_of_a_part_the_rest_came_back(url: str) -> None:
+    uids = asyncio.run(_give_back_a_part(url))
+    steps = {row["step"]: (row["groups"], row["settled"]) for row in run_json("trace", url)}
+    assert steps == {1: (1, 1), 2: (1, 0)}
+    lives = [[row["what"] for row in run_json("trace", url, "uid", uid)["timeline"]] for uid in uids]
+    assert lives == [["put", "leased"], ["put", "leased", "given back", "leased"], ["put", "leased", "came back"]]
+    assert "1 of 1 draws name" not in run("trace", url).stderr
+
+
+async def _give_back(url: str) -> list[int]:
+    """Two groups are leased, for no step and for step 8, and given back; then trained on at step 7."""
+    async with ReplayBufferConfig(url=url, worker="trainer", policy="fifo").build() as buffer:
+        uids = [await buffer.put([rollout("math", step, 0, Random(0))], "math") for step in range(2)]
+        for step in (None, 8):
+            lease = await buffer.lease_batch({"math": 2}, current_train_step=step)
+            await lease.give_back()
+        async with buffer.lease_batch({"math": 2}, current_train_step=7):
+            pass
+        return [uid for uid in uids if uid is not None]
+
+
+async def _give_back_a_part(url: str) -> list[int]:
+    """Of three leased groups one is trained on, one fails and is leased again by who is killed, and one comes back."""
+    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
+        uids = [await buffer.put([rollout("math", step, 0, Random(0))], "math") for step in range(3)]
+        mine = [uid for uid in uids if uid is not None]
+        lease = await buffer.lease_batch({"math": 3}, current_train_step=1)
+        await lease.acknowledge(mine[:1])
+        await lease.give_back(mine[1:2], failed="no")
+        await buffer.lease_batch({"math": 1}, current_train_step=2, seconds=3600, heartbeat=False)
+        await lease.give_back()
+        return mine
+
+
+def test_a_run_that_was_never_interrupted_is_after_no_restore(url: str) -> None:
+    """Each start of a trainer restores, also the first one: before that nothing was drawn."""
+    asyncio.run(_train_from_a_restore(url))
+    assert [row["resumed"] for row in run_json("trace", url)] == [False, False]
+    for args in ([], ["step", 1]):
+        shown = run("trace", url, *args).stdout
+        assert "restore" not in shown
+
+
+async def _train_from_a_restore(url: str) -> None:
+    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
+        await buffer.checkpoint(0)
+        await buffer.restore(0)
+        for step in (1, 2):
+            await buffer.put([rollout("math", step, 0, Random(0))], "math")
+            await buffer.get(1, "math", current_train_step=step)
+            await buffer.checkpoint(step)
+
+
 def test_hostile_names_are_escaped(url: str) -> None:
     uid = asyncio.run(_one(url, worker=HOSTILE, current_train_step=1))
     for args in ([], ["step", 1], ["uid", uid], ["worker", HOSTILE], ["worker", "nobody"]):
@@ -213,7 +312,7 @@ def test_hostile_names_are_escaped(url: str) -> None:
 
 def test_draws_without_a_train_step_are_told_of(url: str) -> None:
     asyncio.run(_one(url))
-    assert "name no train step: pass current_train_step=" in run("trace", url).stderr
+    assert "none names its train step: pass current_train_step=" in run("trace", url).stderr
 
 
 async def _one(url: str, *, worker: str | None = None, current_train_step: int | None = None) -> int | None:
@@ -236,16 +335,16 @@ def test_steps_are_read_by_their_index(tmp_path: Path) -> None:
     asyncio.run(fill_batches(f"sqlite:///{tmp_path}/run.db", 200, 2))
     plans: list[str] = []
 
-    class Explaining(SqliteLook):
+    class Explaining(SqliteReadTransaction):
         def table(self, statement: str, /, **values: Any) -> Table:
             if "rb_batch" in statement:
                 plans.extend(row[3] for row in super().table(f"EXPLAIN QUERY PLAN {statement}", **values)[1])
             return super().table(statement, **values)
 
     with sqlite3.connect(tmp_path / "run.db") as connection:
-        look = Explaining(connection)
-        assert len(summarise_steps(look, "default", limit=5)) == 5
-        assert len(trace_step(look, "default", 10)) == 1
+        tx = Explaining(connection)
+        assert len(summarise_steps(tx, "default", limit=5)) == 5
+        assert len(trace_step(tx, "default", 10)) == 1
         reading = [plan for plan in plans if "rb_batch" in plan]
         assert reading
         assert all("rb_batch_by_step" in plan for plan in reading)

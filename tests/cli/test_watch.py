@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status
-from replaybuf.cli.frame import binned, histogram, rate, worker_lines
-from replaybuf.cli.panels import Panel, arrange, line, share
+from replaybuf.cli.frame import Panel, arrange, binned, histogram, line, rate, share, worker_lines
 from replaybuf.cli.watch import Watched
 from replaybuf.rules.circumstances import Circumstances, Worker
 from tests.cli.conftest import run

@@ -17,11 +17,11 @@ import pytest
 
 from replaybuf import NotReadyError, ReplayBufferConfig
 from replaybuf.buffer import telling
-from replaybuf.rules.reasons import Reason
-from replaybuf.rules.tallies import Tally
+from replaybuf.rules.causes import Reason
+from replaybuf.rules.producing import PATIENCE
+from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.circumstances import read_circumstances, read_waiters
-from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 from tests.cli.conftest import BACKENDS, run, run_json, start
 from tests.cli.example import HOSTILE
 from tests.cli.waiting import Scene, shuffled
@@ -50,24 +50,29 @@ def until_ready(*processes: subprocess.Popen[str]) -> None:
         assert process.stdout.readline() == "ready\n"
 
 
-def until(url: str, buffers: Iterable[str], holds: Callable[[Look, str], bool]) -> None:
+def until(url: str, buffers: Iterable[str], holds: Callable[[ReadTransaction, str], bool]) -> None:
     """Wait until something is to be seen in all these buffers."""
     reader, missing, deadline = open_reader(url), list(buffers), time.monotonic() + 60
-    while missing := reader.look(lambda look: [name for name in missing if not holds(look, name)]):
+    while missing := reader.read(lambda tx: [name for name in missing if not holds(tx, name)]):
         assert time.monotonic() < deadline, missing
         time.sleep(0.5)
 
 
-def has_put(look: Look, buffer: str) -> bool:
+def has_put(tx: ReadTransaction, buffer: str) -> bool:
     """Whether all that was put is counted as a worker's."""
-    about = read_circumstances(look, buffer, ())
+    about = read_circumstances(tx, buffer, ())
     put = sum(n for (_, _, name), n in about.tallies.items() if name == Tally.PUT)
     return 0 < put == sum(one.groups for one in about.workers)
 
 
-def silence(url: str, worker: str) -> None:
-    """Let a worker that was killed be silent for ten minutes."""
-    statement = f"UPDATE rb_worker SET seen_at = seen_at - 600 WHERE name = '{worker}'"
+def silence(url: str, worker: str, seconds: int = 600) -> None:
+    """Let a worker that was killed, and its waits, be silent for ten minutes."""
+    change(url, f"UPDATE rb_worker SET seen_at = seen_at - {seconds} WHERE name = '{worker}'")
+    of_worker = f"SELECT id FROM rb_worker WHERE name = '{worker}'"
+    change(url, f"UPDATE rb_waiter SET seen_at = seen_at - {seconds} WHERE worker_id IN ({of_worker})")
+
+
+def change(url: str, statement: str) -> None:
     if not url.startswith("sqlite"):
         execute(url, statement)
         return
@@ -91,8 +96,14 @@ def night(url: str, seed: int) -> Iterator[dict[str, Scene]]:
         silence(url, "gen-2")
         until_ready(stack.enter_context(playing("trainer-2", url, seed)))
         until_ready(stack.enter_context(playing("trainer-1", url, seed)))
-        until(url, scenes, lambda look, name: bool(read_waiters(look, name)))
-        until(url, both_wait, lambda look, name: len(read_waiters(look, name)) == 2)
+        until(url, scenes, lambda tx, name: bool(read_waiters(tx, name)))
+        until(url, both_wait, lambda tx, name: len(read_waiters(tx, name)) == 2)
+        ended = [name for name, scene in scenes.items() if scene.reason == Reason.END_OF_DATASET]
+        until(
+            url,
+            ended,
+            lambda tx, name: bool(read_circumstances(tx, name, ()).datasets) and len(read_waiters(tx, name)) == 2,
+        )
         yield scenes
 
 
@@ -111,12 +122,27 @@ def test_the_reason_is_named_in_the_first_line(
             assert scene.says in first, (scene.reason, answers[name])
             assert scene.also in "\n".join(line for line in below if line.startswith("  also: ")), answers[name]
             assert first.startswith("trainer-1 waits since" if scene.wants else "gen-1 waits since")
+        for name, text in asyncio.run(refusals(url, scenes)).items():
+            assert scenes[name].says in text.partition(f"; task {next(iter(scenes[name].wants))}:")[0], text
         reasons = {row["buffer"]: row["reason"] for found in run_json("why", url) for row in found["waits"][:1]}
         assert reasons == {name: scene.reason for name, scene in scenes.items()}
         anyone = next(iter(scenes))
         assert answer(url, anyone).startswith(answers[anyone].partition(" since")[0])
         if backend == "sqlite":
-            check_page({scene.reason: answers[name] for name, scene in scenes.items()})
+            check_page({scene.reason: answers[name] for name, scene in scenes.items() if scene.on_page})
+
+
+async def refusals(url: str, scenes: Mapping[str, Scene]) -> dict[str, str]:
+    """The errors of another trainer that wants the same, for a moment."""
+    texts = {}
+    for name, scene in scenes.items():
+        if scene.wants:
+            config = ReplayBufferConfig(url=url, name=name, worker="trainer-3", policy="fifo", **scene.options)
+            async with config.build() as buffer:
+                with pytest.raises(NotReadyError) as error:
+                    await buffer.take_batch(scene.wants, where=scene.where, timeout=0.05)
+            texts[name] = str(error.value)
+    return texts
 
 
 def check_page(answers: Mapping[Reason, str]) -> None:
@@ -130,10 +156,15 @@ def check_page(answers: Mapping[Reason, str]) -> None:
 
 
 def lines_of(answer: str) -> list[str]:
-    """Return what is the same at any time; rates and the order of workers aren't."""
+    """Return what is the same at any time; rates, pids and the order of workers aren't, nor who is idle."""
     for pattern in (r"\d\d:\d\d:\d\d UTC", r"\b[\d.]+[smhd]\b"):
         answer = re.sub(pattern, "TIME", answer)
+    answer = answer.replace("See whether they still run: who is silent for a minute counts as gone", PATIENCE)
     lines = (" ".join(line.replace("─", "").split()) for line in answer.splitlines())
+    lines = (
+        re.sub(r"^(\S+) \d+ (alive|quiet|silent|ended) ", r"\1 \2 ", line).replace(" quiet ", " alive ")
+        for line in lines
+    )
     return sorted(line for line in lines if line and not line.startswith(("math ", "maths ", "code ")))
 
 
@@ -180,6 +211,94 @@ def test_who_gave_up_is_told_when_nobody_waits(shared_url: str, monkeypatch: pyt
     assert other["buffer"] == "later"
     assert (other["gave_up"]["worker"], other["gave_up"]["task_name"]) == ("trainer-1", "math")
     assert "Nobody waits now of later; trainer-1 gave up" in run("why", shared_url).stdout
+
+
+_WAITS = """
+import asyncio, sys
+from replaybuf import ReplayBufferConfig
+from tests.stores import group
+
+async def main():
+    buffer = ReplayBufferConfig(url=sys.argv[1], worker="trainer-1").build()
+    await buffer.put(group(1), "math")
+    print("ready", flush=True)
+    await buffer.take_batch({"math": 4}, timeout=60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_waiter_that_was_killed_is_silent_everywhere(shared_url: str) -> None:
+    """From when its wait isn't shown any more. The reason that it wrote last has times, and no ages of then."""
+    process = subprocess.Popen([sys.executable, "-c", _WAITS, shared_url], cwd=_ROOT, stdout=subprocess.PIPE, text=True)
+    until_ready(process)
+    until(shared_url, ["default"], lambda look, name: bool(read_waiters(look, name)))
+    process.kill()
+    process.communicate()
+    assert re.search(r"^trainer-1 +\d+ +alive ", run("why", shared_url).stdout, re.M)
+    silence(shared_url, "trainer-1", 20)
+    out = run("why", shared_url).stdout
+    assert re.match(
+        r"Nobody waits now; trainer-1 went silent \d+s ago, after at least \ds of waiting for groups: Too little is "
+        r"ready for math \(1 of 4\): the last group was put at \d\d:\d\d:\d\d UTC, and 3 more are needed, but only ",
+        out,
+    )
+    assert re.search(r"^trainer-1 +\d+ +silent ", out, re.M)
+
+
+_LEASES = """
+import asyncio, sys
+from replaybuf import NotReadyError, ReplayBufferConfig
+from tests.stores import group
+
+async def main():
+    buffer = ReplayBufferConfig(url=sys.argv[1], worker="trainer-1").build()
+    if sys.argv[2] == "first":
+        for number in range(4):
+            await buffer.put(group(number), "math")
+        lease = await buffer.lease_batch({"math": 4}, seconds=600)
+        print("ready", flush=True)
+    await buffer.take_batch({"math": 4}, timeout=600 if sys.argv[2] == "first" else 1.2)
+
+asyncio.run(main())
+"""
+
+
+def test_leases_of_a_predecessor_of_the_same_name_are_told_from_own_ones(shared_url: str) -> None:
+    """In the error of the process that came after it, in what that wrote, and while it waits."""
+    command = [sys.executable, "-c", _LEASES, shared_url]
+    first = subprocess.Popen([*command, "first"], cwd=_ROOT, stdout=subprocess.PIPE, text=True)
+    until_ready(first)
+    until(shared_url, ["default"], lambda look, name: bool(read_waiters(look, name)))
+    assert "The waiting worker holds them itself" in run("why", shared_url).stdout
+    first.kill()
+    first.communicate()
+    silence(shared_url, "trainer-1")
+    second = subprocess.run([*command, "second"], cwd=_ROOT, capture_output=True, text=True)
+    held = "all 4 completed groups are leased by an earlier process of trainer-1 until"
+    assert f"NotReadyError: after 1.2 s: Nothing is ready for math (0 of 4): {held}" in second.stderr
+    said = run("why", shared_url).stdout.splitlines()[0]
+    assert said.startswith("Nobody waits now; trainer-1 gave up"), said
+    assert held in said
+
+
+def test_workers_of_one_name_are_told_apart(shared_url: str) -> None:
+    """By their pids, and by their hosts where these differ; who wasn't seen for a while may be idle, or dead."""
+    asyncio.run(_put_one(shared_url, "gen-1"))
+    change(shared_url, "UPDATE rb_worker SET ended_at = NULL, seen_at = seen_at - 30, pid = 4711")
+    asyncio.run(_put_one(shared_url, "gen-1"))
+    out = run("why", shared_url).stdout
+    assert re.search(rf"^gen-1 +{os.getpid()} +ended +.*\ngen-1 +4711 +quiet +3\ds ago ", out, re.M)
+    assert "host" not in out
+    change(shared_url, "UPDATE rb_worker SET host = 'gpu-7' WHERE pid = 4711")
+    assert re.search(r"^gen-1 +4711 +gpu-7 +quiet ", run("why", shared_url).stdout, re.M)
+    states = {row["pid"]: row["state"] for row in run_json("why", shared_url)[0]["workers"]}
+    assert states == {os.getpid(): "ended", 4711: "quiet"}
+
+
+async def _put_one(url: str, worker: str) -> None:
+    async with ReplayBufferConfig(url=url, worker=worker).build() as buffer:
+        await buffer.put(group(1), "math")
 
 
 def test_a_draw_may_be_asked_for(filled: str) -> None:

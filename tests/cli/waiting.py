@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replaybuf import ReplayBufError, ReplayBuffer, ReplayBufferConfig, Status
-from replaybuf.produce import AsyncProduceStrategy, Sampler, produce_loop
-from replaybuf.rules.reasons import Reason
+from replaybuf.produce import AsyncProduceStrategy, Sampler, TrainState, produce_loop, publish
+from replaybuf.rules.causes import Reason
 from tests.produce.scripted import ScriptedLoop
 from tests.stores import group
 
@@ -31,7 +31,7 @@ class Scene:
 
     `killed` is done by a producer that is killed later, `alive` by one that lives (and may wait itself), `rival` by
     another trainer, `before` by the trainer itself before it waits for `wants`. The answer has the text `says` in its
-    first line, and names the cause `also` below.
+    first line, and names the cause `also` below. The page shows it, unless it shows another one of the same reason.
     """
 
     reason: Reason
@@ -44,6 +44,7 @@ class Scene:
     where: dict[str, Any] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     also: str = ""
+    on_page: bool = True
 
 
 def put(count: int, task: str = "math", status: Status = Status.COMPLETED, **details: Any) -> Part:
@@ -76,6 +77,19 @@ async def _put_two_tasks(buffer: ReplayBuffer) -> None:
 async def _work(buffer: ReplayBuffer) -> None:
     sampler = Sampler(buffer, [{"prompt": "2 + 2"}], "math", prompt_repeat_k=1)
     await produce_loop(AsyncProduceStrategy(), ScriptedLoop(), sampler, 4, timeout=_PATIENCE)
+
+
+async def _work_to_the_end(buffer: ReplayBuffer) -> None:
+    sampler = Sampler(buffer, [{"prompt": "2 + 2"}, {"prompt": "2 + 3"}], "math", epochs=1)
+    await produce_loop(AsyncProduceStrategy(), ScriptedLoop(), sampler, 4, timeout=_PATIENCE)
+
+
+async def _publish(buffer: ReplayBuffer) -> None:
+    await publish(buffer, TrainState(1, 1))
+
+
+async def _sample(buffer: ReplayBuffer) -> None:
+    await buffer.sample({"math": 4}, timeout=10)
 
 
 _GONE = "no producer is left: gen-2 went silent"
@@ -114,6 +128,22 @@ SCENES = [
         killed=put(5),
         options={"min_size": 8},
         also=_GONE,
+    ),
+    Scene(
+        Reason.HELD_BACK,
+        "5 completed groups are there, but samples_per_insert 1 allows 1 now: 5 were put and 4 drawn: 3 more have to "
+        "be put. Start the producers again, raise samples_per_insert or lower the first number of error_buffer to -3",
+        killed=put(5),
+        before=_sample,
+        options={"max_times_sampled": 0, "samples_per_insert": 1.0, "error_buffer": (0, 100)},
+        on_page=False,
+    ),
+    Scene(Reason.OTHER_STATUS, "6 groups are there, but their status is init: ", alive=put(6, status=Status.INIT)),
+    Scene(
+        Reason.END_OF_DATASET,
+        "(2 of 4): no prompt is left in the dataset: of the 2 drawn, 2 are finished and 0 in flight",
+        alive=_work_to_the_end,
+        before=_publish,
     ),
     Scene(Reason.PRODUCERS_SILENT, _GONE, killed=put(1)),
     Scene(Reason.SLOW, "Too little is ready for math (1 of 4): ", alive=put(1)),

@@ -18,7 +18,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from typing_extensions import TypeAliasType, TypedDict
 
-from replaybuf.codec import marks
+from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -242,20 +242,20 @@ def twin(module: str) -> type[Any]:
 
 
 def test_a_class_that_moved_to_another_module_is_found_by_the_rest_of_its_name() -> None:
-    payload = hostile_field({MARK[marks.OBJECT]: ["__main__:Data", {"a": 1}]})
+    payload = hostile_field({MARK[ext.OBJECT]: ["__main__:Data", {"a": 1}]})
     assert CODEC.decode(payload) == [{"field": Data(1)}]
     codec = Codec(RolloutType(dict, types=[twin("one"), twin("two")]))
     with pytest.raises(DecodeError, match=r"types=\[Twin\]"):
-        codec.decode(hostile_field({MARK[marks.OBJECT]: ["three:Twin", {"a": 1}]}))
+        codec.decode(hostile_field({MARK[ext.OBJECT]: ["three:Twin", {"a": 1}]}))
 
 
 def test_a_class_inside_another_is_not_taken_for_one_of_its_last_name() -> None:
     with pytest.raises(DecodeError, match=r"holds a other\.Sample\.Status, .*types=\[Sample\.Status\]"):
-        CODEC.decode(hostile_field({MARK[marks.ENUM]: ["other:Sample.Status", "completed"]}))
+        CODEC.decode(hostile_field({MARK[ext.ENUM]: ["other:Sample.Status", "completed"]}))
 
 
 def test_members_are_read_by_the_names_that_0_1_0_wrote() -> None:
-    assert CODEC.decode(hostile_field({MARK[marks.ENUM]: [f"{__name__}.Mood", 1]})) == [{"field": Mood.GOOD}]
+    assert CODEC.decode(hostile_field({MARK[ext.ENUM]: [f"{__name__}.Mood", 1]})) == [{"field": Mood.GOOD}]
 
 
 def test_two_classes_of_one_name_are_a_config_error() -> None:
@@ -272,16 +272,16 @@ def test_types_that_no_annotations_describe_are_a_config_error(cls: Any) -> None
 @pytest.mark.parametrize(
     "content",
     [
-        {MARK[marks.OBJECT]: ["tests.codec.test_classes.Data", [1]]},
-        {MARK[marks.OBJECT]: ["tests.codec.test_classes.Pair", {}]},
-        {MARK[marks.OBJECT]: ["tests.codec.test_classes.Data"]},
-        {MARK[marks.OBJECT]: [[1], {}]},
-        {MARK[marks.ENUM]: ["tests.codec.test_classes.Data", 1]},
-        {MARK[marks.ENUM]: ["tests.codec.test_classes.Mood", None, "BAD"]},
-        {MARK[marks.NAMEDTUPLE]: ["tests.codec.test_classes.Data", [1]]},
-        {MARK[marks.NAMEDTUPLE]: ["tests.codec.test_classes.Pair", "ab"]},
-        {MARK[marks.NAMEDTUPLE]: ["tests.codec.test_classes.Pair", [1, 2, 3]]},
-        {MARK[marks.OBJECT]: ["tests.codec.test_classes.Data", {"alien": 1}]},
+        {MARK[ext.OBJECT]: ["tests.codec.test_classes.Data", [1]]},
+        {MARK[ext.OBJECT]: ["tests.codec.test_classes.Pair", {}]},
+        {MARK[ext.OBJECT]: ["tests.codec.test_classes.Data"]},
+        {MARK[ext.OBJECT]: [[1], {}]},
+        {MARK[ext.ENUM]: ["tests.codec.test_classes.Data", 1]},
+        {MARK[ext.ENUM]: ["tests.codec.test_classes.Mood", None, "BAD"]},
+        {MARK[ext.NAMEDTUPLE]: ["tests.codec.test_classes.Data", [1]]},
+        {MARK[ext.NAMEDTUPLE]: ["tests.codec.test_classes.Pair", "ab"]},
+        {MARK[ext.NAMEDTUPLE]: ["tests.codec.test_classes.Pair", [1, 2, 3]]},
+        {MARK[ext.OBJECT]: ["tests.codec.test_classes.Data", {"alien": 1}]},
     ],
 )
 def test_hostile_instances_are_decode_errors(content: Any) -> None:
@@ -298,7 +298,8 @@ contents = st.recursive(
 
 
 @hypothesis.given(
-    st.sampled_from([marks.OBJECT, marks.NAMEDTUPLE, marks.ENUM]), contents | st.lists(names | contents, max_size=3)
+    st.sampled_from([ext.OBJECT, ext.NAMEDTUPLE, ext.ENUM]),
+    contents | st.lists(names | contents, max_size=3),
 )
 def test_whatever_stands_for_an_instance_is_read_or_a_decode_error(number: int, content: Any) -> None:
     with contextlib.suppress(DecodeError):

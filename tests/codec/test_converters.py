@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from replaybuf.codec import marks
+from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, DecodeError, EncodeError
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -150,14 +150,14 @@ def test_reading_runs_nothing_that_the_config_does_not_name() -> None:
     before = set(sys.modules)
     for name in ("os.system", "antigravity.fly", "builtins:exit", "", None, [], {"a": 1}, 1):
         with pytest.raises(DecodeError):
-            BOXES.decode(hostile_field({MARK[marks.CONVERTED]: [name, "exit 1"]}))
+            BOXES.decode(hostile_field({MARK[ext.CONVERTED]: [name, "exit 1"]}))
     assert set(sys.modules) == before
 
 
 @pytest.mark.parametrize("content", [[], ["box"], ["box", 1, 2], "box", None])
 def test_hostile_contents_are_refused(content: Any) -> None:
     with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
-        BOXES.decode(hostile_field({MARK[marks.CONVERTED]: content}))
+        BOXES.decode(hostile_field({MARK[ext.CONVERTED]: content}))
 
 
 @pytest.mark.parametrize(

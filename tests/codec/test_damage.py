@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replaybuf.codec import marks
+from replaybuf.codec import extension_types as ext
 from replaybuf.errors import DecodeError
 from tests.codec.values import DICTS, GROUP, MARK, PAYLOAD, STATES, ZSTD, hostile, hostile_field, sealed
 
@@ -94,7 +94,7 @@ def test_any_msgpack_with_a_right_checksum_raises_nothing_else(value: Any) -> No
 
 
 def array_field(dtype: Any, shape: Any, order: Any, raw: Any) -> bytes:
-    return hostile_field({MARK[marks.ARRAY]: [dtype, shape, order, raw]})
+    return hostile_field({MARK[ext.ARRAY]: [dtype, shape, order, raw]})
 
 
 def head(dtype: bytes, shape: list[int]) -> bytes:
@@ -102,11 +102,11 @@ def head(dtype: bytes, shape: list[int]) -> bytes:
 
 
 def plain_array_field(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
-    return hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, head(dtype, shape) + raw))
+    return hostile_field(msgpack.ExtType(ext.PLAIN_ARRAY, head(dtype, shape) + raw))
 
 
 def array_behind_field(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
-    return hostile_field(msgpack.ExtType(marks.ARRAY_BEHIND, head(dtype, shape)), raw)
+    return hostile_field(msgpack.ExtType(ext.OUT_OF_BAND_ARRAY, head(dtype, shape)), raw)
 
 
 #: dtype, shape and bytes that don't fit.
@@ -126,18 +126,20 @@ ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
     "payload",
     [
         *(make(*content) for make in (plain_array_field, array_behind_field) for content in ODD_ARRAYS),
-        hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, b"")),
-        hostile_field(msgpack.ExtType(marks.PLAIN_ARRAY, b"\xff\x01<i8")),
-        hostile_field(msgpack.ExtType(marks.STATUS, b"eaten")),
-        hostile_field(msgpack.ExtType(marks.ARRAY_BEHIND, b"")),
-        hostile_field(msgpack.ExtType(marks.ARRAY_BEHIND, b"\xff\x01<i8")),
-        hostile_field(msgpack.ExtType(marks.ARRAY_BEHIND, head(b"<i8", [1])[:-1]), bytes(8)),
-        hostile_field([msgpack.ExtType(marks.ARRAY_BEHIND, head(b"<i8", [8]))] * 2, bytes(64)),  # both the same bytes
+        hostile_field(msgpack.ExtType(ext.PLAIN_ARRAY, b"")),
+        hostile_field(msgpack.ExtType(ext.PLAIN_ARRAY, b"\xff\x01<i8")),
+        hostile_field(msgpack.ExtType(ext.STATUS, b"eaten")),
+        hostile_field(msgpack.ExtType(ext.OUT_OF_BAND_ARRAY, b"")),
+        hostile_field(msgpack.ExtType(ext.OUT_OF_BAND_ARRAY, b"\xff\x01<i8")),
+        hostile_field(msgpack.ExtType(ext.OUT_OF_BAND_ARRAY, head(b"<i8", [1])[:-1]), bytes(8)),
+        hostile_field(
+            [msgpack.ExtType(ext.OUT_OF_BAND_ARRAY, head(b"<i8", [8]))] * 2, bytes(64)
+        ),  # both the same bytes
         hostile_field(1, bytes(64)),
         array_field("|O", [1], "C", bytes(8)),
         array_field("O", [1], "C", bytes(8)),
         array_field([[["a", "|O"]]], [1], "C", bytes(8)),
-        array_field([{MARK[marks.TUPLE]: ["a", "|O"]}], [1], "C", bytes(8)),
+        array_field([{MARK[ext.TUPLE]: ["a", "|O"]}], [1], "C", bytes(8)),
         array_field("i4,O", [1], "C", bytes(12)),
         array_field("<U0", [2**40], "C", b""),
         array_field("|V0", [2**40], "C", b""),
@@ -148,33 +150,33 @@ ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
         array_field("<i8", [1], "A", bytes(8)),
         array_field("<i8", [1], "C", "12345678"),
         array_field("<M8[nope]", [1], "C", bytes(8)),
-        hostile_field({MARK[marks.BYTEARRAY]: 10**12}),
-        hostile_field({MARK[marks.TUPLE]: 3}),
-        hostile_field({MARK[marks.SET]: [[]]}),
-        hostile_field({MARK[marks.DECIMAL]: "x"}),
-        hostile_field({MARK[marks.DATE]: [10000, 1, 1]}),
-        hostile_field({MARK[marks.TIME]: [1, 1, 1, 1, 0, "../../etc/passwd"]}),
+        hostile_field({MARK[ext.BYTEARRAY]: 10**12}),
+        hostile_field({MARK[ext.TUPLE]: 3}),
+        hostile_field({MARK[ext.SET]: [[]]}),
+        hostile_field({MARK[ext.DECIMAL]: "x"}),
+        hostile_field({MARK[ext.DATE]: [10000, 1, 1]}),
+        hostile_field({MARK[ext.TIME]: [1, 1, 1, 1, 0, "../../etc/passwd"]}),
         hostile_field({MARK[99]: 1}),
-        hostile_field(MARK[marks.TUPLE]),
-        hostile_field({MARK[marks.TUPLE]: [], "a": 1}),
-        hostile_field({MARK[marks.ENUM]: []}),
-        hostile_field({MARK[marks.RANGE]: [1, 2, 0]}),
-        hostile_field({MARK[marks.RANGE]: ["1"]}),
-        hostile_field({MARK[marks.DEQUE]: [1, [1, 2]]}),
-        hostile_field({MARK[marks.DEQUE]: [None, "ab"]}),
-        hostile_field({MARK[marks.PATH]: ["Path", "a"]}),
-        hostile_field({MARK[marks.PATH]: ["PosixPath", 1]}),
-        hostile_field({MARK[marks.MEMORYVIEW]: ["i", [2**40], bytes(4)]}),
-        hostile_field({MARK[marks.MEMORYVIEW]: ["B", [2], bytes(4)]}),
-        hostile_field({MARK[marks.MEMORYVIEW]: ["O", [1], bytes(8)]}),
-        hostile_field({MARK[marks.ORDERED_DICT]: []}),
-        hostile_field({MARK[marks.DEFAULT_DICT]: ["exit", {}]}),
-        hostile_field({MARK[marks.DEFAULT_DICT]: ["list", []]}),
-        hostile_field({MARK[marks.COUNTER]: 10**12}),
-        hostile_field({MARK[marks.OBJECT_ARRAY]: [[2**40], "C", []]}),
-        hostile_field({MARK[marks.OBJECT_ARRAY]: [[-1, -1], "C", [1]]}),
-        hostile_field({MARK[marks.OBJECT_ARRAY]: [[1] * 100, "C", [1]]}),
-        hostile_field({MARK[marks.OBJECT_ARRAY]: [[1], "A", [1]]}),
+        hostile_field(MARK[ext.TUPLE]),
+        hostile_field({MARK[ext.TUPLE]: [], "a": 1}),
+        hostile_field({MARK[ext.ENUM]: []}),
+        hostile_field({MARK[ext.RANGE]: [1, 2, 0]}),
+        hostile_field({MARK[ext.RANGE]: ["1"]}),
+        hostile_field({MARK[ext.DEQUE]: [1, [1, 2]]}),
+        hostile_field({MARK[ext.DEQUE]: [None, "ab"]}),
+        hostile_field({MARK[ext.PATH]: ["Path", "a"]}),
+        hostile_field({MARK[ext.PATH]: ["PosixPath", 1]}),
+        hostile_field({MARK[ext.MEMORYVIEW]: ["i", [2**40], bytes(4)]}),
+        hostile_field({MARK[ext.MEMORYVIEW]: ["B", [2], bytes(4)]}),
+        hostile_field({MARK[ext.MEMORYVIEW]: ["O", [1], bytes(8)]}),
+        hostile_field({MARK[ext.ORDERED_DICT]: []}),
+        hostile_field({MARK[ext.DEFAULT_DICT]: ["exit", {}]}),
+        hostile_field({MARK[ext.DEFAULT_DICT]: ["list", []]}),
+        hostile_field({MARK[ext.COUNTER]: 10**12}),
+        hostile_field({MARK[ext.OBJECT_ARRAY]: [[2**40], "C", []]}),
+        hostile_field({MARK[ext.OBJECT_ARRAY]: [[-1, -1], "C", [1]]}),
+        hostile_field({MARK[ext.OBJECT_ARRAY]: [[1] * 100, "C", [1]]}),
+        hostile_field({MARK[ext.OBJECT_ARRAY]: [[1], "A", [1]]}),
         hostile(b"\xdd\xff\xff\xff\xff"),
         hostile(b"\x91" * 100_000),
         hostile(msgpack.packb([1])),
@@ -199,7 +201,10 @@ def test_decoding_imports_nothing() -> None:
     DICTS.decode(PAYLOAD)
     before = set(sys.modules)
     DICTS.decode(PAYLOAD)
-    for content in ({MARK[marks.ENUM]: ["antigravity.fly", 1]}, {MARK[marks.OBJECT]: ["antigravity.Fly", {}]}):
+    for content in (
+        {MARK[ext.ENUM]: ["antigravity.fly", 1]},
+        {MARK[ext.OBJECT]: ["antigravity.Fly", {}]},
+    ):
         with pytest.raises(DecodeError):
             DICTS.decode(hostile_field(content))
     assert set(sys.modules) == before

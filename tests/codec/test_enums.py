@@ -6,7 +6,7 @@ from enum import Enum
 
 import pytest
 
-from replaybuf.codec import marks
+from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, EncodeError
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -43,10 +43,10 @@ def test_a_member_whose_value_cannot_be_stored_is_stored_by_its_name() -> None:
 
 def test_a_value_that_is_no_member_any_more_is_a_decode_error() -> None:
     with pytest.raises(DecodeError, match="not a valid Status"):
-        DICTS.decode(hostile_field({MARK[marks.ENUM]: ["replaybuf.rollout.Status", "gone"]}))
+        DICTS.decode(hostile_field({MARK[ext.ENUM]: ["replaybuf.rollout.Status", "gone"]}))
 
 
 def test_an_enum_name_is_never_looked_up_among_modules() -> None:
-    payload = hostile_field({MARK[marks.ENUM]: ["os.system", "exit 1"]})
+    payload = hostile_field({MARK[ext.ENUM]: ["os.system", "exit 1"]})
     with pytest.raises(DecodeError, match=r"holds a os\.system"):
         DICTS.decode(payload)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from replaybuf.codec import marks
+from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, EncodeError
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -148,4 +148,4 @@ def test_changed_images_with_a_right_checksum_raise_nothing_else(place: int, val
 def test_hostile_images_are_refused(content: Any) -> None:
     for codec in (DICTS, PLAIN):
         with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
-            codec.decode(hostile_field({MARK[marks.IMAGE]: content}))
+            codec.decode(hostile_field({MARK[ext.IMAGE]: content}))

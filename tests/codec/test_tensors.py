@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf.codec import marks
+from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, EncodeError
 from replaybuf.rollouts.marks import Marks
@@ -44,7 +44,7 @@ def as_array(value: Any) -> Any:
 
 
 def by_hand(*content: Any) -> bytes:
-    return hostile_field({MARK[marks.TENSOR]: list(content)})
+    return hostile_field({MARK[ext.TENSOR]: list(content)})
 
 
 def same_tensor(a: Any, b: Any) -> bool:

@@ -124,7 +124,7 @@ def hostile(packed: bytes, *, flags: int = 0, behind: bytes = b"") -> bytes:
 
 
 def hostile_field(value: Any, behind: bytes = b"") -> bytes:
-    """A payload of one field, with these bytes behind its msgpack, from the next place where an array may be."""
+    """A payload of one field, with these bytes out of band, from the next offset where an array may be."""
     packed = msgpack.packb({"field": value})
     return hostile(packed, behind=bytes(-(32 + len(packed)) % 64) + behind if behind else b"")
 

@@ -6,10 +6,10 @@ import pytest
 
 from replaybuf.codec.payload import Codec
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.testing import DurableContract, ExactContract
-from replaybuf.testing.chances import ChanceLaws
-from replaybuf.testing.durable import SamePlace
-from replaybuf.testing.harness import NewStorage
+from tests.contract import DurableContract, ExactContract
+from tests.contract.chances import ChanceLaws
+from tests.contract.durable import SamePlace
+from tests.contract.harness import NewStorage
 from tests.postgres import Databases
 
 

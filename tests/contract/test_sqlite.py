@@ -7,10 +7,10 @@ import pytest
 
 from replaybuf.codec.payload import Codec
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.testing import DurableContract, ExactContract
-from replaybuf.testing.chances import ChanceLaws
-from replaybuf.testing.durable import SamePlace
-from replaybuf.testing.harness import NewStorage
+from tests.contract import DurableContract, ExactContract
+from tests.contract.chances import ChanceLaws
+from tests.contract.durable import SamePlace
+from tests.contract.harness import NewStorage
 
 
 class Sqlite:
@@ -28,9 +28,9 @@ class Sqlite:
 
 
 class TestSqlite(Sqlite, ExactContract, DurableContract):
-    """Draws are compared with those of memory in `test_same_draws.py`."""
+    """The laws of chance are kept in memory, and the same draws in a file (`tests/test_same_draws.py`)."""
 
 
 @pytest.mark.long
 class TestSqliteByChance(Sqlite, ChanceLaws):
-    """What memory answers for by default."""
+    """What SQLite in memory answers for by default."""

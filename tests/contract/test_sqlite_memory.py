@@ -3,23 +3,30 @@
 import pytest
 
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.testing import StorageContract
-from replaybuf.testing.claiming import ClaimLaws
-from replaybuf.testing.harness import NewStorage
-from replaybuf.testing.lapsing import LeaseTimeLaws
-from replaybuf.testing.persistence import PersistenceLaws
-from replaybuf.testing.taking import TakingLaws
-from replaybuf.testing.waiting import ClosingLaws, WaitingLaws
+from tests.contract import StorageContract
+from tests.contract.chances import ChanceLaws
+from tests.contract.claiming import ClaimLaws
+from tests.contract.harness import NewStorage
+from tests.contract.lapsing import LeaseTimeLaws
+from tests.contract.persistence import PersistenceLaws
+from tests.contract.taking import TakingLaws
+from tests.contract.waiting import ClosingLaws, WaitingLaws
 
 
 class SqliteMemory:
     @pytest.fixture
     def new_storage(self) -> NewStorage:
-        return lambda codec, rules: SQLStorage("sqlite:///:memory:", codec, rules)
+        return lambda codec, rules: SQLStorage("memory://", codec, rules)
 
 
-class TestSqliteMemory(SqliteMemory, TakingLaws, WaitingLaws, ClosingLaws, LeaseTimeLaws, PersistenceLaws, ClaimLaws):
-    """Reads and writes in turn, waits without other processes, and the end; statements are those of a file."""
+class TestSqliteMemory(
+    SqliteMemory, TakingLaws, WaitingLaws, ClosingLaws, LeaseTimeLaws, PersistenceLaws, ClaimLaws, ChanceLaws
+):
+    """Reads and writes in turn, waits without other processes, and the end; statements are those of a file.
+
+    The laws of chance are here because no disk slows their many draws; other databases draw the same
+    (`tests/test_same_draws.py`).
+    """
 
 
 @pytest.mark.long

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.demo.__main__ import app
-from replaybuf.demo.folder import RunFolder
-from replaybuf.demo.grpo import Trainer
+from replaybuf.cli import main
+from replaybuf.demo.policy import Policy
+from replaybuf.demo.run_folder import RunFolder
 
 Call = Callable[..., Any]
 
@@ -42,7 +42,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "before the first checkpoint": _before(ReplayBuffer, "checkpoint"),
     "between the first checkpoint and the first weights": _before(RunFolder, "save"),
     "after the first weights": _after(RunFolder, "save"),
-    "with a batch in hand": _before(Trainer, "train"),
+    "with a batch in hand": _before(Policy, "train"),
     "trained, but without a checkpoint": _before(ReplayBuffer, "checkpoint"),
     "between checkpoint and weights": _before(RunFolder, "save"),
     "after the weights": _after(RunFolder, "save"),
@@ -51,5 +51,5 @@ POINTS: dict[str, Callable[[], None]] = {
 
 if __name__ == "__main__":
     POINTS[os.environ["DYING"]]()
-    sys.argv[0] = "replaybuf demo"
-    app()
+    sys.argv[1:1] = ["demo"]
+    main()

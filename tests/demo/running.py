@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import replaybuf
+from replaybuf.demo.run_folder import Run, RunFolder
 from replaybuf.demo.settings import BATCH_GROUPS
-from replaybuf.demo.weights import Saved, load_trainer
 
 ROOT = Path(replaybuf.__file__).parents[1]
 RUN = "demo.run"
@@ -29,10 +29,10 @@ class Demo:
         environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "REPLAYBUF_URL": url}
         if dying is not None:
             environment["DYING"] = dying
-        module = "replaybuf.demo" if dying is None else "tests.demo.dying"
+        command = ["replaybuf", "demo"] if dying is None else ["tests.demo.dying"]
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", module, "--run-dir", RUN, *options],
+            [sys.executable, "-W", "error", "-m", *command, "--run-dir", RUN, *options],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
@@ -87,13 +87,13 @@ def run_demo(folder: Path, url: str, *options: str) -> tuple[str, int]:
 
 def saved_step(folder: Path) -> int:
     """The step of the weights that are there; -1 without any."""
-    saved = load_trainer(folder / RUN)
+    saved = RunFolder(folder / RUN).load()
     return -1 if saved is None else saved.step
 
 
-def assert_trained_once(folder: Path, steps: int, output: str) -> Saved:
+def assert_trained_once(folder: Path, steps: int, output: str) -> Run:
     """Each prompt of so many steps was trained, and none twice, by the record and by what was said."""
-    saved = load_trainer(folder / RUN)
+    saved = RunFolder(folder / RUN).load()
     assert saved is not None
     assert saved.step == steps
     assert sorted(saved.trained) == list(range(steps * BATCH_GROUPS))

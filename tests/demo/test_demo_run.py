@@ -1,20 +1,23 @@
 """`replaybuf demo` as people run it: real processes, both databases, all modes."""
 
 import asyncio
+import os
 import re
-import shutil
+import shlex
 import signal
 import subprocess
+import sys
 
 import pytest
 from sqlalchemy import make_url
 
 from replaybuf import Status
-from replaybuf.demo.mode import Mode
+from replaybuf.demo import Mode
 from replaybuf.demo.settings import BATCH_GROUPS, TASK, buffer_config
-from tests.demo.running import RUN, Demo, assert_trained_once, is_alive, run_demo
+from tests.demo.running import ROOT, RUN, Demo, assert_trained_once, is_alive, run_demo
 
 PASSWORD = "s3cret-w0rd"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PGPASSWORD": PASSWORD}
 long = pytest.mark.long
 in_every_mode = pytest.mark.parametrize("mode", [Mode.DISAGGREGATED, Mode.ASYNC, pytest.param(Mode.SYNC, marks=long)])
 
@@ -38,7 +41,7 @@ def url(shared_url):
 
 
 def shell_lines(output):
-    return re.findall(r"^  ((?:sqlite3|psql) .*)$", output, re.MULTILINE)
+    return re.findall(r"^  (replaybuf .*)$", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,7 @@ def shell_lines(output):
     ],
     indirect=["shared_url"],
 )
-def test_a_short_run_trains_each_prompt_once_and_ends_with_sql_that_works(tmp_path, url, mode):
+def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tmp_path, url, mode):
     output, code = run_demo(tmp_path, url, "--steps", "4", "--mode", mode)
     assert code == 0, output
     assert_trained_once(tmp_path, 4, output)
@@ -68,11 +71,13 @@ def test_a_short_run_trains_each_prompt_once_and_ends_with_sql_that_works(tmp_pa
     assert "***" not in output  # nobody can paste that
     assert not any(PASSWORD in path.read_text("latin-1") for path in (tmp_path / RUN).iterdir())
     assert archived_in(url) == 4 * BATCH_GROUPS
-    for line in shell_lines(output):
-        if shutil.which(line.split()[0]) is not None:
-            result = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
-            assert (result.returncode, result.stderr) == (0, ""), line
-            assert re.search(r"\d", result.stdout), line
+    looks = shell_lines(output)
+    assert [line.split()[1] for line in looks] == ["trace", "why", "show", "serve"]
+    for line in looks[:3]:
+        command = [sys.executable, "-m", *shlex.split(line)]
+        done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), line
+        assert re.search(r"\d", done.stdout), line
 
 
 def test_a_run_goes_on_in_another_mode(tmp_path, shared_url):

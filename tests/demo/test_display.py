@@ -1,54 +1,47 @@
 """The figures of a run, and how they are shown."""
 
-import io
-import re
+from __future__ import annotations
 
-import numpy as np
+import io
+import os
+import re
+import shlex
+import signal
+from pathlib import Path
+
 import pytest
 from rich.console import Console
 
-from replaybuf import Status
-from replaybuf.demo.arithmetic import PROMPTS
-from replaybuf.demo.display import Display, sparkline, table
-from replaybuf.demo.figures import Figures
-from replaybuf.demo.mode import Mode
+from replaybuf import RolloutState, Status
+from replaybuf.demo import Mode
+from replaybuf.demo.display import Display, Figures, commands, result, verdict
 from replaybuf.demo.policy import Policy
+from replaybuf.demo.run_folder import Run
 from replaybuf.demo.settings import BATCH_GROUPS, TASK
-from replaybuf.demo.summary import WORKERS, has_password, queries, shell_url, summary, verdict, where
+from replaybuf.demo.trainer import argument_of
 from replaybuf.produce import ProduceSummary
-from replaybuf.rules.tallies import Tally
-from tests.demo.made import generate_group
+from replaybuf.rules.transitions import Tally
+from tests.cli.terminal import needs_tmux, terminal
 
 
-class Workers:
-    pids = (11, 12)
-
-
-class Alone:
-    pids = ()
-
-
-def batch(size, session="now", staleness=0):
-    groups = [generate_group(Policy.create(0), np.random.default_rng(i), PROMPTS[i]) for i in range(size)]
-    for rollout in (rollout for group in groups for rollout in group):
-        rollout.session_id, rollout.seq_staleness = session, staleness
-    return groups
-
-
-def tallies(**counts):
+def tallies(**counts: int) -> dict:
     """What a store counts: `completed=...` groups that are there, `put_completed=...` that were put, and so on."""
     names = {name: name.split("_") if "_" in name else ("size", name) for name in counts}
     return {(TASK, Status(status), Tally(tally)): counts[name] for name, (tally, status) in names.items()}
 
 
 @pytest.fixture
-def figures():
-    """A run that began with 10 completed groups, and has trained 8 of them and 4 others within 2 seconds."""
-    now = iter(range(100))
-    figures = Figures(target=20, rewards=[0.1, 0.2], session="now", step=2, clock=lambda: next(now) / 2)
+def run() -> Run:
+    return Run(Policy.create(), 0, step=3, target=20, rewards=[0.1, 0.2, 0.6])
+
+
+@pytest.fixture
+def figures() -> Figures:
+    """A run that began with 10 completed groups, and has trained 12."""
+    figures = Figures()
     figures.count_store(tallies(completed=10, put_completed=100, put_aborted=5, expired_completed=7))
-    figures.count_batch(batch(8, "before", 2) + batch(4), step=3, reward=0.6)
-    figures.count_summary(ProduceSummary(reused=6, seconds=1.5, train_seconds=0.5))
+    groups = [[RolloutState(message=[], seq_staleness=staleness)] for staleness in [2] * 8 + [0] * 4]
+    figures.count_batch(groups, ProduceSummary(seconds=1.5, train_seconds=0.5))
     figures.count_store(
         tallies(
             completed=20,
@@ -64,163 +57,84 @@ def figures():
     return figures
 
 
-def test_replayed_groups_are_those_of_another_session(figures):
-    assert (figures.left, figures.taken, figures.replayed) == (10, 12, 8)
+def test_expired_groups_are_counted_as_stats_does(run: Run, figures: Figures) -> None:
+    """Those of the buffer, which stats calls expired, and those that were put as such, which it counts there."""
+    [line] = [line for line in result(run, figures, Mode.ASYNC, 2, 1.0) if "expired" in line]
+    assert "; 2 expired in the buffer, and 1 before they were put, 2 interruptions" in line
 
 
-def test_what_the_store_counts_is_counted_since_the_start(figures):
-    assert (figures.generated, figures.interrupted, figures.expired) == (25, 2, 3)
+def test_what_the_store_counts_is_counted_since_the_start(figures: Figures) -> None:
+    assert figures.counts == {"generated": 25, "interrupted": 2, "expired": 2, "expired_early": 1}
     assert (figures.buffered, figures.leased) == ({Status.COMPLETED: 20, Status.EXPIRED: 3}, 4)
 
 
-def test_generation_and_training_are_apart(figures):
-    assert (figures.reused, figures.produce_seconds, figures.train_seconds) == (6, 1.5, 0.5)
-
-
-def test_staleness_is_that_of_the_batch(figures):
-    assert (figures.staleness_mean, figures.staleness_max) == (pytest.approx(16 / 12), 2)
-
-
-def test_rates_are_per_second(figures):
-    generated, taken, tokens = figures.rates
-    assert (generated, taken, tokens) == (25, 12, figures.tokens)
-
-
-def test_the_first_and_last_tenth_are_of_the_whole_run(figures):
-    assert figures.first_and_last() == (0.1, 0.6)
-
-
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [
-        ([], ""),
-        ([0.0, 0.5, 1.0], "▁▅█"),
-        ([0.0, 0.0, 1.0, 1.0] * 1, "▁▁██"),
-        ([0.0] * 50 + [1.0] * 50, "▁" * 20 + "█" * 20),
-    ],
-)
-def test_a_sparkline_has_a_bar_for_each_value_or_mean(values, shown):
-    assert sparkline(values) == shown
-
-
-@pytest.mark.parametrize(("width", "lines"), [(80, 2), (200, 1), (30, 3)])
-def test_the_first_line_breaks_between_its_parts(width, lines):
-    parts = [
-        "Buffer: /home/someone/runs/replaybuf-demo.db",
-        "weights: replaybuf-demo.run",
-        "mode: sync",
-        "trainer: pid 7",
-    ]
-    display = Display(Console(file=io.StringIO(), width=width, highlight=False))
-    display.say_parts(parts)
-    said = display.console.file.getvalue()
-    assert said.split() == "; ".join(parts).split()
-    assert len(said.splitlines()) == lines
-
-
-def test_a_terminal_has_the_live_table(figures):
+def shown(width: int, terminal: bool, run: Run, figures: Figures, mode: Mode, pids: tuple[int, ...] = ()) -> str:
     output = io.StringIO()
-    display = Display(Console(file=output, force_terminal=True, width=100, highlight=False))
-    with display.showing(figures, Workers):
-        display.update()
-    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", output.getvalue())
-    for part in (
-        "waiting for groups 2 s, training 0 s",
-        "step 3/20",
-        "0.30",
-        "8  of 10 completed groups",
-        "20 completed, 3 expired",
-        "pid 11, 12",
-    ):
+    display = Display(Console(file=output, force_terminal=terminal, width=width, highlight=False))
+    with display.showing(run, figures, mode, lambda: pids):
+        display.update(run, figures, mode, 2)
+        run.step = 4
+        for _ in range(2):
+            display.update(run, figures, mode, 2)
+    return re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", output.getvalue())
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_terminal_has_lines_that_fit_below_the_bar(run: Run, figures: Figures, width: int) -> None:
+    text = shown(width, True, run, figures, Mode.DISAGGREGATED, (11, 12))
+    for part in ("step 4/20", "reward 0.30", "groups generated 25, in the making 4", "staleness 1.3 (max 2, expires"):
         assert part in text
+    assert all(len(line) <= width for line in text.replace("\r", "\n").split("\n"))
+    if width == 200:
+        assert "in the buffer 20 completed, 3 expired, trained 12" in text
+        assert "2 expired in the buffer, and 1 before they were put, 2 interruptions" in text
+        assert "11, 12 (kill any, and run this again)" in text
 
 
-@pytest.mark.parametrize("width", [40, 60, 68])
-def test_a_narrow_terminal_cuts_the_notes_and_keeps_the_figures(figures, width):
-    wide, narrow = (Console(file=io.StringIO(), width=columns) for columns in (300, width))
-    for console in (wide, narrow):
-        console.print(table(figures, Workers.pids))
-    whole, cut = (console.file.getvalue().splitlines() for console in (wide, narrow))
-    kept = [re.match(r"\S.*?  +(?:[\d.,]+(?=  )|(?=[a-z]))", line).group() for line in whole[1:]]
-    assert len(cut) == len(whole)
-    assert [line[: len(start)] for line, start in zip(cut[1:], kept, strict=True)] == kept
-    assert "…" in "".join(cut)
+@pytest.mark.parametrize("mode", Mode)
+def test_without_a_terminal_there_are_plain_lines(run: Run, figures: Figures, mode: Mode) -> None:
+    workers = (11, 12) if mode == Mode.DISAGGREGATED else ()
+    first, *others = shown(80, False, run, figures, mode, workers).splitlines()
+    if workers:
+        assert first == "Rollout workers: pid 11, 12"
+        [first] = others
+    assert first.startswith("step 4/20: reward 0.30; groups generated 25, ")
+    expired = "2 expired in the buffer, and 1 before they were put"
+    assert first.endswith(expired if mode == Mode.SYNC else f"{expired}, 2 interruptions")
 
 
-def test_a_narrow_terminal_without_unicode_gets_none(figures):
-    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    display = Display(Console(file=output, force_terminal=True, width=60))
-    with display.showing(figures, Workers):
-        display.update()
-    output.flush()
-    assert b"in the making     4  groups, by all workers" in re.sub(
-        rb"\x1b\[[\d;?]*[a-zA-Z]", b"", output.buffer.getvalue()
-    )
-
-
-def test_without_a_terminal_there_are_plain_lines(figures):
-    output = io.StringIO()
-    display = Display(Console(file=output, highlight=False))
-    with display.showing(figures, Workers):
-        display.update()
-        figures.count_batch(batch(2), step=4, reward=0.3)
-        display.update()
-        display.update()
-    assert re.fullmatch(
-        r"Rollout workers: pid 11, 12\n"
-        r"step 4/20: reward 0.30, generated \d+/s, trained \d+/s, buffered 23, .*, interrupted 2\n",
-        output.getvalue(),
-    )
-
-
-@pytest.mark.parametrize(
-    ("mode", "ending"),
-    [(Mode.SYNC, "expired 3"), (Mode.ASYNC, "expired 3, interrupted 2, reused 6")],
-)
-def test_without_workers_no_processes_are_named(figures, mode, ending):
-    output = io.StringIO()
-    display, figures.mode = Display(Console(file=output, highlight=False)), mode
-    with display.showing(figures, Alone):
-        figures.count_batch(batch(2), step=4, reward=0.3)
-        display.update()
-    assert re.fullmatch(rf"step 4/20: .*, {ending}\n", output.getvalue())
+def test_the_result_has_the_first_and_the_last_tenth_of_all_rewards(run: Run, figures: Figures) -> None:
+    run.rewards = [0.1] * 3 + [0.5] * 24 + [0.8] * 3
+    run.step = run.target = 30
+    lines = result(run, figures, Mode.SYNC, 0, 12)
+    assert lines[1] == "Mean reward 0.10 -> 0.80 in 30 steps, 12 s"
+    assert result(run, figures, Mode.SYNC, 20, 12)[1].endswith("in 30 steps (the last 10 of them in 12 s)")
+    run.target = 40
+    assert result(run, figures, Mode.SYNC, 0, 12)[1].endswith("(of 40: the time was up; run it again to go on)")
 
 
 URL = "postgresql+asyncpg://me:secret@db:5433/rl?sslmode=require&password=secret"
 
 
-def test_the_summary_never_shows_a_password(figures, tmp_path):
-    text = "\n".join(summary(URL, tmp_path, figures, []))
-    assert "secret" not in text
-    assert "PGPASSWORD" in text
-    assert "8 of them replayed" in text
+@pytest.mark.parametrize(
+    ("url", "argument"),
+    [
+        (URL, ("postgresql://me@db:5433/rl?sslmode=require", True)),
+        ("postgresql://me@db/rl", ("postgresql://me@db/rl", False)),
+        ("sqlite:////data/my demo.db", ("/data/my demo.db", False)),
+    ],
+)
+def test_commands_take_the_database_without_its_password(url: str, argument: tuple[str, bool]) -> None:
+    assert argument_of(url) == argument
+    lines = [line.split(" replaybuf ")[1] for line in commands(argument[0]) if " replaybuf " in line]
+    assert [shlex.split(line)[:2] for line in lines] == [
+        [name, argument[0]] for name in ("trace", "why", "show", "serve")
+    ]
 
 
-def test_psql_gets_the_url_in_its_own_form():
-    assert shell_url(URL) == "postgresql://me@db:5433/rl?sslmode=require"
-    assert has_password(URL)
-    assert all(
-        line.startswith("psql 'postgresql://me@db:5433/rl?sslmode=require' -c ")
-        for line in queries(URL, Mode.DISAGGREGATED).values()
-    )
-
-
-def test_a_file_is_given_by_its_path():
-    assert where("sqlite:////data/my demo.db") == "/data/my demo.db"
-    lines = queries("sqlite:////data/my demo.db", Mode.SYNC).values()
-    assert all("'/data/my demo.db'" in line for line in lines)
-
-
-@pytest.mark.parametrize("mode", Mode)
-def test_workers_are_compared_where_there_are_some(figures, tmp_path, mode):
-    figures.mode = mode
-    suggested = f"  # {WORKERS}" in summary(URL, tmp_path, figures, [])
-    assert suggested == (mode == Mode.DISAGGREGATED)
-
-
-def test_the_verdict_says_whether_each_prompt_was_trained_once(figures, tmp_path):
-    every = range(20 * BATCH_GROUPS)
-    assert "Each of the 640 prompts was trained once." in summary("sqlite:///x.db", tmp_path, figures, every)
+def test_the_verdict_says_whether_each_prompt_was_trained_once(run: Run, figures: Figures) -> None:
+    run.trained = list(range(20 * BATCH_GROUPS))
+    assert "Each of the 640 prompts was trained once." in result(run, figures, Mode.SYNC, 0, 1)
     assert verdict([2, 0, 1], 3) == "Each of the 3 prompts was trained once."
 
 
@@ -235,3 +149,34 @@ def test_the_verdict_says_whether_each_prompt_was_trained_once(figures, tmp_path
 )
 def test_the_verdict_says_so_when_it_isnt_true(trained, said):
     assert verdict(trained, 3) == said
+
+
+@needs_tmux
+def test_the_end_fits_into_a_small_terminal_with_the_result_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with terminal(tmp_path) as opened:
+        opened.start((80, 24), "demo", "--steps", 2, "--mode", "sync")
+        seen = opened.wait("replaybuf serve", 60)
+    order = ["Mean reward", "was trained once.", "replaybuf trace", "replaybuf why", "--worst 3", "replaybuf serve"]
+    places = [seen.index(part) for part in order]
+    assert places == sorted(places)
+    assert "  replaybuf trace replaybuf-demo.db\n" in seen
+
+
+@needs_tmux
+@pytest.mark.parametrize("key", ["C-c", None])
+def test_the_cursor_is_there_while_it_runs_and_when_it_was_stopped_or_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with terminal(tmp_path) as opened:
+        opened.start((80, 24), "demo", "--steps", 500, "--mode", "sync")
+        seen = opened.wait(lambda shown: re.search(r"step [1-9]\d*/500", shown) is not None, 60)
+        assert opened.tmux("display-message", "-p", "#{cursor_flag}").strip() == "1"
+        if key:
+            opened.press(key)
+        else:
+            os.kill(int(re.search(r"trainer: pid (\d+)", seen)[1]), signal.SIGKILL)
+        opened.wait_for_end(130 if key else 137)

@@ -7,35 +7,37 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBufferConfig, Status
-from replaybuf.demo.arithmetic import Prompt
-from replaybuf.demo.engine import TOKEN_SECONDS, Engine, token_seconds
-from replaybuf.demo.policy import Policy
+from replaybuf.demo.policy import END, Policy, decode, is_over, rows_of, verify
 from replaybuf.demo.settings import TASK, sampler_of
+from replaybuf.demo.worker import TOKEN_SECONDS, Engine, token_seconds
 from replaybuf.produce import AgentLoop
-from tests.demo.made import new_group, tokens_of
+from tests.demo.made import generated, new_group, tokens_of
 
-PROMPT = Prompt("14-9=")
+PROMPT = "14-9="
 LONG = 60.0
+
+
+def opinionated(seed):
+    """A policy with opinions, so that mistakes show."""
+    policy = Policy.create()
+    policy.weights[...] = np.random.default_rng(seed).normal(size=policy.weights.shape)
+    return policy
 
 
 @pytest.fixture
 def new_engine():
-    """Engines with weights of a seed; at the end of the test they are closed."""
-    engines = []
+    """Engines with weights of a seed."""
 
     def make(*, weights=0, step=0, seconds=0.0, seed=0):
-        engine = Engine(seed, "session", token_seconds=seconds)
-        engine.load(Policy.create(weights), step)
-        engines.append(engine)
+        engine = Engine(seed, token_seconds=seconds)
+        engine.load(opinionated(weights), step)
         return engine
 
-    yield make
-    for engine in engines:
-        engine.close()
+    return make
 
 
 async def generate(engine, number=0, *, group=None):
-    return await engine.generate_group(new_group(PROMPT, number=number) if group is None else group, partial=True)
+    return await engine.generate_group(new_group(number=number) if group is None else group, partial=True)
 
 
 async def interrupted_after(engine, tokens, group=None):
@@ -58,10 +60,9 @@ def test_it_is_an_agent_loop(new_engine):
 
 
 async def test_a_group_is_completed_in_place(new_engine):
-    group = new_group(PROMPT)
+    group = new_group()
     assert await generate(new_engine(), group=group) is group
     assert {rollout.status for rollout in group} == {Status.COMPLETED}
-    assert {rollout.session_id for rollout in group} == {"session"}
 
 
 async def test_it_doesnt_matter_who_generates(new_engine):
@@ -95,6 +96,45 @@ async def test_what_was_said_stays_when_other_weights_go_on(new_engine):
     assert after != tokens_of(await generate(new_engine()))
 
 
+async def test_without_partial_an_interrupted_answer_begins_anew(new_engine):
+    group = await interrupted_after(new_engine(), 1)
+    aborted = [place for place, rollout in enumerate(group) if rollout.status == Status.ABORTED]
+    again = tokens_of(await new_engine(weights=1, step=3).generate_group(group, partial=False))
+    anew = tokens_of(await generate(new_engine(weights=1, step=3)))
+    assert [again[place] for place in aborted] == [anew[place] for place in aborted]
+
+
+async def test_an_interrupted_rollout_has_neither_reward_nor_end(new_engine):
+    for rollout in await interrupted_after(new_engine(), 1):
+        if rollout.status == Status.ABORTED:
+            assert (rollout.reward, rollout.finish_reason) == (None, None)
+            assert len(rollout.response_ids) == len(rollout.logprobs) == len(rollout.response_mask) == 1
+
+
+async def test_log_probs_are_those_of_the_distribution_sampled_from():
+    policy = opinionated(0)
+    for rollout in await generated(policy):
+        expected = policy.log_probs(rows_of(PROMPT, rollout.response_ids)[:-1])
+        places = np.arange(len(rollout.response_ids))
+        assert np.allclose(rollout.logprobs, expected[places, rollout.response_ids], atol=1e-5)
+
+
+async def test_tokens_are_sampled_as_often_as_their_probability():
+    policy, n = opinionated(0), 4000
+    firsts = [ids[0] for number in range(n // 8) for ids in tokens_of(await generated(policy, number=number))]
+    expected = np.exp(policy.log_probs(rows_of(PROMPT, []))[0])
+    observed = np.bincount(firsts, minlength=len(expected)) / n
+    assert np.all(np.abs(observed - expected) < 5 * np.sqrt(expected * (1 - expected) / n) + 1e-4)
+
+
+async def test_a_completed_rollout_has_its_text_and_the_verifiers_reward():
+    for rollout in await generated(Policy.create()):
+        assert is_over(rollout.response_ids)
+        assert rollout.finish_reason == ("stop" if rollout.response_ids[-1] == END else "length")
+        assert rollout.response == decode(rollout.response_ids)
+        assert rollout.reward == {"score": verify(PROMPT, rollout.response_ids)}
+
+
 async def test_a_pause_ends_the_wait_for_a_token(new_engine):
     engine = new_engine(seconds=LONG)
     running = [asyncio.create_task(generate(engine, number)) for number in range(4)]
@@ -116,7 +156,7 @@ async def test_nothing_is_said_until_it_is_resumed(new_engine):
 
 
 async def test_a_cancelled_call_leaves_the_group_as_it_was(new_engine):
-    engine, group = new_engine(seconds=LONG), new_group(PROMPT)
+    engine, group = new_engine(seconds=LONG), new_group()
     running = asyncio.create_task(generate(engine, group=group))
     await asyncio.sleep(0.05)
     running.cancel()

@@ -1,39 +1,88 @@
-"""The policy: its distribution and its gradients."""
+"""The policy and its training: advantages, the objective and its gradient, and that it learns."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from replaybuf.demo.arithmetic import END, PROMPTS, VOCABULARY_SIZE
-from replaybuf.demo.policy import Policy, answer_contexts, log_softmax
+from replaybuf.demo.policy import (
+    END,
+    ENTROPY_BONUS,
+    PROMPTS,
+    VOCABULARY_SIZE,
+    Policy,
+    Prompts,
+    advantages_of,
+    objective,
+    prompt_of,
+    rows_of,
+)
+from tests.demo.made import generated
 
 
-@pytest.fixture
-def policy() -> Policy:
-    """A policy with strong opinions, so that mistakes show."""
-    policy = Policy.create(0, hidden=12)
-    policy.parameters["logits.weight"] *= 50
-    return policy
+def test_a_new_policy_is_uniform() -> None:
+    log_probs = Policy.create().log_probs(rows_of("7+5=", [1, 2, END]))
+    assert np.allclose(np.exp(log_probs), 1 / VOCABULARY_SIZE)
 
 
-def test_a_new_policy_is_nearly_uniform():
-    logits, _ = Policy.create(0).forward(answer_contexts(PROMPTS[0].ids, np.array([1, 2, END])))
-    assert np.allclose(np.exp(log_softmax(logits)), 1 / VOCABULARY_SIZE, atol=0.01)
+def test_each_beginning_of_an_answer_to_each_prompt_has_a_row_of_its_own() -> None:
+    rows = [tuple(row) for prompt in PROMPTS for row in rows_of(prompt, [1, END])]
+    assert len({own for _, own in rows}) == len(rows) == 3 * len(PROMPTS)
+    assert len({shared for shared, _ in rows}) == 3
+    assert max(map(max, rows)) < len(Policy.create().weights)
 
 
-def test_gradients_agree_with_finite_differences(policy):
-    rng = np.random.default_rng(0)
-    contexts = np.concatenate([answer_contexts(p.ids, np.array([1, 2, END])) for p in PROMPTS[::9]])
-    d_logits = rng.normal(size=(len(contexts), VOCABULARY_SIZE))
-    gradients = policy.backward(policy.forward(contexts)[1], d_logits)
+def test_advantages_have_mean_0_and_deviation_1() -> None:
+    advantages = advantages_of(np.array([0.0, 0.1, 1.0, 1.0]))
+    assert (advantages.mean(), advantages.std()) == pytest.approx((0, 1))
 
-    def value():
-        return np.vdot(policy.forward(contexts)[0], d_logits)
 
-    for name, parameter in policy.parameters.items():
-        direction = rng.normal(size=parameter.shape)
-        parameter += 1e-5 * direction
-        above = value()
-        parameter -= 2e-5 * direction
-        below = value()
-        parameter += 1e-5 * direction
-        assert (above - below) / 2e-5 == pytest.approx(np.vdot(gradients[name], direction), rel=1e-6), name
+def test_equal_rewards_have_no_advantage() -> None:
+    assert np.all(advantages_of(np.full(8, 0.1)) == 0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "pull"), [(1.5, 1.0, 0), (0.5, -1.0, 0), (1.5, -1.0, -1.5), (0.5, 1.0, 0.5), (1.0, 1.0, 1.0)]
+)
+def test_a_token_is_pulled_until_its_ratio_has_gone_far_enough(ratio: float, advantage: float, pull: float) -> None:
+    uniform = np.log(np.full((1, 4), 0.25))  # of the most entropy, whose bonus has no gradient
+    one = np.array([1.0])
+    _, gradient = objective(uniform, np.array([2]), np.log(0.25 / (ratio * one)), advantage * one, one)
+    assert gradient[0] == pytest.approx(pull * np.array([-0.25, -0.25, 0.75, -0.25]))
+
+
+def test_the_gradient_agrees_with_finite_differences() -> None:
+    rng, n = np.random.default_rng(0), 40
+    logits, direction = rng.normal(size=(2, n, VOCABULARY_SIZE))
+    tokens, advantages = rng.integers(VOCABULARY_SIZE, size=n), rng.normal(size=n)
+
+    def at(shift: float) -> tuple[float, np.ndarray]:
+        moved = logits + shift * direction
+        log_probs = moved - np.log(np.exp(moved).sum(axis=1, keepdims=True))
+        return objective(log_probs, tokens, behaviour, advantages, np.full(n, 1 / n))
+
+    behaviour = np.full(n, -np.log(VOCABULARY_SIZE))
+    assert ENTROPY_BONUS > 0
+    assert (at(1e-6)[0] - at(-1e-6)[0]) / 2e-6 == pytest.approx(np.vdot(at(0)[1], direction), rel=1e-4)
+
+
+async def learn(steps: int, lag: int) -> list[float]:
+    """The reward of each step of a run in which every batch comes from the weights of `lag` steps ago."""
+    policy, weights, rewards, prompts = Policy.create(), [], [], Prompts(0, 10_000)
+    for step in range(steps):
+        weights.append(policy.weights.copy())
+        behaviour = Policy(weights[max(0, step - lag)], policy.squares)
+        numbers = range(16 * step, 16 * step + 16)
+        groups = [await generated(behaviour, prompt_of([prompts[n]]), n) for n in numbers]
+        rewards.append(policy.train(groups))
+    return rewards
+
+
+async def test_the_reward_rises_on_stale_data() -> None:
+    rewards = await learn(60, lag=2)
+    assert np.mean(rewards[:6]) < 0.1
+    assert np.mean(rewards[-6:]) > 0.25
+
+
+async def test_a_run_repeats_exactly() -> None:
+    assert await learn(4, lag=1) == await learn(4, lag=1)

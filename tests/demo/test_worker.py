@@ -5,14 +5,11 @@ import asyncio
 import pytest
 
 from replaybuf import ReplayBufError, Status
-from replaybuf.demo.engine import Engine
-from replaybuf.demo.folder import RunFolder
-from replaybuf.demo.generation import prompt_of
-from replaybuf.demo.grpo import Trainer
-from replaybuf.demo.settings import BATCH_GROUPS, TASK, WorkerSettings, buffer_config
-from replaybuf.demo.start import begin
-from replaybuf.demo.weights import Saved
-from replaybuf.demo.worker import work
+from replaybuf.demo.policy import answer_of, prompt_of
+from replaybuf.demo.run_folder import RunFolder
+from replaybuf.demo.settings import BATCH_GROUPS, TASK, buffer_config
+from replaybuf.demo.trainer import begin
+from replaybuf.demo.worker import Engine, WorkerSettings, work
 from replaybuf.produce import TrainState, publish
 
 PROMPTS = 80
@@ -27,7 +24,7 @@ async def buffer(shared_url):
 @pytest.fixture
 async def saved(tmp_path, buffer):
     """A run of seed 5 at its beginning, with its weights in the run folder."""
-    return await begin(buffer, RunFolder(tmp_path), 5)
+    return await begin(buffer, RunFolder(tmp_path), 5, 10)
 
 
 class Workers:
@@ -37,8 +34,8 @@ class Workers:
         self.url, self.folder, self.stop, self.tasks = url, folder, asyncio.Event(), []
 
     def start(self, number=0, *, token_seconds=0.0):
-        settings = WorkerSettings(self.url, str(self.folder), number, 5, PROMPTS, f"session {number}")
-        engine = Engine(5, settings.session, token_seconds=token_seconds)
+        settings = WorkerSettings(self.url, str(self.folder), number, 5, PROMPTS)
+        engine = Engine(5, token_seconds=token_seconds)
         self.tasks.append(asyncio.create_task(work(settings, self.stop, engine)))
 
     async def end(self):
@@ -73,7 +70,8 @@ async def test_workers_share_the_prompts(buffer, saved, workers):
     await tell(buffer, 0, finished=True)
     await workers.end()
     assert sorted(group[0].group_id for group in groups) == list(range(PROMPTS))
-    assert {group[0].session_id for group in groups} == {"session 0", "session 1"}
+    trained = [item async for item in buffer.find({"task_name": TASK, "status": Status.ARCHIVED})]
+    assert {item.tags["worker"] for item in trained} == {0, 1}
 
 
 async def test_groups_have_the_worker_and_the_digits_of_the_answer_as_tags(buffer, saved, workers):
@@ -81,7 +79,7 @@ async def test_groups_have_the_worker_and_the_digits_of_the_answer_as_tags(buffe
     await tell(buffer, 0)
     await buffer.wait_ready({TASK: 8}, timeout=20)
     for item in await completed(buffer):
-        assert item.tags == {"worker": 3, "level": len(str(prompt_of(item.item).answer))}
+        assert item.tags == {"worker": 3, "level": len(str(answer_of(prompt_of(item.item))))}
 
 
 async def test_a_worker_waits_until_the_trainer_says_where_it_is(buffer, saved, workers):
@@ -106,7 +104,7 @@ async def test_a_worker_that_is_stopped_puts_back_what_it_has_in_hand(buffer, sa
 
 
 async def test_a_worker_generates_with_the_weights_that_were_saved(buffer, saved, workers, tmp_path):
-    saved.trainer.step = 2
+    saved.step = 2
     RunFolder(tmp_path).save(saved)
     await tell(buffer, 2)
     workers.start()
@@ -120,7 +118,7 @@ async def test_expired_groups_are_generated_again_with_newer_weights(buffer, sav
     workers.start()
     await tell(buffer, 0)
     await buffer.wait_ready({TASK: BATCH_GROUPS}, timeout=20)
-    saved.trainer.step = 9
+    saved.step = 9
     RunFolder(tmp_path).save(saved)
     await tell(buffer, 9)
     expired = await buffer.refresh_staleness(task_stale_thresholds={TASK: 4}, current_train_step=10)
@@ -149,19 +147,3 @@ async def test_without_weights_a_worker_says_so(buffer, workers, tmp_path):
     workers.start()
     with pytest.raises(ReplayBufError, match="there are no weights in"):
         await workers.end()
-
-
-def test_every_other_worker_lags_further_behind():
-    lags = [WorkerSettings("", "", worker, 0, 0, "").max_lag for worker in range(4)]
-    assert lags[0] == lags[2] < lags[1] == lags[3]
-
-
-def test_settings_come_through_a_line():
-    settings = WorkerSettings("sqlite:///x.db", "folder", 1, 2, 3, "session")
-    line = settings.to_json()
-    assert "\n" not in line
-    assert WorkerSettings.from_json(line) == settings
-
-
-def test_saved_trainers_say_their_step():
-    assert Saved(Trainer.create(0), 0).step == 0

@@ -1,6 +1,6 @@
 """Fail points: every statement and every commit of an operation, at one of which the process kills itself.
 
-They are hooked into SQLAlchemy from here, so that the product knows nothing of them. A point is named for what comes
+They hang on the database's hooks (`engine.hooks`). A point is named for what comes
 next: `begin`, `BEGIN IMMEDIATE`, `INSERT rb_group`, ..., `before commit`, `after commit`, ..., `end`.
 """
 
@@ -13,16 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Engine, event
-from sqlalchemy.engine.default import DefaultDialect
-
-from replaybuf.storage.sql.engine import postgres
+from replaybuf.storage.sql.engine.hooks import HOOKS, Hook
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.watch import Watch
 from tests.faults.ledger import Ledger
 
 
-class FailPoints:
+class FailPoints(Hook):
     """The points that this process passes while it is armed, each written down; at number `kill_at` it dies."""
 
     def __init__(self, ledger: Ledger, kill_at: int | None = None) -> None:
@@ -30,23 +27,7 @@ class FailPoints:
         self._kill_at = kill_at
         self._count = 0
         self._armed = False
-        event.listen(Engine, "before_cursor_execute", self._statement)
-        commit: Any = DefaultDialect.do_commit
-
-        def do_commit(dialect: DefaultDialect, connection: Any) -> None:
-            self.reach("before commit")
-            commit(dialect, connection)
-            self.reach("after commit")
-
-        DefaultDialect.do_commit = do_commit  # type: ignore[method-assign]
-        commit_postgres = postgres.commit
-
-        async def commit_and_reach(connection: Any, last: Sequence[str] = ()) -> None:
-            self.reach("before commit")
-            await commit_postgres(connection, last)
-            self.reach("after commit")
-
-        postgres.commit = commit_and_reach  # type: ignore[assignment]
+        HOOKS.append(self)
         # Their statements would come between, each time at other places. Where it matters they are called by hand.
         Sweeper.start = lambda self: None  # type: ignore[method-assign]
         Watch.committed = lambda self: None  # type: ignore[method-assign]
@@ -71,8 +52,14 @@ class FailPoints:
             os.kill(os.getpid(), signal.SIGKILL)
         self._count += 1
 
-    def _statement(self, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        self.reach(short_name(statement))
+    def statement(self, sql: str, values: Sequence[Any], many: bool) -> None:
+        self.reach(short_name(sql))
+
+    def committing(self) -> None:
+        self.reach("before commit")
+
+    def committed(self) -> None:
+        self.reach("after commit")
 
 
 def short_name(statement: str) -> str:

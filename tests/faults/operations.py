@@ -13,7 +13,7 @@ from typing import Any
 from replaybuf import Lease, Prompt, PromptLedger, ReplayBuffer, Status
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.leases import end_leases
-from replaybuf.storage.sql.statements.sweep import sweep
+from replaybuf.storage.sql.statements.upkeep import sweep
 from replaybuf.storage.sql.tasks import making
 from tests.faults.copies import transact
 from tests.faults.failpoints import FailPoints
@@ -78,7 +78,7 @@ async def put(buffer: ReplayBuffer, _: Any) -> None:
 
 async def put_several(buffer: ReplayBuffer, _: Any) -> None:
     """In one transaction: they wait together while the database's thread is busy."""
-    buffer.storage._state().thread.post(time.sleep, 0.1)  # type: ignore[attr-defined]
+    buffer.storage.thread.post(time.sleep, 0.1)
     await asyncio.gather(*(buffer.put(group(number), TASK) for number in range(100, 104)))
 
 
@@ -156,8 +156,8 @@ async def end_all_leases(buffer: ReplayBuffer, _: Any) -> None:
 
 
 async def in_thread(buffer: ReplayBuffer, function: Callable[[Transaction], Any]) -> Any:
-    state = buffer.storage._state()  # type: ignore[attr-defined]
-    return await state.thread.run(lambda: state.write(function))
+    state = buffer.storage
+    return await state.thread.run(lambda: state.transactions.write(function))
 
 
 async def save(buffer: ReplayBuffer, _: Any) -> None:

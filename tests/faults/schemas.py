@@ -9,10 +9,11 @@ from multiprocessing.synchronize import Barrier
 from sqlalchemy import Connection, text
 
 from replaybuf import Status
-from replaybuf.storage.sql.schema.create import create_schema, upgrade
-from replaybuf.storage.sql.statements.encoded import encode_group
+from replaybuf.storage.sql.inspection.upgrade import transaction_of, upgrade
+from replaybuf.storage.sql.schema.create import create_schema
+from replaybuf.storage.sql.statements.new_rows import encode_group
 from replaybuf.storage.values import NewGroup
-from replaybuf.testing.harness import CODEC
+from tests.contract.harness import CODEC
 from tests.faults.ledger import Ledger
 from tests.stores import TASK, build, group
 
@@ -20,7 +21,7 @@ COUNT = 10
 
 
 def _create(connection: Connection) -> None:
-    create_schema(connection, "here")
+    create_schema(transaction_of(connection), "here")
 
 
 def _nothing(_: Connection) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from replaybuf import ReplayBuffer
-from replaybuf.rules.tallies import Tally
+from replaybuf.rules.transitions import Tally
 from tests.faults.copies import Copies, copies, look, transact
 from tests.faults.failpoints import choose
 from tests.faults.figures import Figures

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from replaybuf import Lease, ReplayBuffer, Status
-from replaybuf.rules.tallies import Tally
+from replaybuf.rules.transitions import Tally
 from tests.cancellation.ways import no_connection_out, storage_of
 from tests.faults.figures import Figures
 from tests.faults.proxy import COMMIT, Link, Proxy, once, proxied
@@ -39,7 +39,7 @@ async def buffer(proxy: Proxy) -> AsyncIterator[ReplayBuffer]:
 
 
 async def end_background_work(buffer: ReplayBuffer) -> None:
-    state = storage_of(buffer)._state()
+    state = storage_of(buffer)
     await state.thread.run(state.sweeper.stop)
 
 
@@ -47,7 +47,7 @@ async def all_told(buffer: ReplayBuffer) -> None:
     """Wait until nothing is announced any more, so that the next COMMIT is that of the next call."""
 
     async def quiet() -> bool:
-        return storage_of(buffer)._state().watch._announcing is None
+        return storage_of(buffer).watch._announcing is None
 
     await until(quiet)
 
@@ -339,7 +339,7 @@ async def test_outcomes_that_nobody_asks_for_any_more_are_forgotten(postgres_dat
     async with build(postgres_database) as buffer:
         await fill(buffer, 1)
         execute(postgres_database, "INSERT INTO rb_counter VALUES ('connection of last month', 1)")
-        storage_of(buffer)._state().sweeper._tidy_at = 0
+        storage_of(buffer).sweeper._tidy_at = 0
 
         async def forgotten() -> bool:
             connection = await asyncpg.connect(postgres_database)

@@ -13,7 +13,7 @@ import pytest
 from replaybuf import FencedError, LockedError, ReplayBuffer, StorageError
 from replaybuf.errors import AccessError
 from replaybuf.storage.sql.engine.locks import Lock
-from replaybuf.storage.sql.engine.postgres import PostgresEngine
+from replaybuf.storage.sql.engine.postgres import PostgresDatabase
 from replaybuf.storage.sql.engine.urls import parse_url
 from tests.cancellation.ways import storage_of
 from tests.postgres import set_default
@@ -63,7 +63,7 @@ async def test_who_waited_for_a_restore_is_fenced_off(other_default: str, write:
         await restored.checkpoint(1)
         assert len(late) == 2
         for buffer in (restored, late):
-            state = storage_of(buffer)._state()
+            state = storage_of(buffer)
             await state.thread.run(state.sweeper.stop)
         async with writers_kept_out(other_default) as wait_for:
             restoring = asyncio.create_task(restored.restore(1))
@@ -101,11 +101,11 @@ async def test_a_reader_can_not_write_though_its_settings_are_dropped(
     async with build(postgres_database) as buffer:
         await fill(buffer, 1)
     without_settings(monkeypatch)
-    engine = PostgresEngine(parse_url(postgres_database), lock_timeout=5, read_only=True)
+    engine = PostgresDatabase(parse_url(postgres_database), lock_timeout=5, read_only=True)
     try:
         for change in (engine.read, engine.write):
             with pytest.raises(AccessError, match="read-only transaction"):
-                await change(lambda tx: tx.connection.exec_driver_sql("DELETE FROM rb_group"))
+                await change(lambda tx: tx.run("DELETE FROM rb_group"))
     finally:
         await engine.dispose()
 
@@ -116,10 +116,10 @@ async def test_levels_are_said_though_settings_are_dropped(
     """Of a transaction that writes, one that reads, one that copies beside writers, and the one that guards it."""
     set_default(postgres_database, default_transaction_isolation="serializable", default_transaction_deferrable="on")
     without_settings(monkeypatch)
-    engine = PostgresEngine(parse_url(postgres_database), lock_timeout=5)
+    engine = PostgresDatabase(parse_url(postgres_database), lock_timeout=5)
 
     def level(tx: Any) -> str:
-        return str(tx.connection.exec_driver_sql("SHOW transaction_isolation").scalar_one())
+        return str(tx.run("SHOW transaction_isolation")[0][0])
 
     noted = []
 

@@ -11,8 +11,8 @@ import pytest
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import NetworkFilesystemError
-from replaybuf.storage.sql.engine import filesystem
-from replaybuf.storage.sql.engine.filesystem import filesystem_type, is_network, refuse_network_filesystem
+from replaybuf.storage.sql.engine import sqlite_files
+from replaybuf.storage.sql.engine.sqlite_files import filesystem_type, is_network, refuse_network_filesystem
 from tests.cli.conftest import run
 from tests.stores import TASK, build, group
 
@@ -100,7 +100,7 @@ async def test_the_command_line_reads_there_and_upgrades_not(tmp_path: Path, mon
     path = tmp_path / "run.db"
     async with build(f"sqlite:///{path}") as buffer:
         await buffer.put(group(1), TASK)
-    monkeypatch.setattr(filesystem, "filesystem_type", lambda *_: "nfs4")
+    monkeypatch.setattr(sqlite_files, "filesystem_type", lambda *_: "nfs4")
     assert TASK in run("ls", str(path)).stdout
     assert "nfs4" in run("db", "upgrade", str(path), code=1).stderr
 
@@ -108,7 +108,7 @@ async def test_the_command_line_reads_there_and_upgrades_not(tmp_path: Path, mon
 @pytest.fixture
 def on_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """All paths are on NFS."""
-    monkeypatch.setattr(filesystem, "filesystem_type", lambda *_: "nfs4")
+    monkeypatch.setattr(sqlite_files, "filesystem_type", lambda *_: "nfs4")
 
 
 # A file system of its own program, mounted as sshfs mounts one; it has a root folder and nothing in it.

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf.rules.tallies import Tally
+from replaybuf.rules.transitions import Tally
 from tests.faults import roles
 from tests.faults.figures import Figures
 from tests.faults.ledger import entries, numbers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickle
-import struct
 import sys
 import types
 import zipfile
@@ -147,21 +146,3 @@ def saved_buffer(path: Path, groups: int = 3) -> None:
             items.append(made.StorageItem(rollouts, number + 1, number + 1, "math", status, number))
         state = {"items": items, "next_uid": groups + 1, "next_timestamp_id": groups + 1}
         save({"policy": "FIFOReplayPolicy", "storage": "NaiveStorage", "storage_state": state}, path)
-
-
-def legacy(path: Path, key: str = "0") -> None:
-    """Write a list with a rollout in the format that torch.save had before the zip format."""
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, one: Any) -> Any:
-            if not isinstance(one, _Storage):
-                return None
-            return "storage", sys.modules["torch"].FloatStorage, key, "cpu", len(one.values), None  # type: ignore[attr-defined]
-
-    with classes(), path.open("wb") as file:
-        pickle.dump(0x1950A86A20F9469CFC6C, file, protocol=2)
-        pickle.dump(1001, file, protocol=2)
-        pickle.dump({"protocol_version": 1001, "little_endian": True}, file, protocol=2)
-        Pickler(file, protocol=2).dump([{"prompt": "1 + 1?", "response": "2", "logprobs": Tensor([-0.5])}])
-        pickle.dump([key], file, protocol=2)
-        file.write(struct.pack("<q", 1) + struct.pack("<f", -0.5))

@@ -15,8 +15,8 @@ import pytest
 
 from replaybuf import FullError, InputError, ReplayBufferConfig, Status
 from replaybuf.files import importing
-from replaybuf.files.importing import Importing, import_groups, survey
-from replaybuf.files.reading import Source
+from replaybuf.files.importing import ImportOptions, import_groups, survey
+from replaybuf.files.sources import RolloutFile
 from replaybuf.progress import Progress
 from tests.files.stores import contents
 
@@ -70,11 +70,11 @@ async def test_a_restore_of_a_checkpoint_takes_the_import_back(file: Path, sql_u
 
 
 async def test_two_imports_of_one_file_at_once_double_nothing(file: Path, sql_url: str) -> None:
-    source = Source(str(file))
+    source = RolloutFile(str(file))
     async with ReplayBufferConfig(url=sql_url).build() as buffer:
-        found = await survey(buffer.storage, source.read, Importing())
+        found = await survey(buffer.storage, source.read, ImportOptions())
         cursor = await buffer.storage.cursor(f"import {found.digest}")  # type: ignore[attr-defined]
-        await import_groups(buffer.storage, source.read, Importing(), found)
+        await import_groups(buffer.storage, source.read, ImportOptions(), found)
         assert not await buffer.storage.put_behind([], cursor)  # type: ignore[attr-defined]
         assert len(buffer) == 5
 

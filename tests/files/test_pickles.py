@@ -17,11 +17,11 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, Status
 from replaybuf.errors import FileEndsError, FileError, UnsafePickleError
-from replaybuf.files.foreign import Mapped
-from replaybuf.files.pickles import Loading
-from replaybuf.files.reading import Source
-from replaybuf.files.rows import FileGroup
-from tests.files.pickled import Tensor, classes, legacy, save, saved_buffer
+from replaybuf.files.foreign_rows import ColumnMapping
+from replaybuf.files.pickles import DataUnpickler
+from replaybuf.files.row_format import FileGroup
+from replaybuf.files.sources import RolloutFile
+from tests.files.pickled import Tensor, classes, save, saved_buffer
 from tests.files.stores import contents
 
 pytestmark = pytest.mark.fast
@@ -49,12 +49,21 @@ async def test_a_buffer_that_xtuner_saved_comes_in_whole(tmp_path: Path) -> None
     assert (rollout.sample_params, rollout.reward) == ({"n": 1}, {"score": 1.0})
 
 
-async def test_the_older_format_of_torch_is_read(tmp_path: Path) -> None:
-    legacy(tmp_path / "old.pth")
+async def test_the_older_format_of_torch_is_refused_with_advice(tmp_path: Path) -> None:
+    (tmp_path / "old.pth").write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2))
     async with memory() as buffer:
-        await buffer.import_from(tmp_path / "old.pth", as_task="math")
-        [(_, [rollout])] = await contents(buffer)
-    assert (rollout.response, rollout.logprobs.tolist()) == ("2", [-0.5])
+        with pytest.raises(FileError, match=r"old\.pth: .* before 1\.6; load it with torch, and save it again"):
+            await buffer.import_from(tmp_path / "old.pth", as_task="math")
+
+
+@pytest.mark.parametrize("name", ["run.db", "postgresql://rl:secret@db/run"])
+async def test_a_database_is_refused_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.db").write_bytes(b"SQLite format 3\0" + bytes(84))
+    async with memory() as buffer:
+        with pytest.raises(FileError, match="this is a database: replaybuf save and resume") as raised:
+            await buffer.import_from(name)
+    assert "secret" not in str(raised.value)
 
 
 async def test_half_a_saved_buffer_is_refused(tmp_path: Path) -> None:
@@ -80,7 +89,9 @@ async def test_rollouts_of_one_prompt_are_one_group_also_with_arrays_or_tensors(
         (tmp_path / file).write_bytes(pickle.dumps(rows(made)))
     files = ["lists.pkl", "arrays.pkl", *(["tensors.pth"] if name != "prompt_ids" else [])]  # which are of floats here
     for file in files:
-        assert [len(group.rollouts) for group in Source(str(tmp_path / file), Mapped(task="math")).read()] == [2, 1]
+        assert [
+            len(group.rollouts) for group in RolloutFile(str(tmp_path / file), ColumnMapping(task="math")).read()
+        ] == [2, 1]
 
 
 class _Runs:
@@ -176,7 +187,7 @@ UNFOLDED = {
 def test_one_large_value_again_and_again_is_refused_before_it_fills_the_memory(name: str, tmp_path: Path) -> None:
     (tmp_path / "a.pkl").write_bytes(UNFOLDED[name])
     with pytest.raises(FileError, match=r"a\.pkl: .*would fill the memory\. If you trust the file, load it with"):
-        list(Source(str(tmp_path / "a.pkl"), Mapped(task="math")).read())
+        list(RolloutFile(str(tmp_path / "a.pkl"), ColumnMapping(task="math")).read())
 
 
 def test_views_of_one_storage_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:
@@ -184,7 +195,7 @@ def test_views_of_one_storage_are_refused_before_they_fill_the_memory(tmp_path: 
     with classes():
         save([{"prompt": "1", "x": [tensor] * 2000}], tmp_path / "a.pth")
     with pytest.raises(FileError, match=r"a\.pth: .*would fill the memory"):
-        list(Source(str(tmp_path / "a.pth"), Mapped(task="math")).read())
+        list(RolloutFile(str(tmp_path / "a.pth"), ColumnMapping(task="math")).read())
 
 
 async def test_the_rollouts_of_a_group_may_share_their_prompt(tmp_path: Path) -> None:
@@ -285,14 +296,14 @@ def test_what_no_reader_has_foreseen_is_an_error_of_the_file(tmp_path: Path, mon
         raise LookupError("what is this?")
 
     (tmp_path / "a.pkl").write_bytes(b"\x80")
-    monkeypatch.setattr("replaybuf.files.reading.read_saved", unforeseen)
+    monkeypatch.setattr("replaybuf.files.sources.read_saved", unforeseen)
     with pytest.raises(FileError, match=r"a\.pkl: after .*item 1: the values can't be read \(LookupError: what is"):
-        list(Source(str(tmp_path / "a.pkl")).read())
+        list(RolloutFile(str(tmp_path / "a.pkl")).read())
 
 
 def test_the_machine_knows_every_opcode_of_pythons() -> None:
     """A new opcode of a later Python has to be looked at here."""
     known = {ord(opcode.code) for opcode in pickletools.opcodes}
-    assert known == set(Loading.dispatch)
-    plain = Loading(io.BytesIO(pickle.dumps([1, {"a": (b"x", 2.5)}])), 1000, lambda pid: None).load()
+    assert known == set(DataUnpickler.dispatch)
+    plain = DataUnpickler(io.BytesIO(pickle.dumps([1, {"a": (b"x", 2.5)}])), 1000, (), lambda pid: None).load()
     assert plain == [1, {"a": (b"x", 2.5)}]

@@ -127,7 +127,7 @@ async def test_a_prompt_in_two_tasks_or_groups_that_are_whole_are_no_warning(tmp
 
 @pytest.mark.fast
 async def test_the_prompts_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replaybuf.files.remarks._PROMPTS", 2)
+    monkeypatch.setattr("replaybuf.files.importing._PROMPTS", 2)
     rows = [{"prompt": str(n % 5), "response": "1", "task_name": "math"} for n in range(15)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     async with ReplayBufferConfig(url="memory://").build() as buffer:

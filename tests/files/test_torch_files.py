@@ -14,8 +14,7 @@ from tests.files.stores import contents
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-async def test_tensors_come_back_as_they_were(tmp_path: Path, zipped: bool) -> None:
+async def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
     torch: Any = pytest.importorskip("torch")
     whole = torch.arange(12).reshape(3, 4)
     tensors = {
@@ -32,7 +31,7 @@ async def test_tensors_come_back_as_they_were(tmp_path: Path, zipped: bool) -> N
         "grad": torch.ones(2, requires_grad=True),
     }
     rows = [{"prompt": "a", "response": "b", "array": np.arange(4, dtype=">i2"), **tensors}]
-    torch.save(rows, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+    torch.save(rows, tmp_path / "a.pth")
     config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict)
     async with config.build() as buffer:
         await buffer.import_from(tmp_path / "a.pth", as_task="math", as_they_are=True)

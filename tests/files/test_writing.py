@@ -15,7 +15,7 @@ import pytest
 
 from replaybuf import DiskFullError, InputError, ReplayBufferConfig
 from replaybuf.errors import FileError, FileThereError, MissingDriverError
-from replaybuf.files import exporting, writing
+from replaybuf.files import exporting
 from tests.files.stores import contents, fill
 
 pytestmark = pytest.mark.fast
@@ -48,7 +48,7 @@ async def test_a_large_export_has_parts_that_are_imported_by_its_name(
     buffer: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "_GROUPS", 2)
-    monkeypatch.setattr("replaybuf.files.tables._BYTES", 1)
+    monkeypatch.setattr("replaybuf.files.arrow_tables._BYTES", 1)
     done = await buffer.export(tmp_path / name, max_bytes=1)
     stem, _, ending = name.partition(".")
     assert names(tmp_path) == [f"{stem}-{n:05}-of-00004.{ending}" for n in range(4)]
@@ -62,6 +62,29 @@ async def test_a_large_export_has_parts_that_are_imported_by_its_name(
     assert names(tmp_path) == [f"{stem}-{n:05}-of-00003.{ending}" for n in range(3)]
     await buffer.export(tmp_path / name, force=True)
     assert names(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("max_bytes", [None, 1])
+async def test_a_folder_with_one_export_is_imported(
+    buffer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int | None
+) -> None:
+    monkeypatch.setattr(exporting, "_GROUPS", 2)
+    monkeypatch.setattr("replaybuf.files.arrow_tables._BYTES", 1)
+    await buffer.export(tmp_path / "rollouts.arrows", max_bytes=max_bytes)
+    for name in ("state.json", "cache-0123.arrow", ".hidden.jsonl"):
+        (tmp_path / name).write_bytes(b"no rollouts")
+    async with ReplayBufferConfig(url="sqlite:///:memory:").build() as other:
+        await other.import_from(tmp_path)
+        assert [one for one, _ in await contents(other)] == [one for one, _ in await contents(buffer)]
+
+
+async def test_a_folder_without_an_export_or_with_several_is_refused(buffer: Any, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="is a folder, and no file in it is an export"):
+        await buffer.import_from(tmp_path)
+    for name in ("a.jsonl", "b.parquet"):
+        await buffer.export(tmp_path / name)
+    with pytest.raises(FileError, match=r"it holds several exports \(a.jsonl, b.parquet\); name one of them"):
+        await buffer.import_from(tmp_path)
 
 
 async def test_a_set_that_lacks_a_part_is_not_imported(
@@ -96,7 +119,7 @@ async def test_an_error_between_two_parts_leaves_no_set_of_two_exports(
 ) -> None:
     monkeypatch.setattr(exporting, "_GROUPS", 2)
     assert len((await buffer.export(tmp_path / "a.jsonl", max_bytes=None if old == 1 else 1)).files) == old
-    publish, calls = writing.publish, []
+    publish, calls = exporting.publish, []
 
     def failing(partial: str, path: str) -> None:
         calls.append(path)
@@ -104,7 +127,7 @@ async def test_an_error_between_two_parts_leaves_no_set_of_two_exports(
             raise OSError(errno.EIO, "the disk is gone")
         publish(partial, path)
 
-    monkeypatch.setattr(writing, "publish", failing)
+    monkeypatch.setattr(exporting, "publish", failing)
     with pytest.raises(FileError, match="the disk is gone"):
         await buffer.export(tmp_path / "a.jsonl", max_bytes=1, force=True)
     assert names(tmp_path) == []
@@ -196,13 +219,13 @@ async def test_a_name_without_a_format_is_refused(buffer: Any, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("call", "module", "extra"), [("export", "pyarrow", "parquet"), ("to_dataset", "datasets", "datasets")]
+    ("call", "module", "packages"), [("export", "pyarrow", "pyarrow"), ("to_dataset", "datasets", "datasets pyarrow")]
 )
-async def test_a_missing_package_is_named_with_its_extra(
-    buffer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, module: str, extra: str
+async def test_a_missing_package_is_named(
+    buffer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, module: str, packages: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingDriverError, match=rf"replaybuf\[{extra}"):
+    with pytest.raises(MissingDriverError, match=f": pip install {packages}"):
         await getattr(buffer, call)(tmp_path / "a.parquet")
     assert names(tmp_path) == []
 
@@ -221,3 +244,13 @@ async def test_a_dataset_has_the_rows_of_an_export(buffer: Any, tmp_path: Path) 
     assert dataset.num_rows == 6
     assert dataset[0]["response_ids"] == [0, 1]
     assert dataset[0]["message"][0]["role"] == "user"
+
+
+@pytest.mark.frameworks
+async def test_the_folder_of_a_dataset_is_imported(buffer: Any, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    dataset = await buffer.to_dataset(tmp_path / "cache")
+    dataset.map(lambda row: row)  # leaves a file of its own beside the others
+    async with ReplayBufferConfig(url="sqlite:///:memory:").build() as other:
+        await other.import_from(tmp_path / "cache")
+        assert [one for one, _ in await contents(other)] == [one for one, _ in await contents(buffer)]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import os
+import socket
 import struct
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ import pytest
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import FileEndsError, FileError
 from replaybuf.files import importing
-from replaybuf.files.reading import Source
+from replaybuf.files.sources import RolloutFile
 from tests.files.stores import GOOD, fill, lines, write
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +49,28 @@ async def test_a_compressed_file_that_was_cut_short_is_refused(tmp_path: Path, n
             with pytest.raises(FileError, match=name):
                 await buffer.import_from(tmp_path / name)
         assert len(buffer) == 5
+
+
+@pytest.mark.parametrize("place", ["a.jsonl", "folder", "part"])
+async def test_what_is_no_ordinary_file_is_refused_and_not_waited_for(tmp_path: Path, place: str) -> None:
+    """Whether it is named, or is in a folder, or a part of an export: to open a pipe waits for who writes into it."""
+    (tmp_path / "folder").mkdir()
+    pipe = tmp_path / {"a.jsonl": "a.jsonl", "folder": "folder/a.jsonl", "part": "b-00000-of-00001.jsonl"}[place]
+    os.mkfifo(pipe)
+    named = tmp_path / {"part": "b.jsonl"}.get(place, place)
+    async with ReplayBufferConfig(url="memory://").build() as buffer, asyncio.timeout(30):
+        with pytest.raises(FileError, match=rf"{pipe}: it is a named pipe \(FIFO\), not a file; copy what comes out"):
+            await buffer.import_from(named)
+        os.remove(pipe)
+        pipe.symlink_to("/dev/zero")
+        with pytest.raises(FileError, match=rf"{pipe}: it is a device, not a file"):
+            await buffer.import_from(named)
+        os.remove(pipe)
+        with closing(socket.socket(socket.AF_UNIX)) as listening, contextlib.chdir(pipe.parent):
+            listening.bind(pipe.name)
+            with pytest.raises(FileError, match=rf"{pipe}: it is a socket, not a file"):
+                await buffer.import_from(named)
+        assert len(buffer) == 0
 
 
 WRONG = {
@@ -189,7 +216,7 @@ def test_an_arrow_file_with_offsets_that_lead_out_of_it_is_refused(tmp_path: Pat
     assert offsets in file.read_bytes()
     write(file, file.read_bytes().replace(offsets, struct.pack("<4i", 0, offset, 10, 16)))
     with pytest.raises(FileError, match=rf"{name}: row 1: this is no whole Arrow file"):
-        list(Source(str(file)).read())
+        list(RolloutFile(str(file)).read())
 
 
 def _group(fields: Any, **about: Any) -> Any:
@@ -242,4 +269,4 @@ def test_a_wrong_table_is_refused_with_its_row_and_column(tmp_path: Path, name: 
     table, message = WRONG_TABLES[name]
     parquet.write_table(table(pa), tmp_path / "a.parquet")
     with pytest.raises(FileError, match=rf"a\.parquet: .*{message}"):
-        list(Source(str(tmp_path / "a.parquet")).read())
+        list(RolloutFile(str(tmp_path / "a.parquet")).read())

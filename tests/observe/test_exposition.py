@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer.metrics import TOTALS
 from replaybuf.observe import METRICS, prometheus
-from replaybuf.observe.samples import MOST_TASKS
+from replaybuf.observe.exposition import MOST_TASKS
 
 #: Figures with a number for every metric.
 EVERYTHING: dict[str, Any] = {

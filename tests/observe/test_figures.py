@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import InputError, ReplayBufferConfig
-from replaybuf.buffer.metrics import RATES
+from replaybuf.buffer.metrics import DISTRIBUTIONS, RATES
 from replaybuf.observe import METRICS, prometheus, read_figures
 from replaybuf.produce import TrainState, publish
 from tests import sql_example
@@ -37,6 +37,8 @@ def test_the_tasks_are_those_of_metrics(empty: str) -> None:
         for name in RATES:
             del theirs[f"{name}_per_second"]
         assert {name: found[task][name] for name in theirs} == theirs
+        for field in DISTRIBUTIONS:  # of those that can be drawn, without leased ones
+            assert sum(theirs[field]["counts"].values()) == theirs["buffered"]["completed"]
 
 
 def test_what_groups_hold_is_read_in_one_scan(filled: str) -> None:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
 from replaybuf import FullError, NotReadyError
 from replaybuf.buffer import telling
 from replaybuf.produce import wait_published
-from replaybuf.storage.sql.inspection.gave_up import last_given_up
+from replaybuf.rules.causes import Reason
+from replaybuf.rules.limits import Limits
+from replaybuf.storage.sql.inspection import waits as inspection
+from replaybuf.storage.sql.inspection.circumstances import read_limits
+from replaybuf.storage.sql.inspection.waits import Question, explain, last_given_up
 from replaybuf.worker_name import working_as
-from tests.presence.views import list_events, seen
+from tests.presence.views import list_events, seen, waits_of
 from tests.stores import TASK, build, fill, group, until
+
+_ROOT = Path(__file__).parents[2]
 
 
 async def gave_up(url: str) -> list[tuple[str | None, str | None, int, str | None]]:
@@ -88,3 +96,91 @@ async def test_who_gave_up_is_told_until_they_go_on(shared_url: str, quick: None
         with working_as("gen-1"):
             await buffer.put(group(3), TASK)
         assert await last() == ""
+
+
+async def test_who_waits_again_has_not_given_up(shared_url: str, quick: None) -> None:
+    async with build(shared_url, capacity=2, on_full="block", worker="trainer-1") as buffer:
+        await fill(buffer, 2)
+        with pytest.raises(NotReadyError):
+            await buffer.take_batch({"code": 1}, timeout=0.2)
+        with working_as("gen-1"), pytest.raises(FullError):
+            await buffer.put(group(3), TASK, timeout=0.2)
+
+        async def last() -> str:
+            found = await seen(shared_url, last_given_up, "default")
+            return "" if found is None else found.worker
+
+        async def is_told_of(worker: str) -> bool:
+            return await last() == worker
+
+        await until(lambda: is_told_of("gen-1"))
+        with working_as("gen-1"):
+            again = asyncio.create_task(buffer.put(group(3), TASK, timeout=60))
+            await until(lambda: is_told_of("trainer-1"))
+            again.cancel()
+
+
+_DIES_OF_ITS_WAIT = """
+import asyncio, os, sys
+from replaybuf import NotReadyError, ReplayBufferConfig
+from tests.stores import group
+
+async def main():
+    buffer = ReplayBufferConfig(url=sys.argv[1], min_size=8, worker="trainer-1").build()
+    for number in range(3):
+        await buffer.put(group(number), "math")
+    try:
+        await buffer.take_batch({"math": 2}, timeout=1.2)
+    except NotReadyError:
+        os._exit(3)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_that_dies_of_its_wait_has_said_so_and_by_which_limits(shared_url: str) -> None:
+    """Nothing is left to a beat or to the closing of the buffer: the error has killed it."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _DIES_OF_ITS_WAIT, shared_url, cwd=_ROOT)
+    assert await process.wait() == 3
+    assert await waits_of(shared_url) == []
+    [found] = await seen(shared_url, explain, "default", Question("math"), asked=False)
+    assert found.gave_up is not None
+    assert found.gave_up.worker == "trainer-1"
+    assert "(0 of 2): 3 completed groups are there, but min_size is 8: 5 more have to be put" in found.gave_up.detail
+    [draw] = found.waits
+    assert draw.limits == Limits(min_size=8)
+    assert draw.diagnosis.reason == Reason.HELD_BACK
+
+
+async def test_a_process_that_was_killed_in_its_wait_is_told(
+    shared_url: str, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From when its wait isn't shown any more, until it has gone on."""
+    async with build(shared_url, worker="trainer-1") as buffer:
+        waiting = asyncio.create_task(buffer.take_batch({TASK: 2}, timeout=60))
+
+        async def shown() -> bool:
+            return bool(await waits_of(shared_url))
+
+        await until(shown)
+        monkeypatch.setattr(inspection, "LIVE_SECONDS", -60.0)  # as if nothing had been heard for a minute
+
+        found = await seen(shared_url, last_given_up, "default")
+        assert found is not None
+        assert (found.worker, found.task_name, found.killed) == ("trainer-1", TASK, True)
+        assert re.match(r"after at least \ds of waiting for groups: Nothing is ready for math", found.detail)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+async def test_limits_are_those_of_who_drew_last(shared_url: str) -> None:
+    """A producer with others doesn't change them."""
+    async with build(shared_url, worker="trainer-1", min_size=2) as buffer:
+        await fill(buffer, 3)
+        await buffer.take_batch({TASK: 1})
+    async with build(shared_url, worker="gen-1") as buffer:
+        await fill(buffer, 1)
+    assert await seen(shared_url, read_limits, "default") == Limits(min_size=2)
+    async with build(shared_url, worker="trainer-1") as buffer:
+        await buffer.take_batch({TASK: 1})
+    assert await seen(shared_url, read_limits, "default") == Limits()

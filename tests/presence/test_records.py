@@ -22,7 +22,7 @@ from tests.stores import TASK, build, fill, until
 
 
 async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is too old goes, with the first look of a minute."""
+    """What is too old goes, with the first look of a minute; of the history, one note of before stays."""
     monkeypatch.setattr(events, "MOST_EVENTS", 5)
     now = time.time()
     tables = (records.activity, records.history, records.waiter, records.worker)
@@ -39,16 +39,15 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
             for since in (now, now - KEEP_ACTIVITY - 100):
                 none = dict.fromkeys(("groups", "rollouts", "tokens", "failures", "taken"), 0)
                 tx.execute(records.activity.insert(), {"worker_id": 100, "since": int(since), **none})
-            tx.execute(
-                records.history.insert(), {"buffer": "default", "since": int(now - KEEP_HISTORY - 100), "data": {}}
-            )
+            for since in (now - KEEP_HISTORY - 100, now - KEEP_HISTORY - 200):
+                tx.execute(records.history.insert(), {"buffer": "default", "since": int(since), "data": {}})
             for seen_at in (now, now - KEEP_WAITERS - 100):
                 wait = {"worker_id": 100, "number": int(seen_at), "kind": "groups", "wants": {}, "limits": {}}
                 tx.execute(records.waiter.insert(), wait | {"since": now, "seen_at": seen_at, "reason": ""})
 
         await storage._write(fill_tables)
         await storage._write(note_minute)
-        assert [await count(buffer, table) for table in tables] == [1, 1, 1, 1]
+        assert [await count(buffer, table) for table in tables] == [1, 2, 1, 1]
         assert [one.step for one in await seen(shared_url, list_events)] == [7, 6, 5, 4, 3]
 
 

@@ -11,11 +11,9 @@ from typing import Any, Literal, TypeVar
 from sqlalchemy import func, select
 
 from replaybuf import ReplayBuffer
-from replaybuf.rules.circumstances import SILENT_SECONDS
-from replaybuf.storage.sql.inspection.buffers import check_buffer
-from replaybuf.storage.sql.inspection.circumstances import LIVE_SECONDS
-from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.rules.circumstances import LIVE_SECONDS, SILENT_SECONDS
+from replaybuf.storage.sql.inspection.groups import check_buffer
+from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 
 T = TypeVar("T")
 State = Literal["working", "silent", "ended"]
@@ -89,10 +87,10 @@ class Minute:
     tasks: Mapping[str, Mapping[str, Any]]
 
 
-def list_workers(look: Look, buffer: str | None = None, *, limit: int = 1000) -> list[Working]:
+def list_workers(tx: ReadTransaction, buffer: str | None = None, *, limit: int = 1000) -> list[Working]:
     """Return the workers of one buffer or of all, those seen last first."""
-    rows = _rows(look, "workers", buffer, "last_seen DESC, pid", limit)
-    silent = look.now() - timedelta(seconds=SILENT_SECONDS)
+    rows = _rows(tx, "workers", buffer, "last_seen DESC, pid", limit)
+    silent = tx.now() - timedelta(seconds=SILENT_SECONDS)
     return [_working(row, silent) for row in rows]
 
 
@@ -101,55 +99,62 @@ def _working(row: Mapping[str, Any], silent: datetime) -> Working:
     return Working(state=state, **{name.removesuffix("_last_hour"): value for name, value in row.items()})
 
 
-def list_waiters(look: Look, buffer: str | None = None, *, live: bool = True, limit: int = 1000) -> list[Waits]:
+def list_waiters(
+    tx: ReadTransaction, buffer: str | None = None, *, live: bool = True, limit: int = 1000
+) -> list[Waits]:
     """Return who waits in one buffer or in all, those that wait the longest first.
 
     Nothing is heard any more of the waits of a process that was killed: `live` leaves them out.
     """
-    recent = look.now() - timedelta(seconds=LIVE_SECONDS)
-    rows = _rows(look, "waiters", buffer, "since, worker", limit)
+    recent = tx.now() - timedelta(seconds=LIVE_SECONDS)
+    rows = _rows(tx, "waiters", buffer, "since, worker", limit)
     found = [Waits(live=row["seen_at"] >= recent, **row) for row in rows]
     return [one for one in found if one.live or not live]
 
 
 def list_events(
-    look: Look, buffer: str | None = None, *, before: int | None = None, kind: str | None = None, limit: int = 100
+    tx: ReadTransaction,
+    buffer: str | None = None,
+    *,
+    before: int | None = None,
+    kind: str | None = None,
+    limit: int = 100,
 ) -> list[Event]:
     """Return the newest events, the last one first; `before` is the id of the last one of another page."""
     given = {"id < :before": before, "kind = :kind": kind}
     conditions = {condition: value for condition, value in given.items() if value is not None}
-    rows = _rows(look, "events", buffer, "id DESC", limit, **conditions)
+    rows = _rows(tx, "events", buffer, "id DESC", limit, **conditions)
     return [Event(**{**row, "uids": row["uids"] or []}) for row in rows]
 
 
-def read_history(look: Look, buffer: str | None = None, *, seconds: float = 3600.0) -> list[Minute]:
+def read_history(tx: ReadTransaction, buffer: str | None = None, *, seconds: float = 3600.0) -> list[Minute]:
     """Return how one buffer stood, or all, in each minute of the last so many seconds, for plots.
 
     Minutes in which no process had it open are missing.
     """
-    start = {"since >= :start": look.seconds() - seconds}
+    start = {"since >= :start": tx.seconds() - seconds}
     return [
         Minute(row["buffer"], datetime.fromtimestamp(row["since"], UTC), row["data"].get("tasks", {}))
-        for row in _rows(look, "rb_history", buffer, "since, buffer", None, **start)
+        for row in _rows(tx, "rb_history", buffer, "since, buffer", None, **start)
     ]
 
 
 def _rows(
-    look: Look, source: str, buffer: str | None, order: str, limit: int | None, **conditions: Any
+    tx: ReadTransaction, source: str, buffer: str | None, order: str, limit: int | None, **conditions: Any
 ) -> list[dict[str, Any]]:
     """Return rows of a view or table that meet the conditions, each given with the value of its parameter."""
-    check_buffer(look, buffer)
+    check_buffer(tx, buffer)
     if buffer is not None:
         conditions["buffer = :buffer"] = buffer
     values = {condition.partition(":")[2]: value for condition, value in conditions.items()}
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     end = "" if limit is None else f" LIMIT {limit:d}"
-    return look.rows(f"SELECT * FROM {source}{where} ORDER BY {order}{end}", **values)
+    return tx.rows(f"SELECT * FROM {source}{where} ORDER BY {order}{end}", **values)
 
 
 async def seen(url: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
     """Read as another process does."""
-    return await asyncio.to_thread(lambda: open_reader(url).look(lambda look: function(look, *args, **options)))
+    return await asyncio.to_thread(lambda: open_reader(url).read(lambda tx: function(tx, *args, **options)))
 
 
 async def waits_of(url: str) -> list[Waits]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.rules.tallies import Tally
+from replaybuf.rules.transitions import Tally
 from tests.processes.test_processes import Crew, crew, numbers, twice, wait_for_lines
 from tests.stores import build
 

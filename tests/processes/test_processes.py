@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import sqlalchemy
+import sqlalchemy.ext.asyncio
 
-from replaybuf.storage.sql.engine.sqlite_connections import _patiently
+from replaybuf.storage.sql.engine.sqlite_connection import _patiently
 from replaybuf.storage.sql.engine.urls import parse_url
 from tests.stores import TASK, build, fill, group, numbers_of, opened, take_all, until
 
@@ -183,11 +183,10 @@ async def test_a_waiting_take_wakes_although_its_listening_connection_died(postg
         await other.put(group(7), TASK)
         batch, _ = await task
         assert numbers_of(batch[TASK]) == [7]
-        engine_of_buffer = buffer.storage._state().engine  # type: ignore[attr-defined]
+        engine_of_buffer = buffer.storage.engine
 
         async def none_is_leaked() -> bool:
-            out = engine_of_buffer.pool.pool.checkedout() - len(engine_of_buffer.kept)
-            return int(out) <= 1  # for a moment the sweep may have another one
+            return int(engine_of_buffer.lent) <= 1  # for a moment the sweep may have another one
 
         await until(none_is_leaked)
         await engine.dispose()

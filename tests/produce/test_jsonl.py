@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf import InputError
-from replaybuf.produce.jsonl import JSONLines
-from replaybuf.prompts.source import Source
+from replaybuf.produce.prompt_records import JSONLines
+from replaybuf.prompts.datasets import PromptDataset
 
 
 def write(path: Path, *lines: str | bytes) -> Path:
@@ -63,7 +63,7 @@ def test_what_is_not_there_is_an_index_error(tmp_path: Path) -> None:
 def test_a_ledger_reads_it(tmp_path: Path) -> None:
     """Several files, shuffled."""
     paths = [str(numbered(tmp_path / "a.jsonl", 0, 3)), str(numbered(tmp_path / "b.jsonl", 3, 7))]
-    items, _ = Source(JSONLines(paths), 1, 5).read(b"", 99)
+    items, _ = PromptDataset(JSONLines(paths), 1, 5).read(b"", 99)
     numbers = [item["number"] for item in items]
     assert sorted(numbers) == list(range(7))
     assert numbers != list(range(7))

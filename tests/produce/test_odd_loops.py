@@ -144,7 +144,7 @@ async def test_a_loop_that_is_always_interrupted_ends_the_batch(sampler: Sampler
     """Nobody has asked for it, and no token comes of it."""
     strategy = AsyncProduceStrategy(give_up_after=2, enable_partial_rollout=True)
     loop = ScriptedLoop(Script(status=Status.ABORTED))
-    with pytest.raises(ProduceError, match=r"\d+ interrupted, though nobody had paused"):
+    with pytest.raises(ProduceError, match=r"\d+ interrupted, though generation was not paused"):
         await strategy.produce_batch(loop, sampler, 4, train_step=1, model_step=0, timeout=30)
     await assert_accounted(sampler)
 

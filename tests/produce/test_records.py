@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf import RolloutError, RolloutState, Status
-from replaybuf.produce.records import to_rollout
+from replaybuf.produce.prompt_records import to_rollout
 
 USER = {"role": "user", "content": "7+5="}
 SYSTEM = {"role": "system", "content": "Add."}

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf import InputError
-from replaybuf.prompts.indexed import epoch_order
-from replaybuf.prompts.source import Source
+from replaybuf.prompts.dataset_readers import epoch_order
+from replaybuf.prompts.datasets import PromptDataset
 
 
 class Again:
@@ -85,24 +85,24 @@ def generator(size: int) -> Iterator[int]:
     yield from range(size)
 
 
-Make = Callable[[int | None], Source]
+Make = Callable[[int | None], PromptDataset]
 
 
 def sources(size: int) -> dict[str, Make]:
     return {
-        "indexed": lambda epochs: Source(range(size), epochs),
-        "shuffled": lambda epochs: Source(range(size), epochs, 7),
-        "iterated": lambda epochs: Source(Again(size), epochs),
-        "old": lambda epochs: Source(OldSequence(size), epochs),
-        "stateful": lambda epochs: Source(Stateful(size), epochs),
-        "both": lambda epochs: Source(Both(size), epochs, 7),
+        "indexed": lambda epochs: PromptDataset(range(size), epochs),
+        "shuffled": lambda epochs: PromptDataset(range(size), epochs, 7),
+        "iterated": lambda epochs: PromptDataset(Again(size), epochs),
+        "old": lambda epochs: PromptDataset(OldSequence(size), epochs),
+        "stateful": lambda epochs: PromptDataset(Stateful(size), epochs),
+        "both": lambda epochs: PromptDataset(Both(size), epochs, 7),
     }
 
 
 KINDS = sorted(sources(0))
 
 
-def read_all(source: Source, place: bytes = b"", count: int = 3) -> list[int]:
+def read_all(source: PromptDataset, place: bytes = b"", count: int = 3) -> list[int]:
     found: list[int] = []
     while True:
         items, place = source.read(place, count)
@@ -111,7 +111,7 @@ def read_all(source: Source, place: bytes = b"", count: int = 3) -> list[int]:
         found += items
 
 
-def place_after(source: Source, count: int) -> bytes:
+def place_after(source: PromptDataset, count: int) -> bytes:
     items, place = source.read(b"", count)
     assert len(items) == count
     return place
@@ -149,7 +149,7 @@ def test_every_item_is_read_once_an_epoch_in_the_same_order_whatever_restarts(
 @given(size=st.integers(1, 9), moves=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), max_size=9))
 def test_what_was_read_and_not_claimed_is_read_again(kind: str, size: int, moves: list[tuple[int, int]]) -> None:
     """Another worker was faster, with fewer items, or the caller was cancelled: the cursor is behind the dataset."""
-    make = {**sources(size), "generator": lambda epochs: Source(generator(size), epochs)}[kind]
+    make = {**sources(size), "generator": lambda epochs: PromptDataset(generator(size), epochs)}[kind]
     source, other, place, found = make(1), make(1), b"", []
     expected = read_all(make(1))
     for count, claimed in moves:
@@ -173,7 +173,7 @@ def test_an_epochs_order_depends_on_seed_and_epoch_and_never_changes() -> None:
 
 
 def test_shuffled_epochs_have_orders_of_their_own() -> None:
-    found = read_all(Source(range(30), 3, 1))
+    found = read_all(PromptDataset(range(30), 3, 1))
     epochs = [tuple(found[at : at + 30]) for at in (0, 30, 60)]
     assert len({*epochs, tuple(range(30))}) == 4
     assert epochs[1] == tuple(epoch_order(1, 1, 30))
@@ -196,29 +196,29 @@ def test_an_infinite_iterable_is_read_as_far_as_asked() -> None:
     """The next item of a live stream may be hours away: it is not waited for."""
     for epochs in (None, 1):
         dataset = Again(None)
-        source = Source(dataset, epochs)
+        source = PromptDataset(dataset, epochs)
         items, place = source.read(b"", 5)
         assert (items, dataset.given) == ([0, 1, 2, 3, 4], 5)
         assert source.read(place, 2)[0] == [5, 6]
-        assert Source(itertools.count(), epochs).read(place, 2)[0] == [5, 6]
+        assert PromptDataset(itertools.count(), epochs).read(place, 2)[0] == [5, 6]
 
 
 def test_a_worker_skips_only_what_others_have_read() -> None:
     """It reads on where it is; from the start it begins only when the cursor went back."""
     dataset = Again(100)
-    source = Source(dataset, 2)
+    source = PromptDataset(dataset, 2)
     for start in (0, 10, 40, 90):
-        place = place_after(Source(Again(100), 2), start) if start else b""
+        place = place_after(PromptDataset(Again(100), 2), start) if start else b""
         assert source.read(place, 3)[0] == [start, start + 1, start + 2]
     assert (dataset.begun, dataset.given) == (1, 93)
-    assert source.read(place_after(Source(Again(100), 2), 107), 1)[0] == [7]
+    assert source.read(place_after(PromptDataset(Again(100), 2), 107), 1)[0] == [7]
     assert (dataset.begun, dataset.given, dataset.epochs) == (2, 101, [0, 1])
     assert source.read(b"", 1)[0] == [0]
     assert (dataset.begun, dataset.epochs) == (3, [0, 1, 0])
 
 
 def test_an_iterator_that_would_have_to_go_back_says_what_to_give() -> None:
-    source = Source(generator(9), 1)
+    source = PromptDataset(generator(9), 1)
     _, place = source.read(b"", 3)
     _, later = source.read(place, 3)
     with pytest.raises(InputError, match=r"generator can be iterated only once.*gone back.*give a list"):
@@ -241,7 +241,7 @@ class Wrapped:
 )
 def test_an_iterator_has_no_second_epoch(make: Callable[[int], Any]) -> None:
     """What is left of the first is given before the error, which comes again and again."""
-    source = Source(make(5), 2)
+    source = PromptDataset(make(5), 2)
     place = place_after(source, 3)
     items, place = source.read(place, 9)
     assert items == [3, 4]
@@ -252,7 +252,7 @@ def test_an_iterator_has_no_second_epoch(make: Callable[[int], Any]) -> None:
 
 def test_an_iterable_that_raised_is_iterated_anew() -> None:
     """A generator that raised is at its end from then on; that is not the end of the dataset."""
-    source = Source(Again(6, fail_at=3), 1)
+    source = PromptDataset(Again(6, fail_at=3), 1)
     place = place_after(source, 2)
     with pytest.raises(OSError, match="disk"):
         source.read(place, 4)
@@ -260,7 +260,7 @@ def test_an_iterable_that_raised_is_iterated_anew() -> None:
 
 
 def test_an_iterator_that_raised_is_not_taken_for_one_at_its_end() -> None:
-    source = Source(iter(Again(6, fail_at=3)), 1)
+    source = PromptDataset(iter(Again(6, fail_at=3)), 1)
     with pytest.raises(OSError, match="disk"):
         source.read(b"", 4)
     items, place = source.read(b"", 3)
@@ -294,38 +294,38 @@ def test_a_cursor_beyond_the_epochs_is_refused(kind: str) -> None:
 @pytest.mark.parametrize("size", [4, 6])
 def test_a_shuffled_dataset_of_another_size_is_refused(size: int) -> None:
     """Its order is another one, so that prompts would be read twice, and others never."""
-    place = place_after(Source(range(5), 1, 7), 2)
+    place = place_after(PromptDataset(range(5), 1, 7), 2)
     with pytest.raises(InputError, match=f"had 5 items and has {size} now"):
-        Source(range(size), 1, 7).read(place, 1)
+        PromptDataset(range(size), 1, 7).read(place, 1)
 
 
 def test_another_shuffle_than_that_of_the_run_is_refused() -> None:
-    shuffled, plain = place_after(Source(range(5), 1, 7), 2), place_after(Source(range(5), 1), 2)
+    shuffled, plain = place_after(PromptDataset(range(5), 1, 7), 2), place_after(PromptDataset(range(5), 1), 2)
     with pytest.raises(InputError, match="shuffle=7"):
-        Source(range(5), 1, 8).read(shuffled, 1)
+        PromptDataset(range(5), 1, 8).read(shuffled, 1)
     with pytest.raises(InputError, match="shuffle=7"):
-        Source(range(5), 1).read(shuffled, 1)
+        PromptDataset(range(5), 1).read(shuffled, 1)
     with pytest.raises(InputError, match="without shuffle"):
-        Source(range(5), 1, 7).read(plain, 1)
+        PromptDataset(range(5), 1, 7).read(plain, 1)
 
 
 @pytest.mark.parametrize("dataset", [generator(3), Again(3), Stateful(3), OldSequence(3)], ids=lambda one: type(one))
 def test_only_indexed_datasets_are_shuffled(dataset: Any) -> None:
     with pytest.raises(InputError, match=r"shuffle the dataset itself.*or give list\(dataset\)"):
-        Source(dataset, 1, 7)
+        PromptDataset(dataset, 1, 7)
 
 
 @pytest.mark.parametrize("shuffle", [-1, 1.5, "7", True, 2**64])
 def test_a_seed_is_a_whole_number(shuffle: Any) -> None:
     with pytest.raises(InputError, match="shuffle must be a seed"):
-        Source([1], 1, shuffle)
-    assert read_all(Source([1], 1, np.int64(0))) == [1]  # type: ignore[arg-type]
+        PromptDataset([1], 1, shuffle)
+    assert read_all(PromptDataset([1], 1, np.int64(0))) == [1]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dataset", ["text", b"bytes", bytearray(b"bytes"), {"train": [1]}, 7, None, len])
 def test_what_is_no_dataset_is_refused_at_once(dataset: Any) -> None:
     with pytest.raises(InputError, match="expected a dataset of prompts, got"):
-        Source(dataset, 1)
+        PromptDataset(dataset, 1)
 
 
 @pytest.mark.parametrize("kind", ["indexed", "shuffled", "iterated", "stateful"])
@@ -343,7 +343,7 @@ def test_the_place_of_another_kind_of_dataset_is_refused(kind: str, other: str) 
 )
 def test_a_place_that_is_none_of_an_iterable_is_refused(place: Any) -> None:
     with pytest.raises(InputError, match="cursor"):
-        Source(Again(5), 1).read(msgpack.packb(place), 1)
+        PromptDataset(Again(5), 1).read(msgpack.packb(place), 1)
 
 
 class BufferShuffledExamplesIterable:
@@ -367,6 +367,6 @@ class Streaming(Stateful):
 @pytest.mark.parametrize("step", [BufferShuffledExamplesIterable(), Mapped(None, BufferShuffledExamplesIterable())])
 def test_a_state_without_its_shuffle_buffer_is_not_gone_by(step: Any) -> None:
     """The real ones were tried: by their state, items were skipped and others came twice."""
-    place = place_after(Source(Streaming(5, step), 1), 2)
+    place = place_after(PromptDataset(Streaming(5, step), 1), 2)
     assert msgpack.unpackb(place) == {"epoch": 0, "index": 2}
-    assert read_all(Source(Streaming(5, step), 1), place) == [2, 3, 4]
+    assert read_all(PromptDataset(Streaming(5, step), 1), place) == [2, 3, 4]

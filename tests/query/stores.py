@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import StaticPool
 
 from replaybuf.query import FIELDS, Query, parse
-from replaybuf.query.sql import compile_sql
+from replaybuf.query.sql_conditions import compile_sql
 
 
 @dataclass

@@ -14,7 +14,7 @@ from sqlalchemy import Select, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from replaybuf.query import Query, parse, predicate
-from replaybuf.query.sql import compile_sql
+from replaybuf.query.sql_conditions import compile_sql
 from tests.query.stores import COLUMNS, GROUPS, Group, Store, sqlite_store
 from tests.query.strategies import HOSTILE, groups, queries
 

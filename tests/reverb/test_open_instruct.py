@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ConfigError, FencedError, NotReadyError, StalenessPolicy
+from replaybuf import ClosedError, ConfigError, FencedError, NotReadyError, StalenessPolicy
 from replaybuf.reverb import open_instruct as replay_buffer_lib
 from replaybuf.sync import run
 
@@ -56,7 +56,7 @@ def test_a_sample_waits_for_min_size_and_takes_up_to_n(any_url: str) -> None:
     replay.insert("c", result(3))
     assert numbers(replay.sample(64)) == [2, 3]
     assert len(replay) == 0
-    replay.shutdown()
+    replay.close()
 
 
 def test_shutdown_ends_samples_in_other_threads() -> None:
@@ -69,6 +69,18 @@ def test_shutdown_ends_samples_in_other_threads() -> None:
     replay.shutdown()
     waiting.join(20)
     assert (ends, replay.is_shutdown, replay.sample(2)) == ([None], True, None)
+
+
+def test_after_a_shutdown_results_are_inserted_and_counted_as_before(any_url: str) -> None:
+    """As theirs does, whose consumer may insert one more while its actor ends."""
+    replay = table(any_url)
+    replay.insert("a", result(0))
+    replay.shutdown()
+    replay.insert("b", result(1))
+    assert (len(replay), replay.sample(2), len(replay)) == (2, None, 2)
+    replay.close()
+    with pytest.raises(ClosedError):
+        replay.insert("c", result(2))
 
 
 def test_a_result_of_the_same_key_is_replaced() -> None:
@@ -88,8 +100,8 @@ def test_the_buffer_is_there_after_a_resume(shared_url: str) -> None:
     assert len(resumed) == 3
     assert numbers(resumed.sample(3)) == [0, 1, 2]
     assert len(resumed) == 1
-    resumed.shutdown()
-    first.shutdown()
+    resumed.close()
+    first.close()
 
 
 def test_a_capacity_below_min_size_is_refused() -> None:
@@ -108,7 +120,7 @@ def test_more_may_be_sampled_than_have_a_priority(any_url: str) -> None:
     for number in range(2):
         replay.insert(f"{number}", result(number), 0.0)
     assert len(replay.sample(2) or []) == 2
-    replay.shutdown()
+    replay.close()
 
 
 def test_priorities_reach_the_draws() -> None:
@@ -161,5 +173,5 @@ def test_an_older_run_is_fenced_off(shared_url: str) -> None:
     run(new.buffer.restore(1))
     with pytest.raises(FencedError):
         old.sample(1, timeout=5)
-    new.shutdown()
-    old.shutdown()
+    new.close()
+    old.close()

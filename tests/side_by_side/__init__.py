@@ -1,4 +1,4 @@
-"""Two buffers side by side: one in memory, which says what is right, and one over another storage.
+"""Two buffers side by side: one over a model, which says what is right, and one over a database.
 
 A hypothesis state machine runs the same random operations on both and compares all that can be seen of them after each:
 results, errors, groups with their rollouts, counts, and the SQL views of databases.

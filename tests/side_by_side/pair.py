@@ -17,15 +17,15 @@ import replaybuf.buffer.putting
 from replaybuf import ReplayBuffer
 from replaybuf.buffer.lease import Lease
 from replaybuf.rules.limits import Rules
-from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.values import StorageItem
-from replaybuf.testing.harness import CODEC
+from tests.contract.harness import CODEC
 from tests.drawn import (
     make_group,
     puts,
     rules,
 )
 from tests.places import Place
+from tests.reference.backend import Reference
 from tests.side_by_side.seen import all_items, caught, everything, outcome, plain_error, seen
 from tests.view_rows import expected_views
 
@@ -103,7 +103,7 @@ class Pair(RuleBasedStateMachine):
 
     def begin_with_new(self) -> None:
         self.leases: list[tuple[Lease, Lease]] = []
-        self.reference = self.buffer(MemoryStorage(CODEC, self.rules))
+        self.reference = self.buffer(Reference(CODEC, self.rules))
         self.other = self.buffer(self.place.new(self.rules))
 
     @invariant()

@@ -8,7 +8,7 @@ from typing import Any
 from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.values import StorageItem
-from replaybuf.testing.harness import plain
+from tests.contract.harness import plain
 from tests.drawn import (
     TASKS,
 )
@@ -71,6 +71,5 @@ async def everything(buffer: ReplayBuffer) -> dict[str, Any]:
         "dropped": [await buffer.dropped(task) for task in TASKS],
         "ready": await buffer.is_ready({"a": 2, "b": 1}),
         "tallies": {key: n for key, n in (await buffer.storage.tallies()).items() if n},
-        "staleness": await buffer.storage.histogram("staleness"),
-        "times_sampled": await buffer.storage.histogram("times_sampled"),
+        **await buffer.storage.histograms(("staleness", "times_sampled")),
     }

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from replaybuf import ChunkBuffer, Lease, ReplayBuffer
-from replaybuf.buffer.cursors import Cursors
-from replaybuf.chunks.sync import SyncChunkBuffer
+from replaybuf.buffer.lease import Cursors
+from replaybuf.chunks.chunk_config import SyncChunkBuffer
 from replaybuf.sync import SyncCursors, SyncLease, SyncReplayBuffer
 
 FACES: dict[type, type] = {

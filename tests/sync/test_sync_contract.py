@@ -20,24 +20,22 @@ import pytest_asyncio
 from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.rules.policies import ReplayPolicy
-from replaybuf.storage.contract import GroupStorage
-from replaybuf.storage.memory.backend import MemoryStorage
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.sync import Items, SyncCursors, SyncLease, SyncLeasing, SyncReplayBuffer
-from replaybuf.testing.archiving import ArchiveLaws
-from replaybuf.testing.checkpointing import CheckpointLaws
-from replaybuf.testing.claiming import ClaimLaws, SettlingLaws
-from replaybuf.testing.expiring import ExpiryLaws
-from replaybuf.testing.filling import EvictionLaws
-from replaybuf.testing.harness import CODEC, NewStorage, Open, OpenBuffer, rules_of
-from replaybuf.testing.persistence import PersistenceLaws
-from replaybuf.testing.putting import PuttingLaws
-from replaybuf.testing.querying import ChangingLaws, QueryingLaws
-from replaybuf.testing.refreshing import RefreshingLaws
-from replaybuf.testing.replacing import ReplacingLaws
-from replaybuf.testing.reusing import ReuseLaws
-from replaybuf.testing.taking import CountingLaws, TakingLaws
-from replaybuf.testing.tallying import MetricsLaws
+from tests.contract.archiving import ArchiveLaws
+from tests.contract.checkpointing import CheckpointLaws
+from tests.contract.claiming import ClaimLaws, SettlingLaws
+from tests.contract.expiring import ExpiryLaws
+from tests.contract.filling import EvictionLaws
+from tests.contract.harness import CODEC, NewStorage, Open, OpenBuffer, rules_of
+from tests.contract.persistence import PersistenceLaws
+from tests.contract.putting import PuttingLaws
+from tests.contract.querying import ChangingLaws, QueryingLaws
+from tests.contract.refreshing import RefreshingLaws
+from tests.contract.replacing import ReplacingLaws
+from tests.contract.reusing import ReuseLaws
+from tests.contract.taking import CountingLaws, TakingLaws
+from tests.contract.tallying import MetricsLaws
 
 pytestmark = pytest.mark.long
 
@@ -127,7 +125,7 @@ class ThroughSync(
         async def open_one(
             policy: str | ReplayPolicy = "fifo",
             codec: Any = CODEC,
-            storage: GroupStorage | None = None,
+            storage: SQLStorage | None = None,
             *,
             put_timeout: float | None = PUT_TIMEOUT,
             **rules: Any,
@@ -140,8 +138,8 @@ class ThroughSync(
 
 class TestMemory(ThroughSync):
     @pytest.fixture
-    def new_storage(self) -> type[MemoryStorage]:
-        return MemoryStorage
+    def new_storage(self) -> NewStorage:
+        return lambda codec, rules: SQLStorage("memory://", codec, rules)
 
 
 class TestSqlite(ThroughSync):

@@ -7,7 +7,9 @@ from collections import Counter
 from typing import Any
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.rules.tallies import Tally
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.traces import summarise_steps
 
 TASK = "math"
 
@@ -47,6 +49,12 @@ def totals(config: ReplayBufferConfig) -> Counter[Tally]:
         return +found
 
     return asyncio.run(read())
+
+
+def settled(config: ReplayBufferConfig) -> dict[int, int]:
+    """The number of groups that were trained on at each train step, as `replaybuf trace` tells."""
+    reader = open_reader(config.url)
+    return {one.step: one.settled for one in reader.read(lambda tx: summarise_steps(tx, "default"))}
 
 
 def numbers(items: list[Any]) -> list[int]:

@@ -6,6 +6,7 @@ it has acknowledged into a file of its own, a line each.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -136,9 +137,11 @@ def same(url: str, folder: Path, source: int, count: int) -> None:
                 break
 
 
-def given(source: int, batches: DataLoader[Any]) -> AbstractContextManager[Iterable[Step] | None]:
+def given(
+    source: int, batches: DataLoader[Any], train_step: int | None = None
+) -> AbstractContextManager[Iterable[Step] | None]:
     """The source's steps; None on other ranks."""
-    return leased_steps(batches) if dist.get_rank() == source else nullcontext()
+    return leased_steps(batches, train_step=train_step) if dist.get_rank() == source else nullcontext()
 
 
 def say_why_no_step(url: str, source: int, timeout: float, **options: Any) -> None:
@@ -236,6 +239,18 @@ def differently(url: str, folder: Path) -> None:
             say(type(error).__name__, error)
 
 
+def counted(url: str, folder: Path, source: int) -> None:
+    """Two batches of both ranks, made by a worker, then one of each; all ranks say their train steps."""
+    with given(source, loader(url, size=4, workers=1, collate=halves), train_step=20) as steps:
+        for step in itertools.islice(split_steps(steps, source=source, timeout=WAIT), 2):
+            say(step.train_step)
+            step.acknowledge()
+    with leased_steps(loader(url, size=1), train_step=22) as own:
+        step = next(lockstep(own, timeout=WAIT))
+        say(step.train_step)
+        step.acknowledge(train_step=23)
+
+
 async def _lost(*_: object) -> None:
     raise ReplayBufError("the store says no")
 
@@ -244,7 +259,7 @@ ROLES = {
     role.__name__: role
     for role in (
         *(together, split, hoard, each_alone, same, starved, starved_together, uneven, with_workers, dead_source),
-        *(late_source, unsendable, odd_parts, differently),
+        *(late_source, unsendable, odd_parts, differently, counted),
     )
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -14,10 +15,13 @@ from torch.utils.data import DataLoader
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError, LeaseLostError, NotReadyError, QueryError
-from replaybuf.rules.tallies import Tally
+from replaybuf.rules.causes import Reason
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.sync import run
 from replaybuf.torch import GroupDataset, leased_steps
-from tests.torch.groups import TASK, group, numbers, put, totals
+from tests.presence.views import list_events
+from tests.torch.groups import TASK, group, numbers, put, settled, totals
 
 NONE: dict[str, Any] = {}
 FORKED = {"num_workers": 2, "in_order": False, "multiprocessing_context": "fork"}
@@ -44,6 +48,37 @@ def test_every_group_is_in_one_batch(shared_config: ReplayBufferConfig, options:
     assert sorted(itertools.chain(*seen)) == list(range(22))
     assert sorted(map(len, seen)) == [2, 4, 4, 4, 4, 4]
     assert totals(shared_config) == {Tally.PUT: 22, Tally.SAMPLED_NEW: 22, Tally.TAKEN: 22}
+
+
+@LOADERS
+def test_a_batch_is_of_the_step_that_trains_on_it(shared_config: ReplayBufferConfig, options: dict[str, Any]) -> None:
+    """However long before a worker has leased it."""
+    put(shared_config, 12)
+    dataset = GroupDataset(shared_config, {TASK: 3}, collate=numbers, timeout=0)
+    with leased_steps(loader(dataset, **options), train_step=100) as steps:
+        for number, step in enumerate(steps):
+            assert step.train_step == 100 + number
+            with step:
+                pass
+    assert settled(shared_config) == {100: 3, 101: 3, 102: 3, 103: 3}
+
+
+@QUICK
+def test_a_batch_is_of_the_step_that_the_trainer_names(config: ReplayBufferConfig, options: dict[str, Any]) -> None:
+    """To acknowledge, or of the step that was refreshed last by then; else the step's own, which may be set."""
+    put(config, 8)
+    dataset = GroupDataset(config, {TASK: 2}, collate=numbers, timeout=0)
+    with leased_steps(loader(dataset, **options)) as steps:
+        next(steps).acknowledge(train_step=7)
+        step = next(steps)
+        step.train_step = 8
+        step.acknowledge()
+        for last in (9, 10):
+            step = next(steps)
+            with config.build_sync() as trainer:
+                trainer.refresh_staleness(task_stale_thresholds={TASK: None}, current_train_step=last)
+            step.acknowledge()
+    assert settled(config) == {7: 2, 8: 2, 9: 2, 10: 2}
 
 
 @QUICK
@@ -81,10 +116,45 @@ def test_a_wait_ends_with_what_was_missing(config: ReplayBufferConfig, options: 
     dataset = GroupDataset(config, {TASK: 4}, timeout=0.3)
     with (
         leased_steps(loader(dataset, **options)) as steps,
-        pytest.raises(NotReadyError, match=r"the trainer waited for 0.3 s: Too little .*; task math: 3 of 4 completed"),
+        pytest.raises(NotReadyError, match=r"^the trainer waited for 0.3 s: Too little .*; task math: 3") as raised,
     ):
         next(steps)
+    assert raised.value.diagnosis.reason in Reason
+    assert raised.value.diagnosis.task_name == TASK
     assert totals(config)[Tally.SIZE] == 3
+
+
+@LOADERS
+def test_a_wait_that_ends_is_noted_as_others_are(shared_config: ReplayBufferConfig, options: dict[str, Any]) -> None:
+    """Though the trainer may die of it, and its workers with it."""
+    put(shared_config, 3)
+    config = shared_config.model_copy(update={"worker": "trainer-1"})
+    dataset = GroupDataset(config, {TASK: 4}, collate=numbers, timeout=1.5)
+    with leased_steps(loader(dataset, **options)) as steps, pytest.raises(NotReadyError):
+        next(steps)
+    events = open_reader(config.url).read(lambda tx: list_events(tx, "default", kind="gave_up"))
+    assert {(one.worker, one.task_name, one.groups) for one in events} == {("trainer-1", TASK, 4)}
+    assert all(
+        re.match(r"after \d+s of waiting for groups: Too little .* \(3 of 4\)", str(one.detail)) for one in events
+    )
+    assert not any(" ago" in str(one.detail) for one in events)  # whoever reads it does so later
+
+
+@QUICK
+def test_the_last_groups_are_trained_on_with_at_least_one(config: ReplayBufferConfig, options: dict[str, Any]) -> None:
+    put(config, 7)
+    dataset = GroupDataset(config, {TASK: 4}, collate=numbers, at_least=1, timeout=1)
+    seen: list[int] = []
+
+    def train() -> None:
+        with leased_steps(loader(dataset, **options)) as steps:
+            for step in steps:
+                seen.extend(step.batch)
+                step.acknowledge()
+
+    with pytest.raises(NotReadyError):
+        train()
+    assert sorted(seen) == list(range(7))
 
 
 def test_waiting_while_the_trainer_trains_does_not_count(config: ReplayBufferConfig) -> None:

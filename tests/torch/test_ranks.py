@@ -15,10 +15,10 @@ import pytest
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import InputError
-from replaybuf.rules.tallies import Tally
+from replaybuf.rules.transitions import Tally
 from replaybuf.torch import lockstep
 from tests.torch.conftest import ROOT, Ranks
-from tests.torch.groups import put, totals
+from tests.torch.groups import put, settled, totals
 
 
 def acknowledged(folder: Path) -> Counter[int]:
@@ -138,6 +138,13 @@ def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "shared_config" in metafunc.fixturenames:
         metafunc.parametrize("shared_url", ["sqlite", "postgresql"], indirect=True)
+
+
+def test_ranks_pass_the_train_step_on(shared_config: ReplayBufferConfig, ranks: Ranks) -> None:
+    """All know it, and the groups of each rank are acknowledged for it."""
+    put(shared_config, 10)
+    assert [rank.end()[0].split() for rank in ranks.start("counted", 0)] == [["20", "21", "22"]] * 2
+    assert settled(shared_config) == {20: 4, 21: 4, 23: 2}
 
 
 def test_an_error_of_the_source_reaches_all_ranks(ranks: Ranks) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from replaybuf import PromptLedger, ReplayBuffer, ReplayBufferConfig, Status
-from replaybuf.codec import marks
+from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, EncodeError
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -200,6 +200,6 @@ def test_what_an_object_holds_is_refused_with_its_place(ray: FakeRay) -> None:
 
 def test_ray_is_not_imported_for_reading() -> None:
     with pytest.raises(DecodeError, match=r"it holds a Ray ObjectRef, and Ray isn't running in this process"):
-        DICTS.decode(hostile_field({MARK[marks.OBJECT_REF]: 1}))
+        DICTS.decode(hostile_field({MARK[ext.OBJECT_REF]: 1}))
     values = Codec(RolloutType(dict), object_refs="value")
-    assert values.decode(hostile_field({MARK[marks.OBJECT_REF]: 1})) == [{"field": 1}]
+    assert values.decode(hostile_field({MARK[ext.OBJECT_REF]: 1})) == [{"field": 1}]

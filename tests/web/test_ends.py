@@ -14,7 +14,7 @@ import pytest
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import ConfigError, LockedError
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.web import reading
+from replaybuf.web import server
 from replaybuf.web.server import bind
 from tests.cli.conftest import run
 from tests.web.browser import serving
@@ -56,15 +56,15 @@ def test_a_read_that_takes_too_long_is_stopped(filled: str) -> None:
     endless = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000000) SELECT count(*) FROM n"
     )
-    readings = reading.Readings(open_reader(filled), seconds=0.2)
+    readings = server.Readings(open_reader(filled), seconds=0.2)
     started = time.monotonic()
     with pytest.raises(LockedError, match=r"took longer than 0\.2 s"):
-        asyncio.run(readings.read(lambda tx: tx.connection.exec_driver_sql(endless)))
+        asyncio.run(readings.read(lambda tx: tx.table(endless)))
     assert time.monotonic() - started < 10
 
 
 def test_few_reads_go_on_at_the_same_time(file: Path) -> None:
-    readings = reading.Readings(open_reader(str(file)))
+    readings = server.Readings(open_reader(str(file)))
     now, most, lock = 0, 0, threading.Lock()
 
     def work(tx: object) -> None:
@@ -77,18 +77,18 @@ def test_few_reads_go_on_at_the_same_time(file: Path) -> None:
             now -= 1
 
     async def many() -> None:
-        await asyncio.gather(*(readings.read(work) for _ in range(4 * reading.AT_ONCE)))
+        await asyncio.gather(*(readings.read(work) for _ in range(4 * server.AT_ONCE)))
 
     asyncio.run(many())
-    assert most <= reading.AT_ONCE
+    assert most <= server.AT_ONCE
 
 
 def test_a_read_whose_turn_doesnt_come_says_so(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "TURN_SECONDS", 0.05)
-    readings, release = reading.Readings(open_reader(str(file))), threading.Event()
+    monkeypatch.setattr(server, "TURN_SECONDS", 0.05)
+    readings, release = server.Readings(open_reader(str(file))), threading.Event()
 
     async def many() -> None:
-        busy = [asyncio.create_task(readings.read(lambda tx: release.wait(10))) for _ in range(reading.AT_ONCE)]
+        busy = [asyncio.create_task(readings.read(lambda tx: release.wait(10))) for _ in range(server.AT_ONCE)]
         await asyncio.sleep(0)
         try:
             await readings.read(lambda tx: None)
@@ -134,7 +134,7 @@ def test_the_extra_is_asked_for_where_it_is_missing(file: Path, monkeypatch: pyt
     for name in [name for name in sys.modules if name.startswith(("replaybuf.web", "uvicorn"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert "pip install 'replaybuf[web]'" in run("serve", file, code=1).stderr
+    assert "pip install starlette uvicorn jinja2" in run("serve", file, code=1).stderr
 
 
 def test_the_command_serves_says_where_and_ends_quietly(file: Path) -> None:

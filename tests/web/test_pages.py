@@ -6,6 +6,7 @@ import asyncio
 import html
 import json
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlencode
@@ -13,6 +14,10 @@ from urllib.parse import urlencode
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.storage.sql.inspection.reader import open_reader
+from tests.postgres import new_database
+from tests.stores import until
+from tests.test_circumstances import change
 from tests.web.conftest import Client, client_of
 from tests.web.example import FAILED_EVERY, GROUPS, HOSTILE_UID, LONG, LONG_UID, SCRIPT
 
@@ -55,6 +60,90 @@ def test_overview_plots_rates_and_distributions(page: Client) -> None:
     for title in ("Groups a minute", "Groups by status", "Groups by task", "Reward of draws", "Rewards", "Staleness"):
         assert f"<figcaption>{title}" in text
     assert '<polyline class="line s0"' in text
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a new database."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/run.db"
+    else:
+        with new_database(request.getfixturevalue("postgres_url")) as url:
+            yield url
+
+
+async def run_of(url: str, first: int, then: int) -> None:
+    """A run that puts some groups before a minute is noted, and more after it, and ends."""
+    async with ReplayBufferConfig(url=url, worker="gen-1").build() as buffer:
+        group = [RolloutState(message=[], response="4", reward=1.0, status=Status.COMPLETED)]
+        for number in range(first + then):
+            if number == first:
+                await until(lambda: noted(url), 30)
+            await buffer.put(group, "math")
+
+
+async def noted(url: str) -> bool:
+    return bool(await count(url, "SELECT count(*) FROM rb_history"))
+
+
+async def there(url: str) -> bool:
+    return bool(await count(url, "SELECT count(*) FROM rb_worker WHERE name = 'gen-2'"))
+
+
+async def count(url: str, statement: str) -> int:
+    reader = open_reader(url)
+    return await asyncio.to_thread(reader.read, lambda tx: tx.value(statement))
+
+
+def move_back(url: str, minutes: int) -> None:
+    """Let everything that is recorded have happened so long ago."""
+    for table, columns in (("rb_worker", ("seen_at", "ended_at")), ("rb_history", ("since",))):
+        changes = ", ".join(f"{column} = {column} - {60 * minutes}" for column in columns)
+        change(url, f"UPDATE {table} SET {changes}")
+
+
+def test_a_run_that_ended_has_no_rates_and_is_not_live(url: str) -> None:
+    asyncio.run(run_of(url, 3, 90))
+    move_back(url, 20)
+    text = read(client_of(url), "/")
+    assert re.search(r"<dt>put a minute</dt><dd>0(\.0)?</dd>", text)
+    assert "No process has a buffer open: run ended 20m ago." in text
+    button = re.compile(r'<button[^>]* data-idle="run ended 20m ago"[^>]*>run ended 20m ago</button>')
+    assert all(button.search(read(client_of(url), path)) for path in ("/", "/steps", "/workers", "/events"))
+
+
+def test_plots_end_with_what_there_is_now(url: str) -> None:
+    """Also where the last minute was noted before the last groups came: as many as the tile says."""
+    asyncio.run(run_of(url, 3, 69))
+    move_back(url, 20)
+    text = read(client_of(url), "/")
+    assert "<dt>groups to draw</dt><dd>72</dd>" in text
+    assert re.search(r'aria-label="Groups by status, from [^"]*; at the end: completed 72"', text)
+    assert re.search(r'aria-label="Groups a minute, from [^"]*; at the end: put 0, drawn 0"', text)
+    history = client_of(url).get("/api/overview.json").json()["history"]
+    assert [one["put"] for one in history] == [history[0]["put"], 72, 72]
+
+
+def test_a_run_that_goes_on_is_live_and_its_rates_are_those_of_the_last_minutes(url: str) -> None:
+    asyncio.run(run_of(url, 3, 1))
+    move_back(url, 4)
+
+    async def look_during() -> tuple[str, float]:
+        async with ReplayBufferConfig(url=url, worker="gen-2").build() as buffer:
+            await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], "math")
+            await until(lambda: there(url), 30)
+            page = client_of(url)
+            return await asyncio.to_thread(read, page, "/"), await asyncio.to_thread(rate, page)
+
+    text, put = asyncio.run(look_during())
+    assert 'data-idle=""' in text
+    assert ">live</button>" in text
+    assert "No process" not in text
+    assert 2 / 6 < put <= 5 / 4
+
+
+def rate(page: Client) -> float:
+    return float(page.get("/api/overview.json").json()["rates"]["put"])
 
 
 @pytest.mark.parametrize("order", ["uid", "-uid", "reward", "-reward", "staleness", "-created_at", "task_name"])

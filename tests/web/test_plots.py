@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf.web.plots import BARS, HEIGHT, POINTS, WIDTH, areas, bins, histogram, lines, whole_bins
+from replaybuf.units import bins
+from replaybuf.web.plots import BARS, HEIGHT, POINTS, WIDTH, areas, histogram, lines, whole_bins
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
@@ -52,7 +53,7 @@ def test_nothing_is_plotted_of_nothing() -> None:
 
 @given(st.lists(numbers, min_size=1, max_size=200))
 def test_bins_have_every_value_once(values: list[float]) -> None:
-    counts = bins(values)
+    counts = bins(values, BARS)
     assert sum(n for _, n in counts) == len(values)
     assert len(counts) <= BARS
 
@@ -65,4 +66,4 @@ def test_whole_bins_have_every_count_once(counts: dict[int, int]) -> None:
 
 
 def test_numbers_that_arent_finite_are_left_out_of_bins() -> None:
-    assert bins([1.0, float("nan"), float("inf"), 1.0]) == [("1", 2)]
+    assert bins([1.0, float("nan"), float("inf"), 1.0], BARS) == [("1", 2)]

@@ -89,6 +89,15 @@ async def test_rollouts_and_statuses_are_xtuners(buffer: Any) -> None:
     assert (group[0].status, group[0].response_model_steps, group[0].seq_staleness) == (COMPLETED, [3], 1)
 
 
+async def test_a_response_without_token_ids_stays_without_model_steps(xtuner: ModuleType, buffer: Any) -> None:
+    """As xtuner's does, also over a storage and with a policy of the user's own."""
+    texts = {"response": "4", "response_ids": None, "response_mask": None}
+    for one in (buffer, xtuner.ReplayBuffer(xtuner.FIFOReplayPolicy(), _in_a_dict(xtuner))):
+        await one.put([rollout(1, None, **texts)], "math", model_step=3, current_train_step=9, stale_threshold=2)
+        ((got,),) = await one.get(1, "math", COMPLETED)
+        assert (got.response, got.response_model_steps, got.seq_staleness) == ("4", None, 0)
+
+
 async def test_a_refresh_counts_all_that_are_expired_afterwards(buffer: Any) -> None:
     for number, step in ((1, 0), (2, 1), (3, 3)):
         await buffer.put([rollout(number, step)], "math")

@@ -1,384 +1,394 @@
-"""The SQL backend: one implementation for SQLite and PostgreSQL."""
+"""The operations on a buffer in a database: one implementation for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
-import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
-from replaybuf.checks import check_history
-from replaybuf.codec.payload import Codec
-from replaybuf.errors import ClosedError, StorageError
+from replaybuf.errors import ClosedError
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
-from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import Order
-from replaybuf.rules.tallies import LaneName, Tally
-from replaybuf.storage.contract import PresenceStorage, StorageBackend
-from replaybuf.storage.presence import GaveUp, Waiting
+from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.storage.presence import Waiting, WorkerEvent
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.copies.state_dict import load_state, read_state
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.engine.urls import is_memory, parse_url, public_url
 from replaybuf.storage.sql.inspection.circumstances import circumstances_of
-from replaybuf.storage.sql.statements import leases as leasing
-from replaybuf.storage.sql.statements import matching as selecting
-from replaybuf.storage.sql.statements import put, refresh
+from replaybuf.storage.sql.statements import cursors, leases, matching, put
+from replaybuf.storage.sql.statements.buffer_facts import Tallied, histogram_of, read_contents, read_tallies
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_checkpoints
-from replaybuf.storage.sql.statements.counts import read_fenced_tallies, read_tallies
-from replaybuf.storage.sql.statements.cursors import move_cursor, put_behind, read_cursor
-from replaybuf.storage.sql.statements.encoded import EncodedGroup, encode_group
-from replaybuf.storage.sql.statements.leaving import told
+from replaybuf.storage.sql.statements.counts import read_fenced_tallies
+from replaybuf.storage.sql.statements.eviction import told
+from replaybuf.storage.sql.statements.fence import check_fence
+from replaybuf.storage.sql.statements.new_rows import encode_groups
+from replaybuf.storage.sql.statements.put import Stored
+from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
-from replaybuf.storage.sql.store import Options, Store
-from replaybuf.storage.sql.tasks.claims import Claiming
-from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Drawing
+from replaybuf.storage.sql.store import Store
+from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing, Taken
 from replaybuf.storage.sql.tasks.making import Making
+from replaybuf.storage.sql.tasks.together import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
-from replaybuf.worker_name import worker_name
-
-S = TypeVar("S")
-T = TypeVar("T")
-
-#: The number of draws of a buffer that are kept for people by default.
-HISTORY = 10_000
 
 FIND_CHUNK_BYTES = 8 * 1024 * 1024
 FIND_CHUNK_GROUPS = 256
-_inherited: list[Store | None] = []
 
 
-class SQLStorage(StorageBackend, PresenceStorage):
-    """Groups in a SQLite file or a PostgreSQL database, shared by all processes that open the same URL.
+class SQLStorage(Store):
+    """The groups of a buffer in a SQLite file, a SQLite database in memory, or a PostgreSQL database.
 
-    A database holds any number of independent buffers, each with its `name`.
-
-    `durability="full"` makes SQLite wait for the disk at every commit, so that not even a power cut loses one; "normal"
-    survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds;
-    `reconnect_timeout` the time for which an operation goes on after losing its connection to PostgreSQL. A SQLite file
-    on a network file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`. Of the
-    last `history` draws of the buffer it is kept who drew what, in the view `batches` (None: of all). `worker` is the
-    name of who restores, deletes, ... in the view `events`.
+    It doesn't know how a group gets its status or how long callers wait: that is for `ReplayBuffer`. Queries arrive
+    parsed (`replaybuf.query`), orders as terms (`replaybuf.rules.policies`). Every coroutine is safe to cancel: it has
+    either its whole effect or none. All calls with a lease raise LeaseLostError for one of another database.
     """
 
-    def __init__(
-        self,
-        url: str,
-        codec: Codec,
-        rules: Rules | None = None,
-        *,
-        name: str = "default",
-        durability: str = "normal",
-        lock_timeout: float = 30.0,
-        reconnect_timeout: float = 60.0,
-        read_only: bool = False,
-        allow_network_filesystem: bool = False,
-        history: int | None = HISTORY,
-        worker: str | None = None,
-    ) -> None:
-        self.url = parse_url(url)
-        self.durable = not is_memory(self.url)
-        self.codec = codec
-        self.rules = rules or Rules()
-        self.name = name
-        self.scope = Scope(name, self.rules)
-        self._options = Options(
-            url=self.url,
-            codec=codec,
-            durability=durability,
-            lock_timeout=lock_timeout,
-            reconnect_timeout=reconnect_timeout,
-            read_only=read_only,
-            allow_network_filesystem=allow_network_filesystem,
-            history=check_history(history),
-        )
-        self._worker = worker
-        self._closed = False
-        self._opening = threading.Lock()
-        self._open: Store | None = None
-
-    def __repr__(self) -> str:
-        name = "" if self.scope.buffer == "default" else f", name={self.scope.buffer!r}"
-        return f"{type(self).__name__}({public_url(self.url)!r}{name})"
-
-    @property
-    def identity(self) -> str | None:
-        """The number of the database; None until it was opened."""
-        return None if self._open is None else self._open.scope.database
-
-    # Opening and closing
-
-    async def open(self) -> None:
-        store = self._state()
-        if not store.ready:
-            await store.thread.run(store.prepare)
-
-    async def close(self) -> None:
-        with self._opening:
-            store, self._closed = self._open, True
-        if store is not None and store.thread.pid == os.getpid():
-            # In a thread, and shielded: a cancelled close still commits waiting puts.
-            try:
-                closing = asyncio.get_running_loop().run_in_executor(None, store.close)
-            except RuntimeError:  # the interpreter is shutting down: no new thread can be started
-                store.close()
-            else:
-                await asyncio.shield(closing)
-
-    def _state(self) -> Store:
-        with self._opening:
-            if self._closed:
-                raise ClosedError
-            if self._open is None or self._open.thread.pid != os.getpid():
-                # Threads and connections don't survive a fork: the child opens its own. It keeps references to the
-                # parent's: releasing them would disturb what it shares with the parent.
-                if self._open is not None:
-                    _inherited.append(self._open)
-                    if not self.durable:
-                        raise StorageError(
-                            "this buffer is in the memory of the process that was forked; use a file or a server"
-                        )
-                self._open = Store(self._options, replace(self.scope, worker=worker_name(self._worker)))
-                weakref.finalize(self, self._open.abandon).atexit = False
-            return self._open
-
-    async def _read(self, function: Callable[[Transaction], T], *, brief: bool = False, single: bool = False) -> T:
-        store = await self._ready()
-        return await store.thread.run(lambda: store.read(function, brief=brief, single=single))
-
-    async def _write(self, function: Callable[[Transaction], T], *, alone: bool = False, brief: bool = False) -> T:
-        store = await self._ready()
-        return await store.thread.run(lambda: store.write(function, alone=alone, brief=brief))
-
-    async def _ready(self) -> Store:
-        store = self._state()
-        if not store.ready:
-            await store.thread.run(store.prepare)
-        return store
+    def __len__(self) -> int:
+        """Return the number of groups, without leased and archived ones; callable inside and outside an event loop."""
+        tallies = self._blocking(lambda tx: read_tallies(tx, self.name))
+        return sum(n for (_, status, name), n in tallies.items() if name == Tally.SIZE and status != Status.ARCHIVED)
 
     # Putting and taking
 
     async def put(self, group: NewGroup) -> int:
-        store = self._open
-        if store is None or not store.ready or self._closed or store.thread.pid != os.getpid():
-            store = await self._ready()
-        return await store.commits.put(group)
+        """Store a group and return its uid. When it returns, the group is committed.
+
+        Groups beyond the capacity are evicted in the same transaction, in the remover's order, even the new group when
+        it comes first. The tags are copied, and `{}` is stored as None. With `group.dropped` all groups that leave are
+        added to it as they were, as soon as that is certain: those replaced, and those evicted; one that can't be
+        decoded has an `error`, and no rollouts.
+
+        Raises EncodeError for values that can't be stored, FullError when the limits leave no room, ConflictError when
+        a group to be replaced isn't there, and LeaseLostError when its lease no longer holds it; then nothing is
+        stored.
+        """
+        await self.open()
+        return await self.commits.put(group)
+
+    async def put_together(self, groups: Sequence[tuple[SQLStorage, NewGroup]]) -> list[int]:
+        """Store groups in their buffers, all or none; return their uids.
+
+        Each group is stored as by `put`, and may raise the same errors; the FullError has the `place` of its group.
+        When it returns, all of them are committed.
+        """
+        for storage, _ in groups:
+            await storage.open()
+        outcomes = await put_together(
+            [BufferPut(one.database, one.transactions, one.presence, one.codec, new) for one, new in groups]
+        )
+        for (storage, new), outcome in zip(groups, outcomes, strict=True):
+            if isinstance(outcome, Stored):
+                await storage._tell(new.dropped, outcome.leaving)
+        return [one.uid if isinstance(one, Stored) else one for one in outcomes]
+
+    @property
+    def database(self) -> str:
+        """What is the same of all buffers of one database; those in memory have each their own."""
+        if not self.durable:
+            return str(id(self))
+        if self.url.get_backend_name() == "sqlite":
+            return os.path.realpath(str(self.url.database))
+        return self.url.render_as_string(hide_password=False)
 
     async def drop(self, group: NewGroup) -> None:
-        rows = await self._write(lambda tx: put.drop(tx, group))
-        await self._tell(group.dropped, rows)
+        """Record a group that isn't stored, and remove the groups that its put would replace.
 
-    async def refuse(self, group: NewGroup) -> None:
-        await self._write(lambda tx: put.refuse(tx, group))
+        It expired before it could be stored, and counts as put and as dropped; or it is FILTERED or FAILED, and counts
+        as put and as pruned. In one transaction. With `group.dropped`, the removed ones are added to it, as by `put`.
+        Raises ConflictError and LeaseLostError like `put`; then nothing is removed or counted.
+        """
 
-    async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
-        store = await self._ready()
-        drawing = Drawing(store, self.codec, draw)
-        taken = await store.thread.run(drawing.run, undo=drawing.undo)
-        return None if taken is None else taken.items
+        async def work() -> list[GroupRow]:
+            rows = await self.transactions.write(lambda tx: put.drop(tx, group))
+            self.presence.count_put(group)
+            return rows
 
-    async def lease(self, draw: Draw, seconds: float) -> Leased | None:
-        store = await self._ready()
-        drawing = Drawing(store, self.codec, draw, seconds)
-        taken = await store.thread.run(drawing.run, undo=drawing.undo)
-        return None if taken is None else taken.lease()
-
-    async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
-        await self._write(lambda tx: leasing.acknowledge(tx, lease, uids), brief=len(uids) <= BRIEF_GROUPS)
-
-    async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
-        store, why, brief = await self._ready(), reason if counts else None, len(uids) <= BRIEF_GROUPS
-
-        async def work() -> int:
-            given_back = await store.write(lambda tx: leasing.give_back(tx, lease, uids, why), brief=brief)
-            for holder, number in given_back.items() if counts else ():
-                store.presence.of(holder).failures += number
-            return given_back.total()
-
-        return await store.thread.run(work)
-
-    async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
-        brief = len(uids) <= BRIEF_GROUPS
-        return await self._write(lambda tx: leasing.extend(tx, lease, uids, seconds), brief=brief)
-
-    # Reading
-
-    async def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
-        found = await self._read(lambda tx: selecting.find_uids(tx, query, order, limit))
-        for uids in _chunks(found):
-            for item in await self._read_items(uids, query):
-                yield item
-
-    async def _read_items(self, uids: list[int], query: Node) -> list[StorageItem]:
-        store = await self._ready()
-
-        async def work() -> list[StorageItem]:
-            rows = await store.read(lambda tx: selecting.read_groups(tx, uids, query))
-            return await store.compute(self._decode_leniently, rows)
-
-        return await store.thread.run(work)
-
-    def _decode_leniently(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
-        return decode_leniently(rows, self.codec)
+        await self._tell(group.dropped, await self._run(work))
 
     async def _tell(self, dropped: list[StorageItem] | None, rows: Sequence[GroupRow]) -> None:
         """Add groups that have left to the caller's list, if there is one."""
         if dropped is not None and rows:
-            store = await self._ready()
-            dropped += await store.thread.run(lambda: store.compute(lambda left: told(left, self.codec), rows))
+            decode = partial(told, codec=self.codec)
+            dropped += await self._run(lambda: self.transactions.compute(decode, rows))
+
+    async def refuse(self, group: NewGroup) -> None:
+        """Count a group for which there was no room as refused."""
+        await self._write(put.refuse, group)
+
+    async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
+        """Draw groups in the sampler's order, in one transaction; by the rules, they leave, stay, or are archived.
+
+        The train step of the draw is kept with groups that stay or are archived, as their `trained_step`. No two takers
+        get the same draw of a group. No more are drawn than the limits allow. Unless every task has
+        as many as `draw.at_least` says, None is returned and nothing drawn. A group whose payload can't be decoded is
+        set aside (status FAILED, with the reason in `error`) and the next one is drawn in its place. When the call is
+        cancelled, the store is as if nothing had been drawn.
+        """
+        taken = await self._draw(draw)
+        return None if taken is None else taken.items
+
+    async def lease(self, draw: Draw, seconds: float) -> Leased | None:
+        """Draw like `take`, but only hide the groups until the lease is acknowledged, given back, or expires.
+
+        The lease has the train step of the draw. When it expires, its groups are back, and the delivery counts. A group
+        that was delivered `max_deliveries` times is set aside as FAILED instead.
+        """
+        taken = await self._draw(draw, seconds)
+        return None if taken is None else taken.lease()
+
+    async def _draw(self, draw: Draw, seconds: float | None = None) -> Taken | None:
+        await self.open()
+        drawing = Drawing(self.draws, draw, seconds)
+        return await self.thread.run(drawing.run, undo=drawing.undo)
+
+    async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
+        """Consume groups of a lease: by the rules, they leave, stay, or are archived; `trained_step` is the lease's.
+
+        All of them or none. Groups that were acknowledged under this token before, or replaced, are passed over. Raises
+        LeaseLostError when the lease has ended and doesn't hold one of the others, and before its end when one of them
+        is there, or with another lease, without having been acknowledged (`count_passed_on`).
+        """
+        await self._write(leases.acknowledge, lease, uids, brief=len(uids) <= BRIEF_GROUPS)
+
+    async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
+        """Give back those of these groups that the lease still holds; return their number.
+
+        `counts` says whether the delivery counts towards `max_deliveries`, as one that failed for this reason.
+        """
+        why, brief = reason if counts else None, len(uids) <= BRIEF_GROUPS
+
+        async def work() -> int:
+            write = partial(leases.give_back, lease=lease, uids=uids, reason=why)
+            given_back = await self.transactions.write(write, brief=brief)
+            for holder, number in given_back.items() if counts else ():
+                self.presence.of(holder).failures += number
+            return given_back.total()
+
+        return await self._run(work)
+
+    async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
+        """Extend the lease of these groups to `seconds` from now; return the time when it ends.
+
+        Before the lease's end those are passed over that it doesn't hold: other holders of its token may have settled
+        them. Afterwards raises LeaseLostError for them.
+        """
+        return await self._write(leases.extend, lease, uids, seconds, brief=len(uids) <= BRIEF_GROUPS)
+
+    # Reading
+
+    async def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
+        """Yield the groups that match, without consuming them. Holds no lock or transaction between items."""
+        found = await self._read(matching.find_uids, query, order, limit)
+        for uids in _chunks(found):
+            for item in await self._run(partial(self._read_groups, uids, query)):
+                yield item
+
+    async def _read_groups(self, uids: list[int], query: Node) -> list[StorageItem]:
+        """Return the groups that still match; those that can't be decoded have an `error` (database's thread)."""
+        rows = await self.transactions.read(lambda tx: matching.read_groups(tx, uids, query))
+        return await self.transactions.compute(partial(decode_leniently, codec=self.codec), rows)
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
-        return await self._read(lambda tx: selecting.count_groups(tx, query, at_most))
+        """Return the number of groups that match; counting stops at `at_most`."""
+        return await self._read(matching.count_groups, query, at_most)
 
-    async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
-        return await self._read(read_tallies, brief=True, single=True)
+    async def tallies(self) -> Tallied:
+        """Return the tallies by task and status; those that never counted anything are left out, or 0."""
+        return await self._read(read_tallies, self.name, brief=True, single=True)
 
-    async def histogram(self, field: str) -> dict[LaneName, dict[int, int]]:
-        return await self._read(lambda tx: selecting.read_histogram(tx, field))
-
-    def __len__(self) -> int:
-        tallies = self._blocking(read_tallies)
-        return sum(n for (_, status, name), n in tallies.items() if name == Tally.SIZE and status != Status.ARCHIVED)
+    async def histograms(self, fields: Iterable[str]) -> dict[str, dict[LaneName, dict[int, int]]]:
+        """Return the number of groups by `staleness` or `times_sampled`, for each task and status. Reads all groups."""
+        contents = await self._read(read_contents, self.name)
+        return {field: histogram_of(contents, field) for field in fields}
 
     # Changing
 
     async def delete(self, query: Node) -> int:
-        return await self._write(lambda tx: selecting.delete_groups(tx, query))
+        """Remove the groups that match; return the number removed."""
+        return await self._write(matching.delete_groups, query)
 
     async def update(self, query: Node, changes: Changes) -> int:
-        return await self._write(lambda tx: selecting.update_groups(tx, query, changes))
+        """Change the metadata of the groups that match; return their number. Staleness, uid and order don't change."""
+        return await self._write(matching.update_groups, query, changes)
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
-        return await self._write(lambda tx: selecting.update_priorities(tx, priorities))
+        """Set the priorities of groups by uid, leased ones included; return the number of groups found."""
+        return await self._write(matching.update_priorities, priorities)
 
-    async def refresh(self, refresh_: Refresh) -> dict[str, int]:
-        counts, rows = await self._write(lambda tx: refresh.refresh_staleness(tx, refresh_), alone=True)
-        await self._tell(refresh_.dropped, rows)
+    async def refresh(self, refresh: Refresh) -> dict[str, int]:
+        """Set the staleness of all groups of the tasks and statuses for the train step, and apply the expiry rules.
+
+        Returns the number of expired groups by task. Groups that aren't retryable are removed and counted as dropped,
+        also when they were EXPIRED before; with `refresh.dropped` they are added to it, as by `put`. One transaction.
+        """
+        counts, rows = await self._write(refresh_staleness, refresh, alone=True)
+        await self._tell(refresh.dropped, rows)
         return counts
 
-    # Checkpoints and prompts
+    # Checkpoints
 
     async def check_fence(self) -> None:
-        store = await self._ready()
-        await store.thread.run(store.check_fence)
+        """Raise FencedError when another process has restored the buffer since it was opened here."""
+        await self._run(lambda: self.transactions.read_fenced(check_fence))
 
-    async def fenced_tallies(self) -> dict[tuple[str, Status, Tally], int]:
-        store = await self._ready()
-        return await store.thread.run(lambda: store.read_fenced(read_fenced_tallies))
+    async def fenced_tallies(self) -> Tallied:
+        """Return the tallies, in one statement. Raises FencedError as `check_fence` does."""
+        return await self._run(lambda: self.transactions.read_fenced(read_fenced_tallies))
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
-        store = await self._ready()
-        making = Making(store, step, keep)
+        """Make a checkpoint of the buffer at this train step, replacing an older one of the same step.
+
+        All but the last `keep` checkpoints are dropped (with None, none is). Payloads aren't copied.
+        """
+        await self.open()
+        if self.engine.dialect.locks_rows:
+            return await self._run(lambda: self.transactions.checkpoint(step, keep))
+        making = Making(self.transactions, step, keep)
         try:
-            return await store.thread.run(lambda: store.checkpoint(making))
+            return await self._run(making.run)
         finally:
             making.stop()  # when it was cancelled: later operations wait for its end
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
-        store = await self._ready()
-        return await store.thread.run(lambda: store.restore(step, keep_new=keep_new))
+        """Restore the buffer to its checkpoint of this step. Raises CheckpointError when there is none.
+
+        Groups leased now or then are as if they had been given back. With `keep_new`, groups that were put since stay
+        with their present staleness, as if they had never been drawn, unless they have left the store altogether;
+        groups that they replaced are not restored; archived ones that were drawn are completed again; and cursors stay
+        where they are. All others that opened the buffer before are fenced off: FencedError.
+        """
+        return await self._run(lambda: self.transactions.restore(step, keep_new=keep_new))
 
     async def checkpoints(self) -> list[Checkpoint]:
+        """Return the checkpoints in the order in which they were made."""
         return await self._read(read_checkpoints)
 
     async def drop_checkpoint(self, step: int) -> None:
-        await self._write(lambda tx: drop_checkpoint(tx, step))
+        """Drop a checkpoint. Raises CheckpointError when there is none of this step."""
+        await self._write(drop_checkpoint, step)
+
+    # Cursors: small versioned values stored with the groups, such as places in datasets
 
     async def cursor(self, name: str) -> Cursor:
-        return await self._read(lambda tx: read_cursor(tx, name), brief=True)
+        """Return the present cursor of this name."""
+        return await self._read(cursors.read_cursor, name, brief=True)
 
     async def move_cursor(self, cursor: Cursor) -> bool:
-        return await self._write(lambda tx: move_cursor(tx, cursor), brief=True)
+        """Write a cursor if its version and epoch are unchanged in the database; return whether it was written.
+
+        Otherwise somebody else has moved it since it was read, or has restored the buffer.
+        """
+        return await self._write(cursors.move_cursor, cursor, brief=True)
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
-        store = await self._ready()
-        claiming = Claiming(store, self.codec, groups, cursor, seconds)
-        taken = await store.thread.run(claiming.run, undo=claiming.undo)
+        """Move a cursor like `move_cursor`, and put groups that are leased from the beginning, in one transaction.
+
+        Returns None, and does nothing, when the cursor can't be moved.
+        """
+        await self.open()
+        claiming = Claiming(self.transactions, self.codec, self.presence, groups, cursor, seconds)
+        taken = await self.thread.run(claiming.run, undo=claiming.undo)
         return None if taken is None else taken.lease()
 
     async def put_behind(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
-        store = await self._ready()
+        """Move a cursor like `move_cursor`, and put groups like `put`, all in one transaction. For imports.
+
+        Returns False, and does nothing, when the cursor can't be moved. Raises what `put` raises, of the first group
+        that can't be stored; then nothing is stored or moved.
+        """
+        await self.open()
+        transactions, presence = self.transactions, self.presence
 
         async def work() -> bool:
-            encoded = await store.compute(self._encode_all, groups)
-            is_put = await store.write(lambda tx: put_behind(tx, encoded, cursor))
+            encoded = await transactions.compute(partial(encode_groups, self.codec), groups)
+            is_put = await transactions.write(lambda tx: cursors.put_behind(tx, encoded, cursor))
             if is_put:
-                store.presence.count_puts(encoded)
+                presence.count_puts(encoded)
             return is_put
 
-        return await store.thread.run(work)
-
-    def _encode_all(self, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
-        return [encode_group(self.codec, one) for one in groups]
+        return await self.thread.run(work)
 
     # Waiting
 
     def version(self) -> int:
-        return self._state().watch.version()
+        """Return a number that changes with every change that was noticed here."""
+        self.begin()
+        return self.watch.version()
 
     async def changed(self, timeout: float, since: int) -> None:
-        store = await self._ready()
-        await store.watch.wait(timeout, since)
+        """Return soon after groups were committed by anyone, or after `timeout` seconds at the latest.
 
-    # Presence
+        Returns at once when that happened after `version()` was `since`: callers ask for the version, look for groups,
+        and wait when there are none, so that a commit between looking and waiting isn't missed. It may also return
+        early without a change: callers look and wait again.
+        """
+        await self.open()
+        await self.watch.wait(timeout, since)
 
     def announce(self, waiting: Waiting) -> None:
-        store = self._open
-        if store is not None and store.thread.pid == os.getpid():
-            store.presence.announce(waiting)
+        """Show other processes that a call waits, until it is withdrawn, with the `reason` that it has at each moment.
+
+        Neither this nor `withdraw` and `report` waits, or raises an error of the database. Any thread may call them.
+        """
+        if self.has_begun:
+            self.presence.announce(waiting)
 
     def withdraw(self, waiting: Waiting) -> None:
-        store = self._open
-        if store is not None:
-            store.presence.withdraw(waiting)
+        """Note that a call no longer waits."""
+        if self.has_begun:
+            self.presence.withdraw(waiting)
 
-    def give_up(self, gave_up: GaveUp) -> None:
-        store = self._open
-        if store is not None and store.thread.pid == os.getpid():
-            store.presence.give_up(gave_up)
+    def report(self, event: WorkerEvent) -> None:
+        """Note an event soon, for the view `events`."""
+        if self.has_begun:
+            self.presence.report(event)
+
+    async def flush(self) -> None:
+        """Write reports, and who waits, now: the process may be about to end. Raises no error of the database."""
+        if self.has_begun and not self._read_only:
+            with suppress(ClosedError):
+                await self.thread.run(self.presence.flush)
 
     async def circumstances(self, wait: Wait) -> Circumstances:
-        return await self._read(lambda tx: circumstances_of(tx, wait))
+        """Return what is known of the buffer, for whoever wants to know why this wait isn't over."""
+        return await self._read(circumstances_of, wait)
 
-    # Snapshots
+    # Copies of the whole buffer
 
     def state_dict(self) -> dict[str, Any]:
-        return self._blocking(lambda tx: read_state(tx, self.codec))
+        """Return the whole buffer as a dict of plain values and bytes, for any database. Blocks the caller."""
+        return self._blocking(partial(read_state, codec=self.codec))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._blocking(lambda tx: load_state(tx, self.codec, state), write=True)
+        """Load the result of `state_dict` into this buffer, which must be empty. Blocks the caller.
+
+        Raises NotEmptyError when it isn't, SnapshotMismatchError for a dict of another version.
+        """
+        self._blocking(partial(load_state, codec=self.codec, state=state), write=True)
 
     async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
-        store = await self._ready()
-        await store.thread.run(lambda: copy_to(store.engine, store.scope, path, about, progress))
+        """Write a consistent snapshot to the SQLite file `path`, replacing it, while others go on writing.
+
+        `about` is kept in the snapshot; `resume` compares it. `progress` is called from time to time, in any thread.
+        """
+        await self._run(lambda: copy_to(self.engine, self.transactions.scope, path, about, progress))
 
     async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
-        store = await self._ready()
+        """Load the snapshot at `path` into this buffer, wholly or not at all.
+
+        Raises NotEmptyError when the buffer isn't empty, SnapshotMismatchError when the snapshot's `about` differs from
+        `expected`, and SnapshotError when it isn't whole. `progress` is called from time to time, in any thread.
+        """
 
         async def work() -> None:
-            await copy_from(store.engine, store.scope, path, expected, progress)
-            store.watch.committed()
+            await copy_from(self.engine, self.transactions.scope, path, expected, progress)
+            self.watch.committed()
 
-        await store.thread.run(work)
-
-    def _blocking(self, function: Callable[[Transaction], T], *, write: bool = False) -> T:
-        store = self._state()
-
-        async def work() -> T:
-            await store.prepare()
-            if not write:
-                return await store.read(function)
-            result = await store.engine.write(function, store.scope)
-            store.watch.committed()
-            return result
-
-        return store.thread.run_blocking(work, self._options.lock_timeout + 600)
+        await self._run(work)
 
 
 def _chunks(found: Sequence[tuple[int, int]]) -> list[list[int]]:

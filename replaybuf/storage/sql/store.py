@@ -1,4 +1,4 @@
-"""An open store: the thread, the engine, and the tasks that run alongside the operations."""
+"""A buffer in a database: how it is opened, forked and closed, and how operations reach the database's thread."""
 
 from __future__ import annotations
 
@@ -6,222 +6,285 @@ import asyncio
 import contextlib
 import os
 import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import weakref
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy.engine import URL
+from typing_extensions import TypeVarTuple, Unpack
 
+from replaybuf.checks import check_history
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ClosedError, FencedError
-from replaybuf.storage.sql.engine.filesystem import refuse_network_filesystem
-from replaybuf.storage.sql.engine.locks import Lock
-from replaybuf.storage.sql.engine.opening import open_engine
+from replaybuf.errors import ClosedError, ForkedError
+from replaybuf.rules.limits import Rules
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.opening import open_database
+from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.engine.urls import is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
-from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, make_checkpoint
 from replaybuf.storage.sql.statements.fence import check_fence, joined
-from replaybuf.storage.sql.statements.lanes import KnownLanes
-from replaybuf.storage.sql.statements.race_keys import RaceNotRunError, begin_races
-from replaybuf.storage.sql.statements.restore import restore
+from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
-from replaybuf.storage.sql.tasks.making import Making
-from replaybuf.storage.sql.tasks.port import LastDraw
 from replaybuf.storage.sql.tasks.presence import Presence
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
+from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.sql.tasks.watch import Watch
-from replaybuf.storage.values import Checkpoint
+from replaybuf.storage.values import HISTORY
+from replaybuf.worker_name import worker_name
 
-S = TypeVar("S")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a database is opened; `SQLStorage` explains the options."""
-
-    url: URL
-    codec: Codec
-    durability: str
-    lock_timeout: float
-    reconnect_timeout: float
-    read_only: bool
-    allow_network_filesystem: bool
-    history: int | None
+_CLOSE_SECONDS = 60
+_BLOCKING_SECONDS = 600
+# What processes before this one had open at their fork: releasing it would disturb what they share with this one.
+_inherited: list[dict[str, Any]] = []
 
 
 class Store:
-    """The parts of an open store: the thread, the engine, and the tasks that run alongside the operations."""
+    """The life of a buffer in a database, shared by all processes that open the same URL.
 
-    def __init__(self, options: Options, scope: Scope) -> None:
-        self._options = options
-        self.scope = scope
-        self.ready = False
-        self.closed = False
-        self._closing = threading.Lock()
-        self._preparing: asyncio.Lock | None = None
-        self._restoring = asyncio.Lock()
-        self.engine = open_engine(
-            options.url,
-            durability=options.durability,
-            lock_timeout=options.lock_timeout,
-            reconnect_timeout=options.reconnect_timeout,
-            read_only=options.read_only,
+    A database holds any number of independent buffers, each with its `name`. It is connected to at first use. `durable`
+    says whether groups outlive the process, `codec` reads and writes the payloads, `rules` say what is drawn and
+    evicted, and how much the buffer holds.
+
+    `durability="full"` makes SQLite wait for the disk at every commit, so that not even a power cut loses one; "normal"
+    survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds;
+    `reconnect_timeout` the time for which an operation goes on after losing its connection to PostgreSQL. A SQLite file
+    on a network file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`. Of the
+    last `history` draws of the buffer it is kept who drew what, in the view `batches` (None: of all). `worker` is the
+    name of who restores, deletes, ... in the view `events`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        codec: Codec,
+        rules: Rules | None = None,
+        *,
+        name: str = "default",
+        durability: str = "normal",
+        lock_timeout: float = 30.0,
+        reconnect_timeout: float = 60.0,
+        read_only: bool = False,
+        allow_network_filesystem: bool = False,
+        history: int | None = HISTORY,
+        worker: str | None = None,
+    ) -> None:
+        self.url = parse_url(url)
+        self.durable = not is_memory(self.url)
+        self.codec = codec
+        self.rules = rules or Rules()
+        self.name = name
+        self._durability = durability
+        self._lock_timeout = lock_timeout
+        self._reconnect_timeout = reconnect_timeout
+        self._read_only = read_only
+        self._on_any_filesystem = allow_network_filesystem or read_only
+        self._history = check_history(history)
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._pid: int | None = None  # of the process that the thread and the tasks belong to
+        self._ready = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        name = "" if self.name == "default" else f", name={self.name!r}"
+        return f"{type(self).__name__}({public_url(self.url)!r}{name})"
+
+    @property
+    def identity(self) -> str | None:
+        """The number of the database, by which leases tell it from any other; None until it was opened."""
+        return None if self._pid is None else self.transactions.scope.database
+
+    # Opening
+
+    async def open(self) -> None:
+        """Connect, and create what is missing; other operations begin with this, too. Raises ClosedError."""
+        if self._ready and self._pid == os.getpid() and not self._closed:
+            return
+        self.begin()
+        if not self._ready:
+            await self.thread.run(self._prepare)
+
+    def begin(self) -> None:
+        """Begin the thread and the tasks, unless they have begun in this process. Raises ClosedError."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError
+            if self._pid == os.getpid():
+                return
+            if self._pid is not None:  # threads and connections don't survive a fork: the child opens its own
+                _inherited.append(dict(self.__dict__))
+                if not self.durable:
+                    raise ForkedError
+            self._begin()
+
+    def _begin(self) -> None:
+        scope = Scope(self.name, self.rules, worker=worker_name(self._worker))
+        self.engine = open_database(
+            self.url,
+            durability=self._durability,
+            lock_timeout=self._lock_timeout,
+            reconnect_timeout=self._reconnect_timeout,
+            read_only=self._read_only,
+            ours_only=True,
+            guard=check_fence,
         )
-        self.executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.engine)
-        self.history = options.history
-        self.presence = Presence(self.engine, self.scope)
-        self.sweeper = Sweeper(self.engine, self.scope, self.watch.committed, options.history, self.presence)
-        self.commits = GroupCommit(self, options.codec)
-        self.lanes: KnownLanes = {}
-        self.last_draw = LastDraw()
+        self.presence = Presence(self.engine, scope)
+        self.sweeper = Sweeper(self.engine, scope, self.watch.committed, self._history, self.presence)
+        self.transactions = Transactions(self.engine, self.thread, self.watch, scope)
+        self.draws = Draws(self.transactions, self.codec, self.presence, self._history)
+        self.commits = GroupCommit(self.transactions, self.codec, self.presence, self.draws.lanes)
+        self._preparing = asyncio.Lock()
+        self._pid, self._ready = os.getpid(), False
+        presence = None if self._read_only else self.presence
+        # A buffer that is dropped is closed. So neither this nor the tasks may refer to it, nor a function that runs in
+        # a transaction: the driver's thread keeps the last one.
+        end = _End(self.thread, self.engine, self.transactions, self.commits, self.sweeper, self.watch, presence)
+        self._end = end
+        weakref.finalize(self, end.abandon).atexit = False
 
-    async def prepare(self) -> None:
+    @property
+    def has_begun(self) -> bool:
+        """Whether the thread and the tasks run in this process."""
+        return self._pid == os.getpid()
+
+    async def _prepare(self) -> None:
         """Check the schema, or create it in a new database (database's thread)."""
-        if self._preparing is None:
-            self._preparing = asyncio.Lock()
         async with self._preparing:
-            if self.ready:
+            if self._ready:
                 return
-            where, options = self.engine.where, self._options
-            if self.engine.path is not None and not (options.read_only or options.allow_network_filesystem):
-                refuse_network_filesystem(self.engine.path)
-            if not await self.engine.read(lambda tx: check_schema(tx.connection, where)):
-                await self.engine.write(self._create)
-            self.scope = await self.engine.read(joined, self.scope)
-            self.engine.opened = True
-            if not options.read_only:
+            engine, transactions = self.engine, self.transactions
+            if engine.path is not None and not self._on_any_filesystem:
+                refuse_network_filesystem(engine.path)
+            if not await engine.read(lambda tx: check_schema(tx, engine.where)):
+                await engine.write(partial(create_schema, where=engine.where), fenced=False)
+            transactions.scope = await engine.read(joined, transactions.scope)
+            engine.opened = True
+            if not self._read_only:
                 self.sweeper.start()
-            self.ready = True
+            self._ready = True
 
-    def _create(self, tx: Transaction) -> None:
-        tx.dialect.lock(tx.connection, Lock.SCHEMA)
-        create_schema(tx.connection, self.engine.where)
+    # Operations
 
-    async def compute(self, function: Callable[[S], T], argument: S) -> T:
-        """Run CPU work in another thread and return its result."""
-        try:
-            future = self.thread.loop.run_in_executor(self.executor, function, argument)
-        except RuntimeError:  # the interpreter is shutting down: no new thread can be started
-            return function(argument)
-        return await future
+    async def _run(
+        self, work: Callable[[], Awaitable[T]], *, undo: Callable[[T], Awaitable[object]] | None = None
+    ) -> T:
+        """Run `work()` in the database's thread, and `undo(result)` if the caller was cancelled meanwhile."""
+        await self.open()
+        return await self.thread.run(work, undo=undo)
 
-    # Transactions of the buffer (database's thread)
-
-    async def read(self, function: Callable[[Transaction], T], *, brief: bool = False, single: bool = False) -> T:
-        """Run `function(tx)` in a read transaction; `brief` and `single` as in `Engine.read`."""
-        return await self.engine.read(function, self.scope, brief=brief, single=single)
-
-    async def write(
+    async def _read(
         self,
-        function: Callable[[Transaction], T],
-        *,
+        function: Callable[[Transaction, Unpack[Ts]], T],
+        *args: *Ts,
+        brief: bool = False,
+        single: bool = False,
+    ) -> T:
+        """Return `function(tx, *args)` of a read transaction."""
+        return await self._run(
+            lambda: self.transactions.read(lambda tx: function(tx, *args), brief=brief, single=single)
+        )
+
+    async def _write(
+        self,
+        function: Callable[[Transaction, Unpack[Ts]], T],
+        *args: *Ts,
         alone: bool = False,
         brief: bool = False,
-        fenced: bool = True,
-        announce: Callable[[], bool] = lambda: True,
     ) -> T:
-        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers.
+        """Return `function(tx, *args)` of a write transaction behind the fence."""
+        return await self._run(
+            lambda: self.transactions.write(lambda tx: function(tx, *args), alone=alone, brief=brief)
+        )
 
-        `alone` and `brief` as in `Engine.write`. With `fenced=False` the function checks the fence itself.
-        """
-        work = partial(_fenced, function) if fenced else function
-        while True:
-            scope = self.scope
-            try:
-                result = await self.engine.write(work, scope, alone=alone, brief=brief)
-            except RaceNotRunError as need:
-                begin = partial(begin_races, names=need.names, order=need.order)
-                await self.engine.write(begin, scope, alone=True)
-            except FencedError as error:
-                await self._rejoin(scope, error)
-            else:
-                if announce():
-                    self.watch.committed()
-                return result
+    def _blocking(self, function: Callable[[Transaction], T], *, write: bool = False) -> T:
+        """Return `function(tx)` of a transaction, blocking the calling thread."""
+        self.begin()
 
-    async def check_fence(self) -> None:
-        """Raise FencedError when another store has restored the buffer since this one joined it."""
-        await self.read_fenced(check_fence)
+        async def work() -> T:
+            await self._prepare()
+            if not write:
+                return await self.transactions.read(function)
+            result = await self.engine.write(function, self.transactions.scope, fenced=False)
+            self.watch.committed()
+            return result
 
-    async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
-        """Run `function(tx)`, one brief statement that checks the fence. Raises what `check_fence` raises."""
-        while True:
-            scope = self.scope
-            try:
-                return await self.engine.read(function, scope, brief=True, single=True)
-            except FencedError as error:
-                await self._rejoin(scope, error)
-
-    async def checkpoint(self, making: Making) -> Checkpoint:
-        """Make a checkpoint of the buffer."""
-        if not self.engine.dialect.locks_rows:
-            return await making.run()
-        copy = partial(_fenced, lambda tx: make_checkpoint(tx, making.step, making.keep, time.time()))
-        while True:
-            scope = self.scope
-            try:
-                return await self.engine.write_beside(copy, keep_sweeps_away, check_fence, scope)
-            except FencedError as error:
-                await self._rejoin(scope, error)
-
-    async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
-        """Restore a checkpoint, and go on in the epoch that begins with it."""
-
-        def work(tx: Transaction) -> tuple[Checkpoint, Scope]:
-            return restore(tx, step, time.time(), keep_new=keep_new), tx.scope
-
-        # A draw that is still to be undone in a checkpoint has to be, before that is restored.
-        await self.thread.catch_up(self.engine.lock_timeout)
-        async with self._restoring:
-            made, self.scope = await self.engine.write(work, self.scope, alone=True)
-        self.watch.committed()
-        return made
-
-    async def _rejoin(self, scope: Scope, error: FencedError) -> None:
-        """Return if this store was fenced off by its own restore; otherwise raise the error."""
-        async with self._restoring:  # a restore may be committed, but not yet known to be
-            if self.scope.epoch == scope.epoch:
-                raise error
+        return self.thread.run_blocking(work, self._lock_timeout + _BLOCKING_SECONDS)
 
     # Closing
+
+    async def close(self) -> None:
+        """Commit the puts that wait for it, and release everything.
+
+        Callers that wait in `changed` are woken; the buffer then raises ClosedError in all waits. In a forked process
+        what its parent has open stays as it is.
+        """
+        with self._lock:
+            self._closed = True
+        if self.has_begun:
+            # In a thread, and shielded: a cancelled close still commits waiting puts.
+            try:
+                closing = asyncio.get_running_loop().run_in_executor(None, self._end.close)
+            except RuntimeError:  # the interpreter is shutting down: no new thread can be started
+                self._end.close()
+            else:
+                await asyncio.shield(closing)
+
+
+class _End:
+    """Ends the thread and the tasks of a buffer that is closed, or was dropped."""
+
+    def __init__(
+        self,
+        thread: DatabaseThread,
+        engine: Database,
+        transactions: Transactions,
+        commits: GroupCommit,
+        sweeper: Sweeper,
+        watch: Watch,
+        presence: Presence | None,
+    ) -> None:
+        self._thread = thread
+        self._engine = engine
+        self._transactions = transactions
+        self._commits = commits
+        self._sweeper = sweeper
+        self._watch = watch
+        self._presence = presence
+        self._closing = threading.Lock()
+        self._closed = False
 
     def close(self) -> None:
         """Commit waiting puts and release everything; blocks. A second call waits for the first."""
         with self._closing:
-            if self.closed:
+            if self._closed:
                 return
-            self.closed = True
+            self._closed = True
             try:
                 with contextlib.suppress(ClosedError):
-                    self.thread.post(self.engine.hurry)
-                self.thread.close(self._shut_down, timeout=60)
+                    self._thread.post(self._engine.hurry)
+                self._thread.close(self._shut_down, timeout=_CLOSE_SECONDS)
             finally:
-                self.executor.shutdown(wait=True)
+                self._transactions.end_computing(wait=True)
 
     def abandon(self) -> None:
         """Close without waiting for it."""
-        if self.thread.pid == os.getpid() and not self.closed:
-            self.executor.shutdown(wait=False)
+        if self._thread.pid == os.getpid() and not self._closed:
+            self._transactions.end_computing(wait=False)
             with contextlib.suppress(ClosedError):
-                self.thread.post(self.engine.hurry)
-            self.thread.abandon(self._shut_down, timeout=60)
+                self._thread.post(self._engine.hurry)
+            self._thread.abandon(self._shut_down, timeout=_CLOSE_SECONDS)
 
     async def _shut_down(self) -> None:
-        await self.commits.close()
-        await self.sweeper.stop()
-        if not self._options.read_only:
-            await self.presence.end()
-        await self.watch.stop()
-        await self.engine.dispose()
-
-
-def _fenced(function: Callable[[Transaction], T], tx: Transaction) -> T:
-    check_fence(tx)
-    return function(tx)
+        await self._commits.close()
+        await self._sweeper.stop()
+        if self._presence is not None:
+            await self._presence.end()
+        await self._watch.stop()
+        await self._engine.dispose()

@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.web.ask import Ask
-from replaybuf.web.pages.checkpoints import read_checkpoints
-from replaybuf.web.pages.events import read_events
 from replaybuf.web.pages.group import draw_group, read_group
 from replaybuf.web.pages.groups import read_groups
 from replaybuf.web.pages.overview import draw_overview, read_overview
-from replaybuf.web.pages.steps import draw_steps, read_batch, read_step, read_steps
-from replaybuf.web.pages.workers import read_workers
+from replaybuf.web.pages.records import (
+    draw_steps,
+    read_batch,
+    read_checkpoints,
+    read_events,
+    read_step,
+    read_steps,
+    read_workers,
+)
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import Transaction
+    from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 Data = dict[str, Any]
 
@@ -34,7 +39,7 @@ class Page:
 
     path: str
     title: str
-    read: Callable[[Transaction, Ask], Data]
+    read: Callable[[ReadTransaction, Ask], Data]
     draw: Callable[[Data, Ask], Mapping[str, Any]] = _nothing
     in_menu: bool = True
 

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from replaybuf import units
 from replaybuf.errors import DecodeError, InputError
-from replaybuf.files.foreign import SYNONYMS
+from replaybuf.files.foreign_rows import SYNONYMS
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.inspection.groups import show_group
-from replaybuf.storage.sql.inspection.lives import Life, life_of
-from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.group_queries import show_group
+from replaybuf.storage.sql.inspection.traces import Life, life_of
 from replaybuf.tokens import SHADES, strip
-from replaybuf.web.ask import Ask
-from replaybuf.web.texts import ago, as_text, figure, moment
-from replaybuf.web.wrong import NotThereError
+from replaybuf.web.ask import Ask, NotThereError
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import Transaction
+    from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 #: Rollouts that are shown at once, characters of a text, messages, tokens of a response and of all responses together.
 CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 20_000, 100, 2_000, 20_000
@@ -57,14 +54,14 @@ class Message:
     rest: Text | None
 
 
-def read_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
+def read_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return a group with its rollouts and its life; of one that has left the life. Raises NotThereError."""
     uid = ask.number("uid", 0)
     assert uid is not None
     by, sort = ask.text("by"), ask.choice("sort", _SORTS)
     if by not in (None, *SHADES):
         raise InputError(f"by must be one of {', '.join(SHADES)}, not {by!r:.100}")
-    life = life_of(Look.over(tx), uid)
+    life = life_of(tx, uid)
     if life is None:
         raise NotThereError(f"there is no group {uid}, and none is on record")
     everything = ask.text("all") is not None
@@ -91,7 +88,7 @@ def read_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
 
 
 def _read(
-    tx: Transaction, uid: int, *, everything: bool
+    tx: ReadTransaction, uid: int, *, everything: bool
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]], list[dict[str, Any]], str | None]:
     """Return the metadata of a group and of its rollouts, the rollouts, and why they can't be shown in full.
 
@@ -127,7 +124,7 @@ class _Limits:
         return cls(shown, characters, messages, min(tokens, all_tokens // max(1, min(rollouts, shown))))
 
     def text(self, value: Any) -> Text:
-        text = as_text(value)
+        text = _text(value)
         return Text(text[: self.characters], len(text))
 
 
@@ -136,23 +133,29 @@ def _rollout(row: Mapping[str, Any], rollout: Mapping[str, Any], by: str | None,
     response = _field(rollout, "response")
     tokens = strip(rollout, response, by, limits.tokens)
     fields = {
-        name: limits.text(_brief(value)) for name, value in rollout.items() if name not in _TOLD and _is_there(value)
+        name: limits.text(_brief(value))
+        for name, value in rollout.items()
+        if name not in _TOLD and units.is_there(value)
     }
     others = {name for field in ("message", "response") for name in SYNONYMS[field]}
     return {
         **row,
         "messages": _messages(_field(rollout, "message"), limits),
         "text": limits.text(row["response"] or "" if response is None else response),
-        "tool_calls": limits.text(rollout["tool_calls"]) if _is_there(rollout.get("tool_calls")) else None,
+        "tool_calls": limits.text(rollout["tool_calls"]) if units.is_there(rollout.get("tool_calls")) else None,
         "error": limits.text(row["error_msg"]) if row["error_msg"] else None,
         "tokens": tokens,
         "fields": {name: text for name, text in fields.items() if name not in others},
     }
 
 
+def _text(value: Any) -> str:
+    return units.as_text(value, 2 if isinstance(value, dict) else None)
+
+
 def _field(rollout: Mapping[str, Any], name: str) -> Any:
     """Return a field of a rollout, by our name or that of another framework."""
-    return next((rollout[one] for one in (name, *SYNONYMS[name]) if _is_there(rollout.get(one))), None)
+    return next((rollout[one] for one in (name, *SYNONYMS[name]) if units.is_there(rollout.get(one))), None)
 
 
 def _messages(value: Any, limits: _Limits) -> list[Message]:
@@ -165,12 +168,10 @@ def _messages(value: Any, limits: _Limits) -> list[Message]:
 def _message(message: Any, limits: _Limits) -> Message:
     if not isinstance(message, dict):
         return Message("message", limits.text(message), None)
-    content = message.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
-        content = "\n".join(as_text(part["text"]) for part in content)
-    rest = {name: value for name, value in message.items() if name not in ("role", "content") and _is_there(value)}
+    content = units.joined_parts(message.get("content"))
+    rest = {name: value for name, value in message.items() if name not in ("role", "content") and units.is_there(value)}
     text = limits.text("" if content is None else content)
-    return Message(as_text(message.get("role", "message"))[:100], text, limits.text(rest) if rest else None)
+    return Message(_text(message.get("role", "message"))[:100], text, limits.text(rest) if rest else None)
 
 
 def _brief(value: Any) -> Any:
@@ -183,11 +184,6 @@ def _brief(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
     return value
-
-
-def _is_there(value: Any) -> bool:
-    """Return whether there is something to show: arrays have no truth."""
-    return value is not None and not (isinstance(value, str | list | tuple | dict | set) and not value)
 
 
 def _known(number: int | None) -> str:
@@ -225,14 +221,14 @@ def _facts(group: Mapping[str, Any] | None, now: datetime) -> list[tuple[str, st
         return []
 
     def when(name: str) -> str:
-        return "" if group[name] is None else f"{moment(group[name])} ({ago(group[name], now)})"
+        return "" if group[name] is None else f"{units.moment(group[name])} ({units.ago(group[name], now)})"
 
     holder = group["leased_by"]
     return [
         ("task", group["task_name"]),
         ("buffer", group["buffer"]),
-        ("reward", figure(group["reward"])),
-        ("staleness", figure(group["staleness"])),
+        ("reward", units.figure(group["reward"])),
+        ("staleness", units.figure(group["staleness"])),
         ("put", when("created_at")),
         ("by", group["worker"] or ""),
         ("put at step", _known(group["put_step"])),
@@ -245,7 +241,7 @@ def _facts(group: Mapping[str, Any] | None, now: datetime) -> list[tuple[str, st
         ("tokens", f"{units.number(group['prompt_tokens'])} prompt, {units.number(group['response_tokens'])} response"),
         ("payload", units.size(group["bytes"])),
         ("key", group["key"] or ""),
-        ("tags", "  ".join(f"{name}={as_text(value)}" for name, value in (group["tags"] or {}).items())),
+        ("tags", "  ".join(f"{name}={_text(value)}" for name, value in (group["tags"] or {}).items())),
     ]
 
 

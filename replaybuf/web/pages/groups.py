@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.errors import InputError, QueryError
 from replaybuf.query import FIELDS, LogicNode, Node, parse, span_of
-from replaybuf.query.operands import read_value
+from replaybuf.query.parse import read_value
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, parse_order
-from replaybuf.storage.sql.inspection.group_pages import Chosen, Key, page_of_groups
-from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.recent import tallies_of
+from replaybuf.storage.sql.inspection.group_queries import Chosen, Key, page_of_groups
+from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.web.ask import Ask
-from replaybuf.web.marked import Marked
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import Transaction
+    from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 _SIZE, _MOST = 50, 500
 STATUSES = tuple(map(str, Status))
 
 
-def read_groups(tx: Transaction, ask: Ask) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A text in three parts, the middle one of which is wrong, and why."""
+
+    before: str
+    wrong: str
+    after: str
+    reason: str
+
+    @classmethod
+    def at(cls, text: str, span: tuple[int, int], reason: str) -> Marked:
+        """Return the text with what is wrong from one place to another."""
+        start, end = span
+        return cls(text[:start], text[start:end], text[end:], reason)
+
+
+def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return a page of groups; for a query that isn't one, no groups but what is wrong with it, and where."""
     task, status = ask.text("task"), ask.text("status")
     if status is not None and status not in STATUSES:
@@ -33,7 +48,7 @@ def read_groups(tx: Transaction, ask: Ask) -> dict[str, Any]:
     where = ask.text("where") or ""
     tasks = _counted(tx, ask.text("buffer"))
     data: dict[str, Any] = {
-        "now": Look.over(tx).now(),
+        "now": tx.now(),
         "where": where,
         "error": None,
         "rows": [],
@@ -96,7 +111,7 @@ def _after(ask: Ask, order: OrderTerm) -> Key | None:
         raise InputError("after must be as the link to the next page has it") from error
 
 
-def _counted(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
+def _counted(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any]]:
     return [
         {"task": task, **numbers}
         for tallies in tallies_of(tx, buffer).values()

@@ -3,76 +3,101 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.recent import history_of, newest_batches, newest_groups, tallies_of
-from replaybuf.storage.sql.inspection.record_pages import CHECKPOINTS, EVENTS, newest
+from replaybuf.storage.sql.inspection.dashboard import newest_groups
+from replaybuf.storage.sql.inspection.measures import tallies_of
+from replaybuf.storage.sql.inspection.run_records import (
+    CHECKPOINTS,
+    EVENTS,
+    history_of,
+    last_batches,
+    last_sign_of,
+    newest,
+)
+from replaybuf.units import time_of
 from replaybuf.web.ask import Ask
-from replaybuf.web.pages.waits import read_waits
-from replaybuf.web.plots import Plot, areas, bins, histogram, lines, whole_bins
+from replaybuf.web.pages.records import read_waits
+from replaybuf.web.plots import BARS, Plot, areas, histogram, lines, whole_bins
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import Transaction
+    from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 _HOURS = ("6", "1", "24", "48")
-_EVENTS = 8
+_EVENTS, _BATCHES = 8, 200
+_RATE_SECONDS = 300.0
 _DRAWN = ("sampled_new", "sampled_again", "taken_unfinished")
+#: A buffer, a time, and its figures by task as they were then.
+_Reading = tuple[str, datetime, Mapping[str, Any]]
 STATUS_CLASSES = {str(status): f"status-{status}" for status in Status}
 
 
-def read_overview(tx: Transaction, ask: Ask) -> dict[str, Any]:
+def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return the numbers of groups, totals and rates of each task, the last hours, and who waits."""
     buffer, task = ask.text("buffer"), ask.text("task")
     hours = int(ask.choice("hours", _HOURS))
-    look = Look.over(tx)
-    now = look.now()
-    tasks = _by_task(tallies_of(tx, buffer))
-    history = _of_task(history_of(tx, buffer, now.timestamp() - hours * 3600), task)
+    now = tx.now()
+    start, tallies = now - timedelta(hours=hours), tallies_of(tx, buffer)
+    figures = {name: of_tasks(of_buffer) for name, of_buffer in tallies.items()}
+    last = last_sign_of(tx, buffer, now)
+    # What happened after the last minute that was noted happened before the last process ended.
+    ends = [now] if last is None else [max(last.time, start), now]
+    readings = history_of(tx, buffer, start.timestamp())
+    history = _of_task([*readings, *_at(ends, figures, readings)], task)
     return {
         "now": now,
         "hours": hours,
-        "tasks": tasks,
+        "tasks": [{"buffer": name, "task": one, **more} for name, of in figures.items() for one, more in of.items()],
         "rates": _rates_now(history),
-        "bytes": look.database_bytes(),
+        "bytes": tx.database_bytes(),
         **read_waits(tx, buffer, task),
         "newest": newest_groups(tx, buffer, task),
-        "batches": newest_batches(tx, buffer),
+        "batches": [{**one, "taken_at": time_of(one["taken_at"])} for one in last_batches(tx, buffer, _BATCHES)[::-1]],
         "history": history,
-        "checkpoint": next(iter(newest(look, CHECKPOINTS, buffer, 1)), None),
-        "events": newest(look, EVENTS, buffer, _EVENTS),
+        "checkpoint": next(iter(newest(tx, CHECKPOINTS, buffer, 1)), None),
+        "events": newest(tx, EVENTS, buffer, _EVENTS),
     }
 
 
-def _by_task(tallies: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"buffer": buffer, "task": task, **numbers}
-        for buffer, of_buffer in tallies.items()
-        for task, numbers in of_tasks(of_buffer).items()
-    ]
+def _at(times: Sequence[datetime], figures: Mapping[str, Any], readings: Sequence[_Reading]) -> list[_Reading]:
+    """Return the figures of the buffers as readings at these times, as far as they are later than those there are."""
+    after = max((time for _, time, _ in readings), default=None)
+    return [(name, time, of) for time in times if after is None or time > after for name, of in figures.items()]
 
 
-def _of_task(history: Iterable[tuple[str, datetime, Mapping[str, Any]]], task: str | None) -> list[dict[str, Any]]:
-    """Return for each minute the groups by status and by task, and what was put and drawn until then."""
-    minutes: dict[datetime, dict[str, Any]] = {}
-    for _, time, tasks in history:
-        minute = minutes.setdefault(
-            time, {"time": time, "statuses": defaultdict(int), "tasks": defaultdict(int), "put": 0, "drawn": 0}
-        )
+def _of_task(history: Sequence[_Reading], task: str | None) -> list[dict[str, Any]]:
+    """Return for each time the groups by status and by task, and what was put and drawn until then.
+
+    Where a buffer has no reading of its own, because no process had it open, its last one holds, or else its first.
+    """
+    known = {buffer: tasks for buffer, _, tasks in reversed(history)}
+    found: dict[datetime, dict[str, Any]] = {}
+    for buffer, time, tasks in history:
+        known[buffer] = tasks
+        found[time] = _reading_of(known.values(), task)
+    return [{"time": time, **reading} for time, reading in found.items()]
+
+
+def _reading_of(buffers: Iterable[Mapping[str, Any]], task: str | None) -> dict[str, Any]:
+    statuses: dict[str, int] = defaultdict(int)
+    of_tasks: dict[str, int] = defaultdict(int)
+    put = drawn = 0
+    for tasks in buffers:
         for name, numbers in tasks.items():
             if task not in (None, name):
                 continue
             for status, n in numbers.get("buffered", {}).items():
-                minute["statuses"][status] += n
-                minute["tasks"][name] += n
-            minute["put"] += numbers.get("put", 0)
-            minute["drawn"] += sum(numbers.get(one, 0) for one in _DRAWN)
-    return list(minutes.values())
+                statuses[status] += n
+                of_tasks[name] += n
+            put += numbers.get("put", 0)
+            drawn += sum(numbers.get(one, 0) for one in _DRAWN)
+    return {"statuses": statuses, "tasks": of_tasks, "put": put, "drawn": drawn}
 
 
 def _rates(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -85,12 +110,18 @@ def _rates(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _rates_now(history: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the groups a minute over the last five minutes of the history."""
-    rates = _rates(history[-6:])
+def _rates_now(history: list[dict[str, Any]]) -> dict[str, float] | None:
+    """Return the groups a minute over the last five minutes."""
+    rates = _rates(history)
     if not rates:
         return None
-    return {name: sum(one[name] for one in rates) / len(rates) for name in ("put", "drawn")}
+    now = history[-1]["time"]
+    seconds = [
+        max(0.0, min((now - before["time"]).total_seconds(), _RATE_SECONDS) - (now - after["time"]).total_seconds())
+        for before, after in pairwise(history)
+    ]
+    spans = list(zip(rates, seconds, strict=True))
+    return {name: sum(one[name] * span for one, span in spans) / sum(seconds) for name in ("put", "drawn")}
 
 
 # Plots
@@ -110,7 +141,7 @@ def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         areas("Groups by task", _stacked(history, "tasks")),
         lines("Reward of draws", _of_batches(batches, "reward", "min_reward", "max_reward")),
         lines("Staleness of draws", _of_batches(batches, "staleness", "max_staleness")),
-        histogram("Rewards", bins(newest_ones.rewards), "completed groups put last"),
+        histogram("Rewards", units.bins(newest_ones.rewards, BARS), "completed groups put last"),
         histogram("Staleness", whole_bins(newest_ones.staleness), "completed groups put last"),
     ]
     present = [s for s in map(str, Status) if any(one["buffered"].get(s) for one in data["tasks"])]

@@ -52,7 +52,8 @@ document.addEventListener("DOMContentLoaded", () => {
         part.replaceChildren(...now.childNodes);
         part.querySelectorAll(".scroll").forEach((one, i) => { one.scrollLeft = scrolled[i] ?? 0; });
       }
-      say("live", false);
+      live.dataset.idle = page.getElementById("live").dataset.idle;
+      say(live.dataset.idle || "live", false);
     } catch {
       say("no answer", true);
     } finally {

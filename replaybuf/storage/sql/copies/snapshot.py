@@ -14,29 +14,36 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Table, func, insert, select
 
-from replaybuf.codec.payload import Codec
+from replaybuf.atomic_file import partial_file, publish
 from replaybuf.errors import SnapshotError
-from replaybuf.partial import partial_file, publish
-from replaybuf.progress import OnProgress, Teller
+from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
-from replaybuf.rules.tallies import Tally
-from replaybuf.storage.sql.copies.facts import check_facts, damaged, is_damage, payloads_digest, write_facts
-from replaybuf.storage.sql.copies.snapshot_file import close_file, file_engine, open_file, same_file, write_file
-from replaybuf.storage.sql.copies.state_dict import load_state, read_state
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.copies.snapshot_file import (
+    check_facts,
+    close_file,
+    damaged,
+    file_engine,
+    is_damage,
+    open_file,
+    payloads_digest,
+    same_file,
+    write_facts,
+)
+from replaybuf.storage.sql.engine.database import Database, Steps
 from replaybuf.storage.sql.engine.errors import translated
-from replaybuf.storage.sql.engine.port import Engine, Steps
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import group, lane, payload, tally
+from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
+from replaybuf.storage.sql.statements.columns import rescoped_key
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
-from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
-from replaybuf.storage.sql.statements.fence import check_fence, join
+from replaybuf.storage.sql.statements.cursors import write_cursors
+from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.lanes import CLOCKS, all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
-from replaybuf.storage.sql.statements.put_keys import rescoped_key
-from replaybuf.storage.sql.statements.tickets import next_ticket, set_next_ticket
-from replaybuf.storage.sql.statements.uids import free_shift, make_room, raise_uid
+from replaybuf.storage.sql.statements.restore import free_shift, make_room, raise_uid
 
 _BATCH_BYTES = 16 * 1024 * 1024
 _BATCH_GROUPS = 1000
@@ -46,7 +53,7 @@ T = TypeVar("T")
 
 
 async def copy_to(
-    source: Engine, scope: Scope, path: str, about: Mapping[str, str], progress: OnProgress | None = None
+    source: Database, scope: Scope, path: str, about: Mapping[str, str], progress: OnProgress | None = None
 ) -> None:
     """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one."""
     if source.path is not None and same_file(path, source.path):
@@ -54,7 +61,7 @@ async def copy_to(
     with partial_file(path) as partial:
         target, held = file_engine(partial), Scope(rules=scope.rules)
         try:
-            await target.write(lambda tx: create_schema(tx.connection, path))
+            await target.write(lambda tx: create_schema(tx, path))
             async with (
                 source.transaction(scope, write=False) as reading,
                 target.transaction(held, write=True) as writing,
@@ -69,7 +76,7 @@ async def copy_to(
 
 
 async def copy_from(
-    target: Engine, scope: Scope, path: str, expected: Mapping[str, str], progress: OnProgress | None = None
+    target: Database, scope: Scope, path: str, expected: Mapping[str, str], progress: OnProgress | None = None
 ) -> None:
     """Load the snapshot at `path` into a buffer in `target`, which must be empty."""
     source = await open_file(path, expected)
@@ -93,7 +100,7 @@ async def copy_from(
 class _End:
     """One end of a copy: a buffer in a database, and a transaction of it. Errors are reported as those of this end."""
 
-    engine: Engine
+    engine: Database
     scope: Scope
     steps: Steps
     snapshot: str | None = None  # the path, where one is being read
@@ -118,7 +125,7 @@ async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *,
     ids = await target.run(write_lanes, lanes)
     await target.run(write_tallies, tallies, ids)
     there = (str(Tally.SIZE), str(Tally.LEASED))
-    teller = Teller(progress, sum(int(row["amount"]) for row in tallies if row["name"] in there))
+    reporter = ProgressReporter(progress, sum(int(row["amount"]) for row in tallies if row["name"] in there))
     after, size, digest = 0, 1, 0
     while True:
         groups, payloads = await source.run(_batch, after, size)
@@ -140,11 +147,11 @@ async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *,
         await target.run(_check_sizes, payloads)
         await target.run(_insert_rows, group, groups)
         await target.run(_insert_rows, payload, payloads)
-        teller.add(len(groups), nbytes)
+        reporter.add(len(groups), nbytes)
     await target.run(raise_uid, last + shift)
     await target.run(set_next_ticket, ticket)
-    await target.run(write_cursors, await source.run(read_cursors))
-    teller.finish()
+    await target.run(write_cursors, await source.run(lambda tx: read_cursors(tx, tx.scope.buffer or "")))
+    reporter.finish()
     return digest
 
 
@@ -157,7 +164,7 @@ def _read_lanes(tx: Transaction) -> tuple[list[dict[str, Any]], list[dict[str, A
 def _read_ends(tx: Transaction) -> tuple[int, int]:
     """Return the last uid given, and the ticket of the buffer's next group."""
     join(tx)
-    return tx.dialect.last_uid(tx.connection), next_ticket(tx)
+    return last_uid(tx), next_ticket(tx)
 
 
 def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]) -> None:
@@ -193,7 +200,7 @@ def _insert_rows(tx: Transaction, table: Table, rows: list[dict[str, Any]]) -> N
 
 
 def _check_sizes(tx: Transaction, payloads: Sequence[Mapping[str, Any]]) -> None:
-    limit = tx.dialect.row_limit(tx.connection)
+    limit = tx.dialect.row_limit(tx)
     for row in payloads:
         limit.check(f"group {row['uid']}", (row["data"], row["prompt"]))
 
@@ -213,42 +220,6 @@ def _batch(tx: Transaction, after: int, size: int) -> tuple[list[dict[str, Any]]
     return groups, payloads
 
 
-def write_state(
-    path: str, state: dict[str, Any], about: Mapping[str, str], codec: Codec, progress: OnProgress | None = None
-) -> None:
-    """Write a portable state as a snapshot file; blocks."""
-
-    def work(tx: Transaction) -> None:
-        create_schema(tx.connection, path)
-        load_state(tx, codec, state)
-        write_facts(tx, about, _look_through(tx, progress))
-
-    write_file(path, work)
-
-
-def load_file_state(
-    path: str, expected: Mapping[str, str], codec: Codec, progress: OnProgress | None = None
-) -> dict[str, Any]:
-    """Return the portable state in a snapshot file; blocks."""
-
-    def work(tx: Transaction) -> dict[str, Any]:
-        _check_file(tx, path, progress)
-        return read_state(tx, codec)
-
-    async def read() -> dict[str, Any]:
-        source = await open_file(path, expected)
-        try:
-            return await source.read(work)
-        except Exception as error:
-            if not is_damage(error):
-                raise
-            raise damaged(path, error) from error
-        finally:
-            await source.dispose()
-
-    return asyncio.run(read())
-
-
 def _check_file(tx: Transaction, path: str, progress: OnProgress | None = None) -> None:
     check_facts(tx, path, _look_through(tx, progress))
 
@@ -256,7 +227,7 @@ def _check_file(tx: Transaction, path: str, progress: OnProgress | None = None) 
 def _look_through(tx: Transaction, progress: OnProgress | None) -> int:
     """Return the digest of the payloads in a snapshot file."""
     count = tx.execute(select(func.count()).select_from(group)).scalar_one()
-    teller = Teller(progress, count)
+    reporter = ProgressReporter(progress, count)
     after, digest = 0, 0
     while True:
         groups, payloads = _batch(tx, after, _FEW_GROUPS)
@@ -264,6 +235,6 @@ def _look_through(tx: Transaction, progress: OnProgress | None) -> int:
             break
         after = groups[-1]["uid"]
         digest += payloads_digest(payloads)
-        teller.add(len(groups), sum(row["bytes"] for row in groups))
-    teller.finish()
+        reporter.add(len(groups), sum(row["bytes"] for row in groups))
+    reporter.finish()
     return digest

@@ -1,30 +1,129 @@
-"""The files of snapshots: writing, opening, checking and closing one."""
+"""The facts that a snapshot file states about its content, so that a damaged or partial file is noticed.
+
+The facts are in `rb_info` and are written last: the number of groups, the bytes of their payloads, and a digest of all
+rows. The digest is a sum of row checksums, so that it doesn't depend on the order or the batches in which rows are
+read.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+import sqlite3
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import delete, func, insert, select
 
-from replaybuf.errors import SnapshotMismatchError
-from replaybuf.partial import partial_file, publish
-from replaybuf.storage.sql.copies.facts import GROUPS, damaged, is_damage, read_facts
-from replaybuf.storage.sql.engine.errors import translated
-from replaybuf.storage.sql.engine.port import Function
-from replaybuf.storage.sql.engine.sqlite import SqliteEngine
+from replaybuf.atomic_file import partial_file, publish
+from replaybuf.errors import NotADatabaseError, SnapshotError, SnapshotMismatchError, StorageError
+from replaybuf.storage.sql.engine.database import Function
+from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
+from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, tally
+
+GROUPS, BYTES = "groups", "bytes"
+
+# A snapshot has no checkpoints and no garbage.
+_TABLES = (lane, group, tally, counter, buffer, cursor, info)
+_BATCH = 5000
+_BITS = (1 << 64) - 1
 
 
-def file_engine(path: str, *, read_only: bool = False) -> SqliteEngine:
+def payloads_digest(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Return the digest of rows of `rb_payload`."""
+    total = 0
+    for row in rows:
+        head = _encoded((row["uid"], row["outline"], row["prompt"]))
+        data = row["data"] if isinstance(row["data"], bytes) else _encoded((row["data"],))
+        total += zlib.crc32(data, zlib.crc32(head))
+    return total
+
+
+def _metadata_digest(tx: Transaction) -> int:
+    """Return the digest of all other rows of a snapshot file (SQLite)."""
+    total = 0
+    for table in _TABLES:
+        after = -1
+        while rows := tx.run(
+            f"SELECT rowid, * FROM {table.name} WHERE rowid > ? ORDER BY rowid LIMIT ?",  # noqa: S608
+            after,
+            _BATCH,
+        ):
+            after = rows[-1][0]
+            kept = (row for row in rows if table is not info or row[1] != DIGEST)
+            total += sum(zlib.crc32(_encoded((table.name, *row[1:]))) for row in kept)
+    return total
+
+
+def _encoded(values: tuple[Any, ...]) -> bytes:
+    return repr(values).encode("utf-8", "surrogatepass")
+
+
+def write_facts(tx: Transaction, about: Mapping[str, str], payloads: int) -> None:
+    """Write the facts about the file's content; `payloads` is the digest of the payloads."""
+    count, nbytes = _sizes(tx)
+    set_info(tx, {**about, GROUPS: str(count), BYTES: str(nbytes)})
+    set_info(tx, {DIGEST: _text(_metadata_digest(tx) + payloads)})
+
+
+def check_facts(tx: Transaction, path: str, payloads: int) -> None:
+    """Raise SnapshotError when the file's content differs from its facts."""
+    facts = read_facts(tx)
+    count, nbytes = _sizes(tx)
+    for name, found in ((GROUPS, count), (BYTES, nbytes)):
+        if facts.get(name, str(found)) != str(found):
+            raise damaged(path, f"it should have {facts[name]} {name}, and has {found}")
+    # (A file that was upgraded to another schema has no digest.)
+    if DIGEST in facts and facts[DIGEST] != _text(_metadata_digest(tx) + payloads):
+        raise damaged(path, "its rows are not those that were saved")
+
+
+def read_facts(tx: Transaction) -> dict[str, str]:
+    """Return all facts about the file."""
+    return {row.name: row.value for row in tx.execute(select(info))}
+
+
+def damaged(path: str, why: object) -> SnapshotError:
+    """Return the error for a snapshot that isn't whole."""
+    return SnapshotError(
+        f"the snapshot {path} is damaged or was cut short: {why}; nothing was loaded. Take another one, or save what "
+        f"can be read of it: replaybuf doctor {path} --rescue FOLDER"
+    )
+
+
+def is_damage(error: Exception) -> bool:
+    """Return whether this error, while reading a snapshot, means that the file is damaged."""
+    if isinstance(error, SnapshotError):
+        return False
+    # StorageError: SQLite's error for invalid text; the others: values that can't be right.
+    return type(error) in (StorageError, NotADatabaseError) or isinstance(error, (ValueError, TypeError, LookupError))
+
+
+def _sizes(tx: Transaction) -> tuple[int, int]:
+    count, nbytes = tx.execute(select(func.count(), func.coalesce(func.sum(group.c.bytes), 0))).one()
+    return int(count), int(nbytes)
+
+
+def _text(digest: int) -> str:
+    return f"{digest & _BITS:016x}"
+
+
+def set_info(tx: Transaction, facts: Mapping[str, str]) -> None:
+    """Write facts about the store, replacing older ones."""
+    tx.execute(delete(info).where(info.c.name.in_(list(facts))))
+    if facts:
+        tx.execute(insert(info), [{"name": name, "value": value} for name, value in facts.items()])
+
+
+def file_engine(path: str, *, read_only: bool = False) -> SqliteDatabase:
     """Return the engine for the SQLite file of a snapshot."""
     url = parse_url("sqlite://").set(database=str(Path(path).absolute()))
-    return SqliteEngine(url, durability="normal", lock_timeout=30, read_only=read_only)
+    return SqliteDatabase(url, durability="normal", lock_timeout=30, read_only=read_only)
 
 
 def write_file(path: str, work: Function[None]) -> None:
@@ -42,7 +141,7 @@ def write_file(path: str, work: Function[None]) -> None:
     asyncio.run(write())
 
 
-async def open_file(path: str, expected: Mapping[str, str]) -> SqliteEngine:
+async def open_file(path: str, expected: Mapping[str, str]) -> SqliteDatabase:
     """Open a snapshot and return its engine. Raises SnapshotError or SchemaError when it isn't as expected."""
     engine = file_engine(path, read_only=True)
     try:
@@ -66,7 +165,7 @@ async def read_snapshot_facts(path: str) -> dict[str, str]:
 
 
 def _facts(tx: Transaction, path: str) -> dict[str, str]:
-    if not check_schema(tx.connection, path):
+    if not check_schema(tx, path):
         raise SnapshotMismatchError(f"{path} is a database, but not a snapshot of replaybuf")
     facts = read_facts(tx)
     if GROUPS not in facts and "policy" not in facts:  # before the other facts existed, the policy was written last
@@ -83,22 +182,18 @@ def _compare(facts: Mapping[str, str], expected: Mapping[str, str], path: str) -
             )
 
 
-async def close_file(engine: SqliteEngine) -> None:
+async def close_file(engine: SqliteDatabase) -> None:
     """Close the file, leaving everything in it and no log beside it."""
     try:
         await engine.end_writing()
-        with translated(engine.url, engine.lock_timeout):
-            async with engine.pool.connect() as connection:
-                await connection.run_sync(_leave_wal)
+        await engine.outside(_leave_wal)
     finally:
         await engine.dispose()
 
 
-def _leave_wal(connection: Connection) -> None:
-    cursor: Any = connection.connection.cursor()
-    cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    cursor.execute("PRAGMA journal_mode = DELETE")
-    cursor.close()
+def _leave_wal(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    connection.execute("PRAGMA journal_mode = DELETE").fetchall()
 
 
 def same_file(path: str, other: str) -> bool:

@@ -14,30 +14,36 @@ from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Rules
-from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM, Clock
-from replaybuf.rules.tallies import LaneName, Tally
+from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
+from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.portable import State, StoredGroup, pack_state, unpack_state
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
-from replaybuf.storage.sql.statements.columns import STORED
-from replaybuf.storage.sql.statements.counts import add_counts, read_tallies
-from replaybuf.storage.sql.statements.cursors import read_cursors, write_cursors
-from replaybuf.storage.sql.statements.encoded import EncodedGroup, check_size, describe
-from replaybuf.storage.sql.statements.fence import check_fence, join
+from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors, read_tallies
+from replaybuf.storage.sql.statements.columns import STORED, scoped_key
+from replaybuf.storage.sql.statements.counts import add_counts
+from replaybuf.storage.sql.statements.cursors import write_cursors
+from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes, start_steps
-from replaybuf.storage.sql.statements.new_rows import group_row, insert_groups, payload_row
-from replaybuf.storage.sql.statements.put_keys import scoped_key
-from replaybuf.storage.sql.statements.race_keys import new_keys
+from replaybuf.storage.sql.statements.new_rows import (
+    EncodedGroup,
+    check_size,
+    describe,
+    group_row,
+    insert_groups,
+    payload_row,
+)
+from replaybuf.storage.sql.statements.ordering import new_keys
+from replaybuf.storage.sql.statements.restore import free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.tickets import next_ticket, set_next_ticket
-from replaybuf.storage.sql.statements.uids import free_shift, make_room, raise_uid
 from replaybuf.storage.values import NewGroup
 
 
 def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
     """Return the portable state of the buffer."""
     codec = codec.as_stored()
-    tallies = Counter(read_tallies(tx))
+    name = tx.scope.buffer or ""
+    tallies = Counter(read_tallies(tx, name))
     homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
     groups = []
     for found in map(GroupRow.of, tx.execute(_all_groups(tx))):
@@ -46,10 +52,10 @@ def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
             stored = _given_back(stored, tx.scope.rules, homes[(found.task_name, found.status)], tallies)
         groups.append(stored)
     clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
-    next_uid = tx.dialect.last_uid(tx.connection) + 1
+    next_uid = last_uid(tx) + 1
     join(tx)
     steps = {name: one.step for name, one in homes.items() if one.step is not None}
-    return pack_state(State(groups, next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx), steps))
+    return pack_state(State(groups, next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx, name), steps))
 
 
 def _all_groups(tx: Transaction) -> Any:

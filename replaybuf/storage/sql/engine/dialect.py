@@ -7,17 +7,79 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Select, Table, bindparam
+from pydantic_core import from_json, to_json
+from sqlalchemy import BigInteger, ColumnElement, Select, Table, bindparam
+from sqlalchemy import Dialect as Compiler
 
+from replaybuf import units
+from replaybuf.errors import TooLargeError
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.engine.plans import PlanStep
-from replaybuf.storage.sql.engine.sizes import RowLimit
 from replaybuf.storage.sql.schema.tables import group
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
+
+#: The most bytes of a UTF-8 character.
+_CHARACTER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimit:
+    """The most bytes of all values of a row, and what sets this limit."""
+
+    nbytes: int
+    why: str
+
+    def check(self, what: str, values: Iterable[object]) -> None:
+        """Raise TooLargeError when these values, in one row, are too large. `what` begins the message."""
+        if (size := self._size(list(values))) > self.nbytes:
+            raise TooLargeError(
+                f"{what} takes {units.size(size)} ({size:,} bytes), and a row holds at most {self.nbytes:,} bytes "
+                f"({self.why}); nothing was stored. Make smaller groups, or keep large values elsewhere and store "
+                "their place"
+            )
+
+    def _size(self, values: list[object]) -> int:
+        texts = [value for value in values if isinstance(value, str)]
+        size = sum(len(value) for value in values if isinstance(value, (bytes, bytearray, memoryview)))
+        if size + _CHARACTER * sum(map(len, texts)) <= self.nbytes:
+            return 0
+        return size + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStep:
+    """A line of a plan: `table` is read in it, by `index`, or rows are sorted.
+
+    `whole`: all of the table is read, without an index or along one.
+    """
+
+    depth: int
+    text: str
+    table: str | None = None
+    index: str | None = None
+    whole: bool = False
+    sorts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFacts:
+    """The columns of an index, whether it is unique, partial, and valid: its creation was not interrupted."""
+
+    columns: list[str]
+    unique: bool
+    partial: bool
+    valid: bool = True
+
+
+#: JSON as drivers take and give it is text.
+JSON_OPTIONS: dict[str, Any] = {
+    "json_serializer": lambda value: to_json(value).decode(),
+    "json_deserializer": from_json,
+}
 
 #: The parameters of `first_of_lane`.
 LANE, SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", type_=BigInteger())
@@ -28,6 +90,8 @@ class Dialect(ABC):
 
     #: SQLAlchemy's name for it, used by `query.compile_sql` and the views.
     name: str
+    #: SQLAlchemy's dialect, by which statements are compiled and values are converted.
+    compiler: Compiler
     #: Whether several transactions write at the same time, so that rows have to be locked.
     locks_rows: bool
     #: Whether each statement is a round trip to a server.
@@ -52,15 +116,19 @@ class Dialect(ABC):
         """Return the query, locking its rows against other writers; `skip_locked` leaves out rows that others hold."""
 
     @abstractmethod
-    def lock(self, connection: Connection, key: Lock) -> None:
+    def lock(self, tx: Transaction, key: Lock) -> None:
         """Take a lock exclusively, until the end of the transaction."""
 
+    def lock_schema(self, tx: Transaction) -> None:
+        """Take the lock of who creates the tables, until the end of the transaction."""
+        self.lock(tx, Lock.SCHEMA)
+
     @abstractmethod
-    def try_lock(self, connection: Connection, key: Lock, *, shared: bool = False) -> bool:
+    def try_lock(self, tx: Transaction, key: Lock, *, shared: bool = False) -> bool:
         """Take a lock if it is free; return whether it was."""
 
     @abstractmethod
-    def lock_names(self, connection: Connection, kind: NamedLock, names: Iterable[str]) -> None:
+    def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:
         """Take the locks of these names exclusively, in their order."""
 
     @abstractmethod
@@ -107,11 +175,7 @@ class Dialect(ABC):
         """Return the next uids, never given again even if the transaction fails (PostgreSQL then leaves a gap)."""
 
     @abstractmethod
-    def last_uid(self, connection: Connection) -> int:
-        """Return the last uid given."""
-
-    @abstractmethod
-    def set_last_uid(self, connection: Connection, last: int) -> None:
+    def set_last_uid(self, tx: Transaction, last: int) -> None:
         """Make `last + 1` the next uid."""
 
     @abstractmethod
@@ -126,17 +190,27 @@ class Dialect(ABC):
         """Copy no more of the groups that change into this checkpoint, if they are."""
 
     @abstractmethod
-    def row_limit(self, connection: Connection) -> RowLimit:
+    def row_limit(self, tx: Transaction) -> RowLimit:
         """Return how large a row may be."""
 
     @abstractmethod
-    def database_bytes(self, connection: Connection) -> int:
-        """Return the size of the database on disk, in bytes."""
-
-    @abstractmethod
-    def explain(self, connection: Connection, sql: str, values: Sequence[Any]) -> list[PlanStep]:
+    def explain(self, tx: Transaction, sql: str, values: Sequence[Any]) -> list[PlanStep]:
         """Return the plan of a statement with the driver's parameters, without running it."""
 
+    # The schema as it is
+
     @abstractmethod
-    def invalid_indexes(self, connection: Connection) -> set[str]:
-        """Return the names of indexes whose creation was interrupted."""
+    def tables(self, tx: Transaction) -> set[str]:
+        """Return the names of all tables."""
+
+    @abstractmethod
+    def views(self, tx: Transaction) -> dict[str, str]:
+        """Return the definitions of all views, by name."""
+
+    @abstractmethod
+    def columns(self, tx: Transaction, table: str) -> dict[str, bool]:
+        """Return the columns of a table, each with whether it may be NULL."""
+
+    @abstractmethod
+    def indexes(self, tx: Transaction, table: str) -> dict[str, IndexFacts]:
+        """Return what is to be known of the indexes of a table, by name."""

@@ -20,7 +20,7 @@ from replaybuf.errors import (
     TooLargeError,
     UnreachableError,
 )
-from replaybuf.storage.sql.engine.sqlite_errors import translate_sqlite
+from replaybuf.storage.sql.engine.sqlite_files import translate_sqlite
 from replaybuf.storage.sql.engine.urls import public_url
 
 
@@ -52,7 +52,7 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     cause = _driver_error(error)
     if url.get_backend_name() == "sqlite":
         return translate_sqlite(cause, where, str(url.database), lock_timeout)
-    if isinstance(error, exc.TimeoutError) or is_lost(error, connected=False):
+    if is_lost(error, connected=False):
         return _unreachable(cause, where)
     return _translate_postgres(cause, where, lock_timeout)
 
@@ -185,7 +185,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def is_refusal(error: BaseException) -> bool:
     """Return whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
-    by_sqlalchemy = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError)
     by_sqlite = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
     cause = error.__cause__
     if isinstance(error, UnreachableError):  # repeating one by one might store them twice
@@ -193,7 +192,6 @@ def is_refusal(error: BaseException) -> bool:
     return (
         not isinstance(error, ReplayBufError)
         or isinstance(error, TooLargeError)
-        or isinstance(cause, (*by_sqlalchemy, *by_sqlite))
-        or type(cause) in (exc.StatementError, exc.DBAPIError)
+        or isinstance(cause, by_sqlite)
         or (cause is not None and _is_asyncpg(cause) and _state(cause) in (None, _State.CANCELLED))
     )

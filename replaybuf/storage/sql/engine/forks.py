@@ -14,8 +14,8 @@ from types import TracebackType
 LONGEST_SECONDS = 10.0
 
 
-class Between:
-    """A context in which no process is forked, unless it lasts longer than `LONGEST_SECONDS`. Any thread."""
+class ForkGuard:
+    """A context in which no process is forked, unless it lasts longer than `LONGEST_SECONDS`; for any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -35,27 +35,27 @@ class Between:
             self._changed.notify_all()
 
     def before(self) -> None:
-        """Wait until nobody is inside, and let nobody in."""
+        """Block new transactions and wait for running ones, before a fork."""
         with self._changed:
             self._forking += 1
             self._changed.wait_for(lambda: not self._inside, LONGEST_SECONDS)
 
     def after_in_parent(self) -> None:
-        """Let them in again."""
+        """Let transactions begin again."""
         with self._changed:
             self._forking -= 1
             self._changed.notify_all()
 
     def after_in_child(self) -> None:
-        """Begin anew: nobody is inside in a process of one thread."""
+        """Begin anew: a process of one thread runs no transaction."""
         self.__init__()  # type: ignore[misc]
 
 
-BETWEEN_FORKS = Between()
+FORK_GUARD = ForkGuard()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=BETWEEN_FORKS.before,
-        after_in_parent=BETWEEN_FORKS.after_in_parent,
-        after_in_child=BETWEEN_FORKS.after_in_child,
+        before=FORK_GUARD.before,
+        after_in_parent=FORK_GUARD.after_in_parent,
+        after_in_child=FORK_GUARD.after_in_child,
     )

@@ -9,7 +9,8 @@ SQLite has one writer at a time and needs none of them.
 3. SWEEP: making a checkpoint, in a transaction alongside the one that copies, which takes WRITERS at the end: nobody
    who has WRITERS waits for SWEEP. Sweeps and undone takes try for it, shared: no payload is deleted that a copy will
    need, and a take is undone in a checkpoint that was being made once that is there.
-4. TASK (by name): puts and draws of tasks with limits, which act on counts that they read.
+4. TASK (by name): puts and draws of tasks with limits, which act on counts that they read. A put into several buffers
+   takes 4 to 6 for one buffer after the other, by name.
 5. Rows of groups, by uid; lanes, by id.
 6. KEY (by name): puts with a key, so that the second of two finds the first one's group; then that group's row.
 7. SHARDS: merging the counts of connections that are gone, unless another process does.
@@ -21,8 +22,6 @@ ends one of the transactions of a deadlock, and that one is repeated (`is_confli
 from __future__ import annotations
 
 from enum import IntEnum
-
-from sqlalchemy import text
 
 
 class Lock(IntEnum):
@@ -47,8 +46,7 @@ def first(own: int | None, *, alone: bool) -> str:
     return f"SELECT {writers};" if own is None else f"SELECT pg_advisory_xact_lock({own:d}), {writers};"
 
 
-TAKE = text("SELECT pg_advisory_xact_lock(:key)")
-TAKE_SHARED = text("SELECT pg_advisory_xact_lock_shared(:key)")
-TRY = text("SELECT pg_try_advisory_xact_lock(:key)")
-TRY_SHARED = text("SELECT pg_try_advisory_xact_lock_shared(:key)")
-TAKE_NAMED = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, :seed))")
+TAKE = "SELECT pg_advisory_xact_lock($1)"
+TRY = "SELECT pg_try_advisory_xact_lock($1)"
+TRY_SHARED = "SELECT pg_try_advisory_xact_lock_shared($1)"
+TAKE_NAMED = "SELECT pg_advisory_xact_lock(hashtextextended($1, $2))"

@@ -1,23 +1,38 @@
-"""The engine for a URL."""
+"""The database for a URL."""
 
 from __future__ import annotations
 
 from sqlalchemy.engine import URL
 
-from replaybuf.storage.sql.engine.port import Engine
-from replaybuf.storage.sql.engine.postgres import PostgresEngine
-from replaybuf.storage.sql.engine.sqlite import SqliteEngine
+from replaybuf.storage.sql.engine.database import Database, Function
+from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 
 
-def open_engine(
+def open_database(
     url: URL,
     *,
     durability: str = "normal",
     lock_timeout: float = 30.0,
     reconnect_timeout: float = 60.0,
     read_only: bool = False,
-) -> Engine:
-    """Return the engine for a URL from `parse_url`. Connects to nothing yet."""
+    ours_only: bool = False,
+    guard: Function[object] | None = None,
+) -> Database:
+    """Return the database for a URL from `parse_url`; `guard` as for `Database`. Connects to nothing yet.
+
+    With `ours_only` a SQLite file of another program is refused, and left as it is.
+    """
     if url.get_backend_name() == "sqlite":
-        return SqliteEngine(url, durability=durability, lock_timeout=lock_timeout, read_only=read_only)
-    return PostgresEngine(url, lock_timeout=lock_timeout, reconnect_timeout=reconnect_timeout, read_only=read_only)
+        return SqliteDatabase(
+            url,
+            durability=durability,
+            lock_timeout=lock_timeout,
+            read_only=read_only,
+            ours_only=ours_only,
+            guard=guard,
+        )
+    from replaybuf.storage.sql.engine.postgres import PostgresDatabase  # which imports a driver of its own
+
+    return PostgresDatabase(
+        url, lock_timeout=lock_timeout, reconnect_timeout=reconnect_timeout, read_only=read_only, guard=guard
+    )

@@ -7,11 +7,21 @@ import contextlib
 import logging
 import random
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import Select, bindparam
+from sqlalchemy.dialects.postgresql import insert
 
 from replaybuf.errors import ClosedError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.errors import NoConnectionLeftError
+from replaybuf.storage.sql.schema.tables import counter
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.transaction import Transaction
+
 
 #: The longest time between two attempts.
 _LONGEST_PAUSE = 1.0
@@ -180,3 +190,71 @@ class Insistent:
         except OutcomeUnknownError as error:
             self._doubt = error
             raise
+
+
+#: The prefix of the names of connections' rows in `rb_counter`.
+PREFIX = "connection "
+#: Begins every query of `marking`.
+MARKING = "WITH mark AS"
+
+
+class Identity(NamedTuple):
+    """A transaction: its connection's row, its number there, and the advisory lock that it holds while it runs."""
+
+    row: str
+    number: int
+    lock: int
+
+    @property
+    def mark(self) -> tuple[str, int]:
+        """The values of `MARK`."""
+        return self.row, self.number
+
+
+def next_identity(last: Identity | None) -> Identity:
+    """Return the identity of the next transaction of a connection, after its last one."""
+    # Numbers are microseconds since 1970, so that they show a row's age; a clock that is set back doesn't repeat them.
+    now = int(time.time() * 1_000_000)
+    if last is None:
+        drawn = uuid.uuid4()
+        return Identity(f"{PREFIX}{drawn.hex}", now, drawn.int >> 65)
+    return last._replace(number=max(last.number + 1, now))
+
+
+#: The parameters of `marking`.
+MARK = ("mark_row", "mark_number")
+
+
+def marking(query: Select[Any]) -> Select[Any]:
+    """Return the query as a statement that also writes the mark of the transaction."""
+    mark = insert(counter).values({"name": bindparam(MARK[0]), "value": bindparam(MARK[1])})
+    mark = mark.on_conflict_do_update(index_elements=[counter.c.name], set_={"value": mark.excluded.value})
+    return query.add_cte(mark.cte("mark"))
+
+
+def mark_statement(mark: tuple[str, int]) -> str:
+    """Return the statement that writes a mark, with its values."""
+    row, number = mark
+    values = f"('{row}', {number:d}) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+    return f"INSERT INTO rb_counter (name, value) VALUES {values}"  # noqa: S608
+
+
+# As `pg_locks` shows an advisory lock of 64 bits.
+_END = """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_locks
+    WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid = $1 AND objid = $2
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+def end_if_running(tx: Transaction, identity: Identity) -> bool:
+    """End a transaction that still runs because its server process hasn't noticed the loss; return whether it ran."""
+    high, low = divmod(identity.lock, 1 << 32)
+    [(ended,)] = tx.run(_END, high, low)
+    return bool(ended)
+
+
+def was_committed(tx: Transaction, identity: Identity) -> bool:
+    """Return whether a transaction that no longer runs was committed."""
+    found = tx.run("SELECT value FROM rb_counter WHERE name = $1", identity.row)
+    return bool(found) and int(found[0][0]) == identity.number

@@ -13,29 +13,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sqlalchemy import Connection, exc
 from sqlalchemy.engine import URL
-from sqlalchemy.engine.interfaces import IsolationLevel
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql.engine import identity as identities
 from replaybuf.storage.sql.engine import locks
+from replaybuf.storage.sql.engine import outage as identities
+from replaybuf.storage.sql.engine.database import Changes, Database, Function, Steps
 from replaybuf.storage.sql.engine.errors import is_conflict, is_lost, translated
-from replaybuf.storage.sql.engine.identity import Identity
-from replaybuf.storage.sql.engine.kept_connections import KeptConnections
-from replaybuf.storage.sql.engine.locks import Lock
-from replaybuf.storage.sql.engine.outage import Outage, OutcomeUnknownError, Patience
-from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
+from replaybuf.storage.sql.engine.hooks import on_statement
+from replaybuf.storage.sql.engine.outage import Identity, Outage, OutcomeUnknownError, Patience
 from replaybuf.storage.sql.engine.postgres_changes import Notifications
-from replaybuf.storage.sql.engine.postgres_connections import (
-    ISOLATION,
-    MOST_CONNECTIONS,
-    forget_writing,
-    has_written,
-    postgres_pool,
-)
-from replaybuf.storage.sql.engine.postgres_driver import PostgresDriver, commit, send
+from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
+from replaybuf.storage.sql.engine.postgres_pool import Pool, PoolBusyError, PostgresSession, commit, run, send
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 
 if TYPE_CHECKING:
@@ -46,6 +35,11 @@ T = TypeVar("T")
 _ATTEMPTS = 5
 #: How often, and at what interval, to check whether a server process that was told to end is gone.
 _ENDING_LOOKS, _ENDING_SECONDS = 100, 0.02
+#: Of all transactions that write. After waiting for a lock, a statement has to see what was committed meanwhile:
+#: fences, counts and the creation of the schema rest on that.
+_WRITES = "READ COMMITTED"
+#: Of all that read: they see one state of the database.
+_READS = "REPEATABLE READ"
 
 
 @dataclass(slots=True)
@@ -60,19 +54,25 @@ class _Attempt(Generic[T]):
     result: Any = None
 
 
-class PostgresEngine(Engine):
+class PostgresDatabase(Database):
     """A PostgreSQL database. Lost connections are replaced for up to `reconnect_timeout` seconds."""
 
+    dialect = POSTGRES
     writers = 4
 
     def __init__(
-        self, url: URL, *, lock_timeout: float, reconnect_timeout: float = 60.0, read_only: bool = False
+        self,
+        url: URL,
+        *,
+        lock_timeout: float,
+        reconnect_timeout: float = 60.0,
+        read_only: bool = False,
+        guard: Function[object] | None = None,
     ) -> None:
-        super().__init__(url, lock_timeout)
+        super().__init__(url, lock_timeout, guard)
         with translated(url, lock_timeout):
-            self.pool = postgres_pool(url, lock_timeout=lock_timeout, read_only=read_only)
-        self.kept = KeptConnections(self.pool, MOST_CONNECTIONS // 2)
-        self._begin = f"BEGIN ISOLATION LEVEL {ISOLATION}{' READ ONLY' if read_only else ''};"
+            self.pool = Pool(url, lock_timeout=lock_timeout, read_only=read_only)
+        self._read_only = read_only
         self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)
 
@@ -80,12 +80,14 @@ class PostgresEngine(Engine):
         self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False, single: bool = False
     ) -> T:
         async def once(attempt: _Attempt[T]) -> T:
-            # A statement of its own sees one state, too.
-            async with self._connected(attempt, "AUTOCOMMIT" if single else "REPEATABLE READ") as connection:
-                if single:
-                    return await connection.run_sync(lambda inner: function(self._direct(inner, scope)))
-                async with connection.begin():
-                    return await connection.run_sync(lambda inner: function(self._tx(inner, scope)))
+            async with self._connected(attempt) as connection:
+                tx = Transaction(PostgresSession(connection), scope)
+                if single:  # a statement of its own sees one state, too
+                    return await run(lambda: function(tx))
+                async with self._begun(connection, self._begin(_READS)):
+                    result = await run(lambda: function(tx))
+                    await commit(connection)
+                return result
 
         return await self._until_done(once)
 
@@ -96,82 +98,79 @@ class PostgresEngine(Engine):
         *,
         alone: bool = False,
         brief: bool = False,
+        fenced: bool = True,
         patience: float | None = None,
     ) -> T:
+        work = self._behind_fence(function, fenced=fenced)
+        bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
+        begin = self._begin(_WRITES) + bound
+
         async def once(attempt: _Attempt[T]) -> T:
-            def transact(inner: Connection) -> bool:
-                tx = self._direct(inner, scope)
-                tx.mark = None if attempt.identity is None else attempt.identity.mark
-                forget_writing(inner)
-                attempt.result = function(tx)
-                if has_written(inner) and tx.mark is not None:
+            def transact(session: PostgresSession) -> bool:
+                tx = Transaction(session, scope, None if attempt.identity is None else attempt.identity.mark)
+                attempt.result = work(tx)
+                has_written = session.has_written or bool(tx.last)
+                if has_written and tx.mark is not None:
                     tx.finish(identities.mark_statement(tx.mark))
                 attempt.last = tx.last
-                return has_written(inner)
+                return has_written
 
-            # SQLAlchemy would otherwise send a BEGIN of its own.
-            async with self._connected(attempt, "AUTOCOMMIT") as connection:
+            async with self._connected(attempt) as connection:
                 if self.opened:
-                    attempt.identity = await connection.run_sync(identities.next_identity)
-                async with self._begun(connection, attempt.identity, alone=alone, patience=patience) as raw:
-                    attempt.committing = await connection.run_sync(transact)
+                    attempt.identity = connection.next_identity()  # type: ignore[attr-defined]
+                own = None if attempt.identity is None else attempt.identity.lock
+                async with self._begun(connection, begin + locks.first(own, alone=alone)):
+                    session = PostgresSession(connection)
+                    attempt.committing = await run(lambda: transact(session))
                     # A take that found nothing needn't wait for the disk.
-                    await (commit(raw, attempt.last) if attempt.committing else send(raw, "ROLLBACK;"))
+                    await (commit(connection, attempt.last) if attempt.committing else send(connection, "ROLLBACK;"))
             result: T = attempt.result
             return result
 
         return await self._until_done(once, stored="; nothing of it was stored")
 
+    def _begin(self, level: str) -> str:
+        return f"BEGIN ISOLATION LEVEL {level}{' READ ONLY' if self._read_only else ''};"
+
     @asynccontextmanager
-    async def _begun(
-        self, connection: AsyncConnection, identity: Identity | None, *, alone: bool, patience: float | None
-    ) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """Begin a transaction and take its locks in one message; yields the driver's connection, to end it."""
-        raw: Any = (await connection.get_raw_connection()).driver_connection
+    async def _begun(self, connection: asyncpg.Connection[Any], begin: str) -> AsyncIterator[None]:
+        """Begin a transaction in one message, with its locks; the block ends it. It is rolled back on an exception."""
         try:
-            bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
-            await send(raw, self._begin + bound + locks.first(None if identity is None else identity.lock, alone=alone))
-            yield raw
-        except OSError:  # the connection can't be used any more
-            raise
-        except Exception:
+            on_statement(begin)
+            await send(connection, begin)
+            yield
+        except Exception as error:
+            if isinstance(error, OSError) and not isinstance(error, ReplayBufError):
+                raise  # the connection can't be used any more; FullError, say, is raised by the transaction itself
             try:
-                await send(raw, "ROLLBACK;")
+                await send(connection, "ROLLBACK;")
             except Exception:  # it was lost, perhaps in the middle of an operation
-                await connection.invalidate()
-            raise
-        except BaseException:  # it isn't known what the server has made of it
-            await connection.invalidate()
+                await self.pool.discard(connection)
             raise
 
     async def write_beside(
         self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
     ) -> T:
+        work = self._behind_fence(function)
+
         async def once(attempt: _Attempt[T]) -> T:
             # Both connections are acquired before anything is locked. One operation at a time: many that have one
             # connection and wait for their second would exhaust the pool.
-            async with (
-                self._pairing,
-                self._connected(attempt, ISOLATION) as guarding,
-                self._connected(attempt, "REPEATABLE READ") as connection,
-            ):
-                async with guarding.begin():
-                    await guarding.run_sync(lambda inner: guard(self._tx(inner, scope)))
-                    async with connection.begin():
-                        result = await connection.run_sync(lambda inner: function(self._tx(inner, scope)))
+            async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
+                beside = Transaction(PostgresSession(guarding), scope)
+                tx = Transaction(PostgresSession(connection), scope)
+                async with self._begun(guarding, self._begin(_WRITES)):
+                    await run(lambda: guard(beside))
+                    async with self._begun(connection, self._begin(_READS)):
+                        result = await run(lambda: work(tx))
                         # Only now: who wants to write alone would wait for all of it, and all others for them.
-                        await guarding.run_sync(_keep_out, alone=False)
-                        await guarding.run_sync(lambda inner: confirm(self._tx(inner, scope)))
+                        await send(guarding, locks.first(None, alone=False))
+                        await run(lambda: confirm(beside))
+                        await commit(connection)
+                    await commit(guarding)
                 return result
 
         return await self._until_done(once)
-
-    def _tx(self, connection: Connection, scope: Scope) -> Transaction:
-        return Transaction(connection, self.dialect, scope)
-
-    def _direct(self, connection: Connection, scope: Scope) -> Transaction:
-        """Return a transaction that wasn't begun by SQLAlchemy, which it needn't pass through."""
-        return Transaction(connection, self.dialect, scope, PostgresDriver(connection))
 
     # Going on after a lost connection
 
@@ -194,7 +193,7 @@ class PostgresEngine(Engine):
                 return result
 
     def _is_lost(self, error: ReplayBufError, attempt: _Attempt[Any]) -> bool:
-        if self._outage.on and not attempt.connected and isinstance(error.__cause__, exc.TimeoutError):
+        if self._outage.on and not attempt.connected and isinstance(error, PoolBusyError):
             return True  # the pool is busy making connections that fail
         # An answer to COMMIT that doesn't arrive counts as lost.
         return is_lost(error, connected=attempt.connected and not attempt.committing)
@@ -237,10 +236,11 @@ class PostgresEngine(Engine):
 
     async def _find_out(self, identity: Identity, attempt: _Attempt[bool]) -> bool:
         """Return whether a transaction was committed. If it still runs, without a client, it is ended first."""
-        async with self._connected(attempt, "AUTOCOMMIT") as connection:
+        async with self._connected(attempt) as connection:
+            tx = Transaction(PostgresSession(connection))
             for _ in range(_ENDING_LOOKS):
-                if not await connection.run_sync(identities.end_if_running, identity):
-                    return await connection.run_sync(identities.was_committed, identity)
+                if not await run(lambda: identities.end_if_running(tx, identity)):
+                    return await run(lambda: identities.was_committed(tx, identity))
                 await asyncio.sleep(_ENDING_SECONDS)
             raise ConnectionError("the server process of a lost connection doesn't end")
 
@@ -250,40 +250,31 @@ class PostgresEngine(Engine):
     # Connections
 
     @asynccontextmanager
-    async def _connected(self, attempt: _Attempt[Any], level: IsolationLevel) -> AsyncIterator[AsyncConnection]:
+    async def _connected(self, attempt: _Attempt[Any]) -> AsyncIterator[asyncpg.Connection[Any]]:
         with translated(self.url, self.lock_timeout):
-            async with self._outage.connecting(attempt.since) as connected, self.kept.connection(level) as connection:
+            async with self._outage.connecting(attempt.since) as connected, self.pool.lend() as connection:
                 await connected()
                 attempt.connected = True
-                try:
-                    yield connection
-                except OSError as error:
-                    if not isinstance(error, ReplayBufError):
-                        await connection.invalidate(error)  # SQLAlchemy doesn't recognise all such errors
-                    raise
+                yield connection
 
     @asynccontextmanager
     async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
+        begin = self._begin(_WRITES) + locks.first(None, alone=alone) if write else self._begin(_READS)
         with translated(self.url, self.lock_timeout):
-            level: IsolationLevel = ISOLATION if write else "REPEATABLE READ"
-            async with self.kept.connection(level) as connection, connection.begin():
-                if write:
-                    await connection.run_sync(_keep_out, alone=alone)
-                yield Steps(self, connection, scope)
+            async with self.pool.lend() as connection, self._begun(connection, begin):
+                steps = Steps(
+                    Transaction(PostgresSession(connection), scope), run, lambda: send(connection, "ROLLBACK;")
+                )
+                yield steps
+                if not steps.is_over:
+                    await commit(connection)
 
     def changes(self, hint: Callable[[], object]) -> Changes:
-        return Notifications(self.connect, self.kept, hint)
+        return Notifications(self.url, self.lock_timeout, self.pool, hint)
 
-    async def connect(self) -> AsyncConnection:
-        """Return a separate connection, to be closed by the caller."""
-        with translated(self.url, self.lock_timeout):
-            return await self.kept.take()
+    @property
+    def lent(self) -> int:
+        return self.pool.lent
 
     async def dispose(self) -> None:
-        await self.kept.close()
-        await self.pool.dispose()
-
-
-def _keep_out(connection: Connection, *, alone: bool) -> None:
-    """Keep out other writers, or only exclusive ones."""
-    connection.execute(locks.TAKE if alone else locks.TAKE_SHARED, {"key": Lock.WRITERS})
+        await self.pool.close()

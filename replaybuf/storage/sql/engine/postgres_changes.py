@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.engine import URL
 
-from replaybuf.storage.sql.engine.kept_connections import KeptConnections
-from replaybuf.storage.sql.engine.port import Changes
+from replaybuf.storage.sql.engine.database import Changes
+from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.postgres_pool import Pool, is_closed
 
 _CHANNEL = "replaybuf"
 # Nothing but the announcement depends on its commit, which needn't wait for the disk.
@@ -29,48 +30,39 @@ class Notifications(Changes):
     seconds = 0.5
     announces = True
 
-    def __init__(
-        self,
-        connect: Callable[[], Awaitable[AsyncConnection]],
-        kept: KeptConnections,
-        hint: Callable[[], object],
-    ) -> None:
-        self._connect = connect
-        self._kept = kept
+    def __init__(self, url: URL, lock_timeout: float, pool: Pool, hint: Callable[[], object]) -> None:
+        self._url, self._lock_timeout = url, lock_timeout
+        self._pool = pool
         self._hint = hint
-        self._connection: AsyncConnection | None = None
         self._listening: Any = None
         self._snapshot: str | None = None
 
     async def look(self) -> bool:
-        if self._connection is not None and self._listening.is_closed():
-            await self.close()
-        if self._connection is None:
-            self._connection = await self._connect()
-            raw = await self._connection.get_raw_connection()
-            self._listening = raw.driver_connection
-            await self._listening.add_listener(_CHANNEL, lambda *_: self._hint())
-        snapshot: str = await self._ask(lambda raw: raw.fetchval(_SNAPSHOT))
+        with translated(self._url, self._lock_timeout):
+            if self._listening is not None and is_closed(self._listening):
+                await self.close()
+            if self._listening is None:
+                self._listening = await self._pool.take()
+                await self._listening.add_listener(_CHANNEL, self._heard)
+            snapshot: str = await self._ask(lambda connection: connection.fetchval(_SNAPSHOT))
         changed, self._snapshot = snapshot != self._snapshot, snapshot
         return changed
 
+    def _heard(self, *_: Any) -> None:
+        self._hint()
+
     async def announce(self) -> None:
         # Only a hint, and not repeated: if it is lost, the others notice at their next look.
-        await self._ask(lambda raw: raw.execute(_ANNOUNCE))
+        with translated(self._url, self._lock_timeout):
+            await self._ask(lambda connection: connection.execute(_ANNOUNCE))
 
     async def close(self) -> None:
-        connection, self._connection, self._snapshot = self._connection, None, None
+        connection, self._listening, self._snapshot = self._listening, None, None
         if connection is not None:
             with contextlib.suppress(Exception):
-                await connection.invalidate()
-                await connection.close()
+                await self._pool.discard(connection)
 
     async def _ask(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Return the answer to what is a transaction of its own, and asked of the driver's connection."""
-        async with asyncio.timeout(_LONGEST_SECONDS), self._kept.connection("AUTOCOMMIT") as connection:
-            try:
-                raw = await connection.get_raw_connection()
-                return await ask(raw.driver_connection)
-            except BaseException:
-                await connection.invalidate()
-                raise
+        """Return the answer to what is a transaction of its own."""
+        async with asyncio.timeout(_LONGEST_SECONDS), self._pool.lend() as connection:
+            return await ask(connection)

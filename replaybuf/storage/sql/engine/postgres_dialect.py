@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
-    Connection,
     Integer,
     Select,
     Table,
@@ -22,19 +22,16 @@ from sqlalchemy import (
     func,
     insert,
     select,
-    text,
     update,
 )
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION
+from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, asyncpg
 
-from replaybuf.rules.race import KEYS
-from replaybuf.storage.sql.engine import locks, sizes
-from replaybuf.storage.sql.engine.dialect import LANE, SIZE, Dialect
+from replaybuf.rules.policies import KEYS
+from replaybuf.storage.sql.engine import locks
+from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, IndexFacts, PlanStep, RowLimit
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.engine.plans import PlanStep, postgres_plan
-from replaybuf.storage.sql.engine.prepared import Prepared
-from replaybuf.storage.sql.engine.sizes import RowLimit
+from replaybuf.storage.sql.engine.transaction import Prepared
 from replaybuf.storage.sql.schema.tables import Number, garbage, group, payload, uid_sequence
 
 if TYPE_CHECKING:
@@ -43,6 +40,7 @@ if TYPE_CHECKING:
 
 class PostgresDialect(Dialect):
     name = "postgresql"
+    compiler = asyncpg.dialect(**JSON_OPTIONS)  # type: ignore[no-untyped-call]
     locks_rows = True
     is_remote = True
     shard = func.pg_backend_pid()
@@ -59,15 +57,16 @@ class PostgresDialect(Dialect):
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         return query.with_for_update(of=of, skip_locked=skip_locked)
 
-    def lock(self, connection: Connection, key: Lock) -> None:
-        connection.execute(locks.TAKE, {"key": key})
+    def lock(self, tx: Transaction, key: Lock) -> None:
+        tx.run(locks.TAKE, key)
 
-    def try_lock(self, connection: Connection, key: Lock, *, shared: bool = False) -> bool:
-        return bool(connection.execute(locks.TRY_SHARED if shared else locks.TRY, {"key": key}).scalar())
+    def try_lock(self, tx: Transaction, key: Lock, *, shared: bool = False) -> bool:
+        [(free,)] = tx.run(locks.TRY_SHARED if shared else locks.TRY, key)
+        return bool(free)
 
-    def lock_names(self, connection: Connection, kind: NamedLock, names: Iterable[str]) -> None:
+    def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:
         for name in sorted(names):
-            connection.execute(locks.TAKE_NAMED, {"name": name, "seed": kind})
+            tx.run(locks.TAKE_NAMED, name, kind)
 
     def clock(self, tx: Transaction) -> float:
         [(seconds,)] = tx.fetch(_CLOCK)
@@ -100,7 +99,7 @@ class PostgresDialect(Dialect):
             values = {
                 f"new_{name}": list(each) for name, each in zip(("uid", *names), zip(*rows, strict=True), strict=True)
             }
-            tx.connection.execute(_set_columns(tuple(names)), values)
+            tx.execute(_set_columns(tuple(names)), values)
 
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         tx.fetch(_SET_KEYS[race], uids, keys)
@@ -108,12 +107,8 @@ class PostgresDialect(Dialect):
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         return [uid for (uid,) in tx.fetch(_NEXT_UIDS, count)]
 
-    def last_uid(self, connection: Connection) -> int:
-        last, called = connection.execute(text("SELECT last_value, is_called FROM rb_uid")).one()
-        return int(last) if called else int(last) - 1
-
-    def set_last_uid(self, connection: Connection, last: int) -> None:
-        connection.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
+    def set_last_uid(self, tx: Transaction, last: int) -> None:
+        tx.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
 
     def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         pass
@@ -121,18 +116,62 @@ class PostgresDialect(Dialect):
     def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         pass
 
-    def row_limit(self, connection: Connection) -> RowLimit:
-        return sizes.POSTGRES
+    def row_limit(self, tx: Transaction) -> RowLimit:
+        return ROW_LIMIT
 
-    def database_bytes(self, connection: Connection) -> int:
-        return int(connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+    def explain(self, tx: Transaction, sql: str, values: Sequence[Any]) -> list[PlanStep]:
+        [(answer,)] = tx.run(f"EXPLAIN (FORMAT JSON) {sql}", *values)
+        [plan] = json.loads(answer)
+        return list(_steps(plan["Plan"], 0))
 
-    def explain(self, connection: Connection, sql: str, values: Sequence[Any]) -> list[PlanStep]:
-        return postgres_plan(connection, sql, values)
+    def tables(self, tx: Transaction) -> set[str]:
+        return {name for (name,) in tx.run(f"SELECT relname {_RELATIONS} IN ('r', 'p')")}
 
-    def invalid_indexes(self, connection: Connection) -> set[str]:
-        query = "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE NOT i.indisvalid"
-        return set(connection.execute(text(query)).scalars())
+    def views(self, tx: Transaction) -> dict[str, str]:
+        views = tx.run(f"SELECT relname, pg_get_viewdef(oid) {_RELATIONS} = 'v'")
+        return {name: definition or "" for name, definition in views}
+
+    def columns(self, tx: Transaction, table: str) -> dict[str, bool]:
+        return {name: not required for name, required in tx.run(_COLUMNS, table)}
+
+    def indexes(self, tx: Transaction, table: str) -> dict[str, IndexFacts]:
+        return {name: IndexFacts(list(columns), *facts) for name, columns, *facts in tx.run(_INDEXES, table)}
+
+
+#: The server would end the connection. A row arrives in one message, and is sent back in one. The megabyte is for its
+#: other columns.
+ROW_LIMIT = RowLimit((1 << 30) - (1 << 20), "PostgreSQL's messages have less than 1 GiB")
+
+_RELATIONS = "FROM pg_class WHERE relnamespace = CAST(current_schema() AS regnamespace) AND relkind"
+_COLUMNS = """
+SELECT attname, attnotnull FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped
+"""
+_INDEXES = """
+SELECT c.relname, ARRAY(SELECT pg_get_indexdef(c.oid, place, true) FROM generate_series(1, i.indnkeyatts) place),
+       i.indisunique, i.indpred IS NOT NULL, i.indisvalid
+  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = to_regclass($1)
+"""
+
+
+def _steps(node: dict[str, Any], depth: int) -> Iterator[PlanStep]:
+    kind, table, index = node["Node Type"], node.get("Relation Name"), node.get("Index Name")
+    text = " ".join(filter(None, (kind, f"on {table}" if table else "", f"using {index}" if index else "")))
+    conditions = [f"{name}: {node[name]}" for name in ("Index Cond", "Filter", "Sort Key") if name in node]
+    text += f" (about {node['Plan Rows']:,} rows)" + "".join(f", {condition}" for condition in conditions)
+    children = node.get("Plans", ())
+    if kind.startswith("Bitmap Heap"):  # its index is in the step below
+        index = ", ".join(name for child in children for name in _indexes(child)) or None
+    whole = kind == "Seq Scan" or (kind in ("Index Scan", "Index Only Scan") and "Index Cond" not in node)
+    yield PlanStep(depth, text, table, index if table else None, whole, "Sort" in kind)
+    for child in children:
+        yield from _steps(child, depth + 1)
+
+
+def _indexes(node: dict[str, Any]) -> Iterator[str]:
+    if "Index Name" in node:
+        yield node["Index Name"]
+    for child in node.get("Plans", ()):
+        yield from _indexes(child)
 
 
 _NOW = select(func.extract("epoch", func.clock_timestamp()))

@@ -1,9 +1,7 @@
-"""SQLite through aiosqlite: whole transactions, each run in one thread.
+"""SQLite: whole transactions, each run in one thread.
 
-aiosqlite gives every connection a thread and sends it one call at a time. A transaction of eight calls would switch
-threads sixteen times, each time waiting for Python's interpreter lock when the training loop is busy. So a transaction
-is sent as one call; and a brief one isn't sent at all, but run in the store's own thread. All writes of a store share
-one connection, whose cache of pages stays true until another process writes.
+A transaction is sent to its connection's thread as one call; a brief one isn't sent at all, but run in the store's own
+thread. All writes of a store share one connection, whose cache of pages stays true until another process writes.
 """
 
 from __future__ import annotations
@@ -11,47 +9,51 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import sqlalchemy
-from sqlalchemy import event
 from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from replaybuf.storage.sql.engine.database import Changes, Database, Function, Steps
 from replaybuf.storage.sql.engine.errors import translated
-from replaybuf.storage.sql.engine.port import Changes, Engine, Function, Steps
-from replaybuf.storage.sql.engine.sqlite_changes import DataVersion, NoOthers
-from replaybuf.storage.sql.engine.sqlite_connections import ThreadedConnection, Workers, sqlite_pool
+from replaybuf.storage.sql.engine.sqlite_changes import DataVersion, NeverChanges
+from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
+from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_log import LogCopies, copy_log, flush_log
-from replaybuf.storage.sql.engine.sqlite_session import Session, is_busy
-from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope
+from replaybuf.storage.sql.engine.sqlite_session import is_busy
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory
 
 T = TypeVar("T")
 
-_ENDING_SECONDS = 1.0
 
-
-class SqliteEngine(Engine):
+class SqliteDatabase(Database):
     """A SQLite file, or a database in memory."""
 
-    def __init__(self, url: URL, *, durability: str, lock_timeout: float, read_only: bool = False) -> None:
-        super().__init__(url, lock_timeout)
+    dialect = SQLITE
+
+    def __init__(
+        self,
+        url: URL,
+        *,
+        durability: str,
+        lock_timeout: float,
+        read_only: bool = False,
+        ours_only: bool = False,
+        guard: Function[object] | None = None,
+    ) -> None:
+        super().__init__(url, lock_timeout, guard)
         self.memory = is_memory(url)
         self.path = None if self.memory else url.database
-        self._workers = Workers()
-        self.pool = sqlite_pool(
-            url, durability=durability, lock_timeout=lock_timeout, read_only=read_only, workers=self._workers
+        self.connections = Connections(
+            url, durability=durability, lock_timeout=lock_timeout, read_only=read_only, ours_only=ours_only
         )
-        event.listen(self.pool.sync_engine, "begin", _begin)
         # There is one writer at a time: writers of this process queue here, in order, instead of polling for SQLite's
         # lock. A database in memory has a single connection, for which readers have to queue, too.
         self._turn = asyncio.Lock()
-        self._writing: AsyncConnection | None = None
-        self._session: tuple[ThreadedConnection, Session] | None = None
-        self._copier: AsyncConnection | None = None
+        self._writer: SqliteConnection | None = None
+        self._copier: SqliteConnection | None = None
         self._log: LogCopies | None = None
         if self.path is not None:
             log = f"{self.path}-wal"
@@ -67,9 +69,8 @@ class SqliteEngine(Engine):
                 except sqlite3.OperationalError as error:
                     if self.memory or not is_busy(error):
                         raise
-            async with self.pool.connect() as connection:
-                driver, session = await _session_of(connection)
-                return await driver.in_thread(lambda _: session.transact(function, scope, write=False))
+            async with self.connections.lend() as connection:
+                return await connection.in_thread(lambda session: session.transact(function, scope, write=False))
 
     async def write(
         self,
@@ -78,11 +79,13 @@ class SqliteEngine(Engine):
         *,
         alone: bool = False,
         brief: bool = False,
+        fenced: bool = True,
         patience: float | None = None,
     ) -> T:
         # A commit either succeeds or raises; no answer can be lost, and nothing has to be repeated.
+        work = self._behind_fence(function, fenced=fenced)
         with translated(self.url, self.lock_timeout if patience is None else patience):
-            result = await self._in_turn(function, scope, write=True, brief=brief, patience=patience)
+            result = await self._in_turn(work, scope, write=True, brief=brief, patience=patience)
         self._committed()
         return result
 
@@ -96,92 +99,98 @@ class SqliteEngine(Engine):
     ) -> T:
         """Run a transaction on the writer's connection: a brief one in this thread, unless another process writes."""
         async with self._turn:
-            driver, session = self._session or await self._open_writer()
-            if brief and driver.idle:
+            writer = self._writer or await self._open_writer()
+            if brief and writer.idle:
                 try:
-                    return session.transact(function, scope, write=write)
+                    return writer.session.transact(function, scope, write=write)
                 except sqlite3.OperationalError as error:
                     if not is_busy(error):
                         raise
-            patience = self.lock_timeout if patience is None else patience
-            return await driver.in_thread(lambda _: session.transact(function, scope, write=write, patience=patience))
+            bound = self.lock_timeout if patience is None else patience
+            return await writer.in_thread(lambda own: own.transact(function, scope, write=write, patience=bound))
 
-    async def _open_writer(self) -> tuple[ThreadedConnection, Session]:
-        if self._writing is None:
-            self._writing = await self.pool.connect().start()
-        self._session = driver, session = await _session_of(self._writing)
-        await driver.in_thread(lambda raw: raw.execute("PRAGMA busy_timeout = 0"))  # sessions wait by themselves
-        return driver, session
+    async def _open_writer(self) -> SqliteConnection:
+        self._writer = writer = await self.connections.open()
+        await writer.in_thread(lambda own: own.raw.execute("PRAGMA busy_timeout = 0"))  # `begin` waits by itself
+        return writer
 
     @asynccontextmanager
     async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
         with translated(self.url, self.lock_timeout):
-            async with self._turn_of(write), self.pool.connect() as connection:
-                await connection.execution_options(replaybuf_write=write)
-                async with connection.begin():
-                    yield Steps(self, connection, scope)
+            async with self._connection(write) as connection:
+                await connection.in_thread(lambda own: own.begin(write=write, patience=self.lock_timeout))
+                steps = Steps(
+                    Transaction(connection.session, scope),
+                    lambda function: connection.in_thread(lambda _: function()),
+                    lambda: connection.in_thread(lambda own: own.roll_back()),
+                )
+                try:
+                    yield steps
+                    if not steps.is_over:
+                        await connection.in_thread(lambda own: own.commit())
+                except BaseException:
+                    await asyncio.shield(connection.in_thread(lambda own: own.roll_back()))
+                    raise
         if write:
             self._committed()
+
+    @asynccontextmanager
+    async def _connection(self, write: bool) -> AsyncIterator[SqliteConnection]:
+        if write or self.memory:
+            async with self._turn:
+                yield self._writer or await self._open_writer()
+        else:
+            async with self.connections.lend() as connection:
+                yield connection
+
+    async def outside(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Return `function(connection)`, run outside any transaction, on a connection that doesn't write otherwise."""
+        with translated(self.url, self.lock_timeout):
+            async with self.connections.lend() as connection:
+                return await connection.in_thread(lambda session: session.outside(function))
 
     def _committed(self) -> None:
         if self._log is not None:
             self._log.committed()
 
     async def _copy_alone(self, log: str) -> int:
-        copier, _ = await self._open_copier()
+        copier = await self._open_copier()
         await copier.in_thread(lambda _: flush_log(log))
         return await self._in_turn(
-            lambda _: copy_log(copier.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
+            lambda _: copy_log(copier.session.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
         )
 
     async def _copy_beside(self) -> int:
-        copier, session = await self._open_copier()
-        return await copier.in_thread(lambda _: session.outside(copy_log))
+        copier = await self._open_copier()
+        return await copier.in_thread(lambda session: session.outside(copy_log))
 
-    async def _open_copier(self) -> tuple[ThreadedConnection, Session]:
+    async def _open_copier(self) -> SqliteConnection:
         """Return the connection that copies the log, which is used for nothing else."""
         if self._copier is None:
-            self._copier = await self.pool.connect().start()
-        return await _session_of(self._copier)
-
-    def _turn_of(self, write: bool) -> AbstractAsyncContextManager[None]:
-        return self._turn if write or self.memory else nullcontext()
+            self._copier = await self.connections.open()
+        return self._copier
 
     def changes(self, hint: Callable[[], object]) -> Changes:
-        return NoOthers() if self.path is None else DataVersion(self.path, self.connect, hint)
+        return NeverChanges() if self.path is None else DataVersion(self.path, self._connect, self.connections, hint)
 
-    async def connect(self) -> AsyncConnection:
-        """Return a separate connection, to be closed by the caller."""
+    async def _connect(self) -> SqliteConnection:
         with translated(self.url, self.lock_timeout):
-            return await self.pool.connect().start()
+            return await self.connections.open()
+
+    @property
+    def lent(self) -> int:
+        return self.connections.lent
 
     async def end_writing(self) -> None:
         """Close the connections that the writes share, and copy the log no more; the next write opens others."""
         if self._log is not None:
             await self._log.close()
         async with self._turn:
-            connections = (self._copier, self._writing)
-            self._copier = self._writing = self._session = None
+            connections = (self._copier, self._writer)
+            self._copier = self._writer = None
             for connection in filter(None, connections):
-                await connection.invalidate()
-                await connection.close()
+                await self.connections.close(connection)
 
     async def dispose(self) -> None:
         await self.end_writing()
-        await self.pool.dispose()
-        await self._workers.ended(_ENDING_SECONDS)
-
-
-def _begin(connection: sqlalchemy.Connection) -> None:
-    write = connection.get_execution_options().get("replaybuf_write", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-
-async def _session_of(connection: AsyncConnection) -> tuple[ThreadedConnection, Session]:
-    """Return the driver's connection below SQLAlchemy's, and its session."""
-    pooled = await connection.get_raw_connection()
-    driver: Any = pooled.driver_connection
-    session = pooled.info.get("replaybuf_session")
-    if session is None:
-        session = pooled.info["replaybuf_session"] = Session(driver.raw, pooled.info["replaybuf_files"])
-    return driver, session
+        await self.connections.close_all()

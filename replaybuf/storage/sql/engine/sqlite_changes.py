@@ -4,16 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from replaybuf.storage.sql.engine.database import Changes
+from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
+from replaybuf.storage.sql.engine.thread import Pace
 
-from replaybuf.storage.sql.engine.inotify import Inotify
-from replaybuf.storage.sql.engine.pace import Pace
-from replaybuf.storage.sql.engine.port import Changes
+_IN_MODIFY = 0x2
+_IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0)
+#: More than all events that can be waiting: the kernel keeps one of those that are alike.
+_READ_BYTES = 4096
+
+
+class Inotify:
+    """Calls `told()` in an event loop soon after a file was written to, by any process; while it is switched on."""
+
+    def __init__(self, path: str, told: Callable[[], object]) -> None:
+        """Watch a file. Raises OSError where that can't be done: on other systems, or without a free watch."""
+        self._told = told
+        self._loop = asyncio.get_running_loop()
+        self._on = False
+        libc = _libc()
+        self._fd = _checked(libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
+        try:
+            _checked(libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY))
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def switch(self, on: bool) -> None:
+        """Start or stop calling. Writes in between count as one."""
+        if on and not self._on:
+            self._loop.add_reader(self._fd, self._read)
+        elif self._on and not on:
+            self._loop.remove_reader(self._fd)
+        self._on = on
+
+    def close(self) -> None:
+        """Stop for good."""
+        self.switch(False)
+        os.close(self._fd)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._fd, _READ_BYTES)
+        self._told()
+
+
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "inotify_init1"):
+        raise OSError("this system has no inotify")
+    return libc
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
 
 # How often to look where nothing tells of writes, and where something does.
 _POLL_SECONDS, _GUARANTEE_SECONDS = 0.02, 0.1
@@ -24,7 +78,7 @@ _FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.001, 0.016
 _BURST, _PER_SECOND = 32, 100
 
 
-class NoOthers(Changes):
+class NeverChanges(Changes):
     """Changes of a database in memory, which nobody else can open."""
 
     seconds = 0.5
@@ -45,13 +99,17 @@ class DataVersion(Changes):
     seconds = _POLL_SECONDS
 
     def __init__(
-        self, path: str, connect: Callable[[], Awaitable[AsyncConnection]], hint: Callable[[], object]
+        self,
+        path: str,
+        connect: Callable[[], Awaitable[SqliteConnection]],
+        connections: Connections,
+        hint: Callable[[], object],
     ) -> None:
         self._log = f"{os.path.abspath(path)}-wal"
-        self._connect = connect
+        self._connect, self._connections = connect, connections
         self._hint = hint
         self._pace = Pace(_BURST, _PER_SECOND)
-        self._connection: AsyncConnection | None = None
+        self._connection: SqliteConnection | None = None
         self._raw: sqlite3.Connection | None = None
         self._version: int | None = None
         self._writes: Inotify | None = None
@@ -61,9 +119,7 @@ class DataVersion(Changes):
     async def look(self) -> bool:
         if self._raw is None:
             self._connection = await self._connect()
-            pooled = await self._connection.get_raw_connection()
-            driver: Any = pooled.driver_connection
-            self._raw = driver.raw
+            self._raw = self._connection.session.raw
             self._raw.execute("PRAGMA busy_timeout = 0")
         changed = self._has_changed()
         if self._writes is None:  # the log is there as soon as the version was read
@@ -89,8 +145,7 @@ class DataVersion(Changes):
             writes.close()
         if connection is not None:
             with contextlib.suppress(Exception):
-                await connection.invalidate()
-                await connection.close()
+                await self._connections.close(connection)
 
     def _listen(self) -> None:
         if self._writes is not None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import sqlite3
+import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Connection,
     Select,
     Table,
     Text,
@@ -24,17 +25,17 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.sqlite import pysqlite
 
-from replaybuf.rules.race import KEYS
-from replaybuf.storage.sql.engine import even_clock, sizes
-from replaybuf.storage.sql.engine.dialect import LANE, SIZE, Dialect
+from replaybuf.rules.policies import KEYS
+from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, IndexFacts, PlanStep, RowLimit
+from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.engine.plans import PlanStep, sqlite_plan
-from replaybuf.storage.sql.engine.prepared import Prepared, SqliteDriver
-from replaybuf.storage.sql.engine.sizes import RowLimit
-from replaybuf.storage.sql.schema.tables import counter, garbage, group, payload
+from replaybuf.storage.sql.engine.transaction import Prepared
+from replaybuf.storage.sql.schema.tables import counter, garbage, group, info, payload
 
 if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
     from replaybuf.storage.sql.engine.transaction import Transaction
 
 
@@ -44,6 +45,7 @@ _LARGE = 16 * 1024
 
 class SqliteDialect(Dialect):
     name = "sqlite"
+    compiler = pysqlite.dialect(**JSON_OPTIONS)
     locks_rows = False
     is_remote = False
     shard = literal(0)
@@ -60,23 +62,27 @@ class SqliteDialect(Dialect):
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         return query
 
-    def lock(self, connection: Connection, key: Lock) -> None:
+    def lock(self, tx: Transaction, key: Lock) -> None:
         pass
 
-    def try_lock(self, connection: Connection, key: Lock, *, shared: bool = False) -> bool:
+    def try_lock(self, tx: Transaction, key: Lock, *, shared: bool = False) -> bool:
         return True
 
-    def lock_names(self, connection: Connection, kind: NamedLock, names: Iterable[str]) -> None:
+    def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:
         pass
 
     def clock(self, tx: Transaction) -> float:
-        return even_clock.read(tx)
+        start = _host_start(tx)
+        return time.time() if start is None else start + since_start()
 
     def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
         return given
 
     def start_clock(self, tx: Transaction) -> float:
-        return even_clock.start(tx)
+        name = this_start()
+        if name is not None and _host_start(tx) is None:
+            tx.fetch(_NOTE_START, name, repr(time.time() - since_start()))
+        return self.clock(tx)
 
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
         return query.where(group.c.lane == LANE).order_by(*keys).limit(SIZE)
@@ -87,8 +93,7 @@ class SqliteDialect(Dialect):
         return select(*columns, data).outerjoin_from(group, payload, payload.c.uid == group.c.uid)
 
     def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
-        assert isinstance(tx.driver, SqliteDriver)
-        return tx.driver.read_blob(payload.name, payload.c.data.name, uid)
+        return _session(tx).read_blob(payload.name, payload.c.data.name, uid)
 
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         listed = self.listed(uids)
@@ -98,7 +103,7 @@ class SqliteDialect(Dialect):
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
-            tx.connection.exec_driver_sql(f"UPDATE rb_group SET {columns} WHERE uid = ?1", list(rows))  # noqa: S608
+            tx.session.run_many(f"UPDATE rb_group SET {columns} WHERE uid = ?1", rows)  # noqa: S608
 
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
         tx.run_many(_SET_KEY[race], list(zip(keys, uids, strict=True)))
@@ -107,17 +112,14 @@ class SqliteDialect(Dialect):
         [(last,)] = tx.fetch(_RAISE_UID, count)
         return list(range(last - count + 1, last + 1))
 
-    def last_uid(self, connection: Connection) -> int:
-        return int(connection.execute(select(counter.c.value).where(_UID)).scalar_one())
-
-    def set_last_uid(self, connection: Connection, last: int) -> None:
-        connection.execute(update(counter).where(_UID).values(value=last))
+    def set_last_uid(self, tx: Transaction, last: int) -> None:
+        tx.execute(update(counter).where(_UID).values(value=last))
 
     def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
         names = ", ".join(column.name for column in group.columns)
         old = ", ".join(f"old.{column.name}" for column in group.columns)
         for event in _EVENTS:
-            tx.connection.exec_driver_sql(f"""
+            tx.run(f"""
                 CREATE TRIGGER {_trigger(event, checkpoint)} AFTER {event} ON rb_group
                 WHEN old.uid > (SELECT copied_to FROM rb_checkpoint WHERE id = {checkpoint})
                  AND old.uid <= {last} AND old.lane IN ({", ".join(map(str, lanes))})
@@ -127,21 +129,62 @@ class SqliteDialect(Dialect):
 
     def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
         for event in _EVENTS:
-            tx.connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
+            tx.run(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
 
-    def row_limit(self, connection: Connection) -> RowLimit:
-        return sizes.sqlite_limit(connection)
+    def row_limit(self, tx: Transaction) -> RowLimit:
+        limit = _session(tx).raw.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
+        # As in PostgreSQL, where the megabyte is part of the total, too.
+        return RowLimit(limit - limit // 1000, "SQLite's limit SQLITE_MAX_LENGTH")
 
-    def database_bytes(self, connection: Connection) -> int:
-        path = connection.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar_one()
-        beside = (Path(f"{path}{suffix}") for suffix in ("", "-wal"))
-        return sum(file.stat().st_size for file in beside if file.exists())
+    def explain(self, tx: Transaction, sql: str, values: Sequence[Any]) -> list[PlanStep]:
+        depths = {0: -1}
+        steps = []
+        for number, parent, _, text in tx.run(f"EXPLAIN QUERY PLAN {sql}", *values):
+            depths[number] = depth = depths.get(parent, -1) + 1
+            found = _ACCESS.match(text)
+            if found:
+                key = "the primary key" if "INTEGER PRIMARY KEY" in text else None
+                steps.append(PlanStep(depth, text, found[2], found[3] or key, whole=found[1] == "SCAN"))
+            else:
+                steps.append(PlanStep(depth, text, sorts="TEMP B-TREE" in text))
+        return steps
 
-    def explain(self, connection: Connection, sql: str, values: Sequence[Any]) -> list[PlanStep]:
-        return sqlite_plan(connection, sql, values)
+    def tables(self, tx: Transaction) -> set[str]:
+        names = tx.run("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@'")
+        return {name for (name,) in names}
 
-    def invalid_indexes(self, connection: Connection) -> set[str]:
-        return set()
+    def views(self, tx: Transaction) -> dict[str, str]:
+        return dict(map(tuple, tx.run("SELECT name, sql FROM sqlite_master WHERE type = 'view'")))
+
+    def columns(self, tx: Transaction, table: str) -> dict[str, bool]:
+        return {name: not required for _, name, _, required, *_ in tx.run(f"PRAGMA table_info({table})")}
+
+    def indexes(self, tx: Transaction, table: str) -> dict[str, IndexFacts]:
+        return {
+            name: IndexFacts([one[2] for one in tx.run(f"PRAGMA index_info({name})")], bool(unique), bool(partial))
+            for _, name, unique, _, partial in tx.run(f"PRAGMA index_list({table})")
+        }
+
+
+_ACCESS = re.compile(r"(SCAN|SEARCH) (\w+)(?:.*? USING (?:COVERING )?INDEX (\w+)| USING INTEGER PRIMARY KEY)?")
+
+
+def _session(tx: Transaction) -> SqliteSession:
+    session: Any = tx.session
+    return session  # type: ignore[no-any-return]
+
+
+def _host_start(tx: Transaction) -> float | None:
+    """Return when this host was started, as far as the database knows."""
+    name = this_start()
+    found = () if name is None else tx.fetch(_START, name)
+    return float(found[0][0]) if found else None
+
+
+_START = Prepared(lambda _: select(info.c.value).where(info.c.name == bindparam("name")), "name")
+_NOTE_START = Prepared(
+    lambda _: insert(info).values(name=bindparam("new_name"), value=bindparam("new_value")), "new_name", "new_value"
+)
 
 
 _EVENTS = ("UPDATE", "DELETE")

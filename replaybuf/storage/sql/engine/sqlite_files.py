@@ -1,4 +1,4 @@
-"""The files of a SQLite database: checking that they are still in place, and what errors mean.
+"""The files of a SQLite database: whether they are still in place, and what the exceptions of SQLite mean.
 
 SQLite doesn't notice when its files are deleted or replaced while open: it goes on in the old ones, which nobody else
 sees, and the next process to open the database finds a log that doesn't fit. So the files are checked before each
@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from replaybuf.errors import (
+    AccessError,
+    DiskFullError,
+    LockedError,
+    NetworkFilesystemError,
     NotADatabaseError,
     ReplayBufError,
+    StorageError,
+    TooLargeError,
 )
+from replaybuf.redact import redact
 
 _Identity = tuple[int, int] | None
 
@@ -113,3 +121,166 @@ def _identity(path: str) -> _Identity:
 
 def _exists(path: str) -> bool:
     return _identity(path) is not None
+
+
+def quote_path(path: Path) -> str:
+    """Return a path quoted for a SQLite URI."""
+    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+# Errors
+
+# SQLite's names for failed writes; exceeded quotas and file size limits are reported like this, too.
+_WRITING = {
+    "SQLITE_IOERR_WRITE",
+    "SQLITE_IOERR_FSYNC",
+    "SQLITE_IOERR_DIR_FSYNC",
+    "SQLITE_IOERR_TRUNCATE",
+    "SQLITE_IOERR_SHMSIZE",
+    "SQLITE_IOERR_DELETE",
+}
+
+
+def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: float) -> ReplayBufError:
+    """Return the error of replaybuf, saying what to do, for an error of the `sqlite3` module."""
+    text, name = str(error), getattr(error, "sqlite_errorname", "")
+    if "locked" in text:
+        return LockedError(
+            f"another process held the write lock of {where} for more than {lock_timeout:g} s: look for a long "
+            "transaction (a shell with BEGIN open?), or raise lock_timeout"
+        )
+    if "too big" in text:
+        return TooLargeError(f"{where}: {text}: a value is larger than SQLite's limit SQLITE_MAX_LENGTH")
+    if "disk is full" in text:
+        return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
+    if name in _WRITING:
+        return DiskFullError(
+            f"{where}: {text} in writing: the disk is full or failing, or a quota or a limit of the file's size is "
+            "reached; free some space (what was committed before is safe)"
+        )
+    if "disk I/O error" in text:
+        return NotADatabaseError(
+            f"{where}: {text}: the file or its log (-wal) can't be read; it was truncated, deleted or damaged, or the "
+            "disk fails"
+        )
+    if "readonly" in text or "read-only" in text:
+        return AccessError(f"{where} is read-only: check the permissions of the file and of its folder")
+    if "malformed" in text:
+        return NotADatabaseError(
+            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, and --rescue saves what can be read"
+        )
+    if "not a database" in text or "encrypted" in text:
+        return NotADatabaseError(f"{where}: {text}; give the path of a replaybuf database, or of a file to create")
+    if "unable to open" in text:
+        folder = Path(path).absolute().parent
+        if os.path.isdir(path):
+            return AccessError(f"{where} is a folder; give a database file in it")
+        permissions = "can't be opened or created: check the permissions of the file and of its folder"
+        reason = permissions if os.path.isdir(folder) else f"can't be created: there is no folder {redact(str(folder))}"
+        return AccessError(f"{where} {reason}")
+    return StorageError(f"{where}: {text}")
+
+
+MOUNTINFO = "/proc/self/mountinfo"
+
+# The kernel's names. (fuse is a program that doesn't say what it is.)
+_NETWORK = {
+    "acfs",
+    "afs",
+    "beegfs",
+    "beegfs_nodev",
+    "ceph",
+    "cifs",
+    "coda",
+    "davfs",
+    "fhgfs",
+    "fuse",
+    "gfs",
+    "gfs2",
+    "gpfs",
+    "lustre",
+    "lustre_lite",
+    "ncpfs",
+    "nfs",
+    "nfs3",
+    "nfs4",
+    "ocfs2",
+    "orangefs",
+    "panfs",
+    "pvfs2",
+    "quobyte",
+    "smb",
+    "smb2",
+    "smb3",
+    "smbfs",
+    "wekafs",
+    "yas3fs",
+}
+# Programs in user space (`fuse.NAME`) that show a local disk or memory.
+_LOCAL_PROGRAMS = {
+    "bindfs",
+    "encfs",
+    "ext2",
+    "fuse-overlayfs",
+    "fuseblk",
+    "gocryptfs",
+    "lxcfs",
+    "mergerfs",
+    "ntfs",
+    "ntfs-3g",
+    "portal",
+    "securefs",
+    "unionfs",
+    "unionfs-fuse",
+    "zfs",
+}
+
+
+def filesystem_type(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) -> str | None:
+    """Return the kernel's name (`ext4`, `nfs4`) for the type of file system that a path is on, or would be on.
+
+    None where it can't be determined: on systems without `/proc`.
+    """
+    try:
+        table = Path(mountinfo).read_text("utf-8", "surrogateescape")
+    except OSError:
+        return None
+    target = os.path.realpath(path)
+    found: tuple[int, str] | None = None
+    for line in table.splitlines():
+        place, kind = _read_line(line)
+        inside = target == place or target.startswith(place.rstrip("/") + "/")
+        # Of several mounted at one place, the last is visible.
+        if kind and inside and (found is None or len(place) >= found[0]):
+            found = len(place), kind
+    return None if found is None else found[1]
+
+
+def is_network(kind: str | None) -> bool:
+    """Return whether this is a network file system, or that of a program that may be one."""
+    if kind is None:
+        return False
+    if kind.startswith("fuse."):
+        return kind.removeprefix("fuse.") not in _LOCAL_PROGRAMS
+    return kind in _NETWORK
+
+
+def refuse_network_filesystem(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) -> None:
+    """Raise NetworkFilesystemError when a SQLite database at this path would be on a network file system."""
+    kind = filesystem_type(path, mountinfo)
+    if is_network(kind):
+        raise NetworkFilesystemError(
+            f"{os.fspath(path)} is on a network file system ({kind}), where SQLite's write-ahead log can be damaged: "
+            "use a file on a local disk, or PostgreSQL; allow_network_filesystem=True if you know better"
+        )
+
+
+def _read_line(line: str) -> tuple[str, str]:
+    """Return mount point and type from a mountinfo line: `36 35 98:0 /root /point opts [tags] - type source opts`."""
+    before, _, after = line.partition(" - ")
+    fields = before.split(" ")
+    if len(fields) < 6 or not after:
+        return "", ""
+    # Blanks, tabs, newlines and backslashes in names are written as three octal digits.
+    place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+    return place, after.split(" ")[0]

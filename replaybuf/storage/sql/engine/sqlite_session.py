@@ -1,67 +1,98 @@
-"""One connection to SQLite, and the whole transactions that are run on it, by one thread at a time."""
+"""Statements and whole transactions on a connection of `sqlite3`, by one thread at a time."""
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import sqlalchemy
-from sqlalchemy import StaticPool
-
-from replaybuf.storage.sql.engine.forks import BETWEEN_FORKS
-from replaybuf.storage.sql.engine.port import Function
-from replaybuf.storage.sql.engine.prepared import SqliteDriver
-from replaybuf.storage.sql.engine.sqlite_connections import JSON_OPTIONS
+from replaybuf.storage.sql.engine.database import Function
+from replaybuf.storage.sql.engine.forks import FORK_GUARD
+from replaybuf.storage.sql.engine.hooks import HOOKS, after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.engine.transaction import Row, Scope, Session, Transaction
 
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005
 
 
-class Session:
-    """A `sqlite3` connection, with a SQLAlchemy connection over it for the statements that aren't prepared."""
+class SqliteSession(Session):
+    """Runs statements and whole transactions on a connection of `sqlite3`; one thread at a time."""
 
-    def __init__(self, raw: sqlite3.Connection, files: OpenFiles) -> None:
-        self._files = files
-        self._raw = raw
-        engine = sqlalchemy.create_engine(
-            "sqlite://", creator=lambda: raw, poolclass=StaticPool, pool_reset_on_return=None, **JSON_OPTIONS
-        )
-        self._connection = engine.connect()
-        self._driver = SqliteDriver(self._connection, raw)
+    dialect = SQLITE
+
+    def __init__(self, raw: sqlite3.Connection, files: OpenFiles | None = None) -> None:
+        self.raw = raw
+        self._files = files or OpenFiles(None)
+        self._opened = 0  # blobs, since the connection last forgot them
+
+    def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
+        if HOOKS:
+            on_statement(sql, values)
+        return self.raw.execute(sql, values).fetchall()
+
+    def change(self, sql: str, values: Row = ()) -> int:
+        on_statement(sql, values)
+        return self.raw.execute(sql, values).rowcount
+
+    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
+        on_statement(sql, rows, many=True)
+        self.raw.executemany(sql, rows)
+
+    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
+        on_statement(sql, values)
+        cursor = self.raw.execute(sql, values)
+        return [name for name, *_ in cursor.description or ()], cursor.fetchall()
+
+    def read_blob(self, table: str, column: str, row: int) -> bytes | None:
+        """Return the bytes in a column of the row with this number, or None when there are none."""
+        self._opened += 1
+        if self._opened > _MOST_OPENED:
+            self._opened = 0
+            _forget_blobs(self.raw)
+        try:
+            with self.raw.blobopen(table, column, row, readonly=True) as blob:
+                return blob.read()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such row, or another type of value
+                return None
+            raise
+
+    # Transactions
 
     def transact(self, function: Function[T], scope: Scope, *, write: bool, patience: float = 0.0) -> T:
         """Run a transaction and return its result; wait for the write lock for up to `patience` seconds."""
         self._files.check()
-        with BETWEEN_FORKS, self._files.read():
-            self._begin(write, patience)
+        with FORK_GUARD, self._files.read():
+            self.begin(write=write, patience=patience)
             try:
-                result = function(Transaction(self._connection, SQLITE, scope, self._driver))
-                self._commit()
+                result = function(Transaction(self, scope))
+                self.commit()
             except BaseException:
-                self._roll_back()
+                self.roll_back()
                 raise
             return result
 
     def outside(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Return `function(connection)`, which is run outside any transaction."""
         self._files.check()
-        with BETWEEN_FORKS:
-            return function(self._raw)
+        with FORK_GUARD:
+            return function(self.raw)
 
-    def _begin(self, write: bool, patience: float) -> None:
+    def begin(self, *, write: bool, patience: float = 0.0) -> None:
+        """Begin a transaction."""
         # A read transaction that turns into a write fails at once when another connection has written in between,
         # whatever the busy timeout; so write transactions say so at the start.
         statement = "BEGIN IMMEDIATE" if write else "BEGIN"
         deadline, pause = time.monotonic() + patience, _FIRST_PAUSE
         while True:
             try:
-                self._driver.fetch(statement)
+                self.fetch(statement)
                 return
             except sqlite3.OperationalError as error:
                 if not is_busy(error) or time.monotonic() > deadline:
@@ -69,17 +100,30 @@ class Session:
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE, 1.5 * pause)
 
-    def _commit(self) -> None:
-        if self._connection.in_transaction():  # SQLAlchemy's, which begins with its first statement
-            self._connection.commit()
-        else:
-            self._connection.dialect.do_commit(self._connection.connection)
+    def commit(self) -> None:
+        """Commit the transaction."""
+        on_commit()
+        self.raw.commit()
+        after_commit()
 
-    def _roll_back(self) -> None:
-        if self._connection.get_transaction() is not None:  # an inactive one, too, after a commit that failed
-            self._connection.rollback()
-        if self._raw.in_transaction:
-            self._raw.rollback()
+    def roll_back(self) -> None:
+        """Roll the transaction back, unless SQLite has."""
+        if self.raw.in_transaction:
+            self.raw.rollback()
+
+
+#: Blobs that a connection may remember: 88 bytes each, which every full garbage collection goes through.
+_MOST_OPENED = 1000
+
+
+def _forget_blobs(raw: sqlite3.Connection) -> None:
+    """Make a connection forget the blobs that are gone.
+
+    Python's `sqlite3` keeps a weak reference to each one until the connection is closed (python/cpython#144424).
+    """
+    for kept in gc.get_referents(raw):
+        if type(kept) is list:
+            kept[:] = [one for one in kept if not isinstance(one, weakref.ref) or one() is not None]
 
 
 def is_busy(error: sqlite3.Error) -> bool:

@@ -2,8 +2,7 @@
 
 The database's work never blocks the caller's loop, and a caller that is cancelled, or whose loop ends, doesn't
 interrupt a transaction half-way. Each operation ends in one of two ways: its result reaches the caller, or the caller
-has gone and the operation is undone. Later operations wait until that is settled.
-"""
+has gone and the operation is undone. Later operations wait until that is settled."""
 
 from __future__ import annotations
 
@@ -14,11 +13,29 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from replaybuf.errors import ClosedError, FencedError, LockedError, ReplayBufError
+
+
+class Pace:
+    """At most `burst` times at once, and so many times `per_second` in the long run."""
+
+    def __init__(self, burst: int, per_second: float) -> None:
+        self._interval = 1 / per_second
+        self._slack = (burst - 1) / per_second
+        self._used_until = 0.0
+
+    def pause(self) -> float:
+        """Count another time; return in how many seconds it may be done."""
+        now = time.monotonic()
+        pause = max(0.0, self._used_until - self._slack - now)
+        self._used_until = max(self._used_until, now) + self._interval
+        return pause
+
 
 T = TypeVar("T")
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, CursorResult, Table, and_, false, true
+from pydantic_core import from_json
+from sqlalchemy import JSON, ColumnElement, and_, bindparam, false, insert, text, true
+from sqlalchemy import Table as SqlTable
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.util import LRUCache
 
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.engine.dialect import Dialect
-from replaybuf.storage.sql.engine.dialects import DIALECTS
-from replaybuf.storage.sql.engine.prepared import Driver, Prepared, announce, insertion
+from replaybuf.storage.sql.engine.hooks import on_statement
+from replaybuf.storage.sql.engine.read_transaction import ReadTransaction, Table
 from replaybuf.storage.sql.schema.tables import lane
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.dialect import Dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +54,73 @@ class Scope:
 DEFAULT = Scope()
 
 
+class Session(ABC):
+    """A driver's connection, on which a transaction has begun. Values and rows are the driver's."""
+
+    dialect: Dialect
+
+    @abstractmethod
+    def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
+        """Run a statement and return its rows, if it has any."""
+
+    @abstractmethod
+    def change(self, sql: str, values: Row = ()) -> int:
+        """Run a statement without rows, and return the number of rows that it changed."""
+
+    @abstractmethod
+    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
+        """Run a statement once for each row of values."""
+
+    @abstractmethod
+    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
+        """Run a statement; return the names of its columns (none if it returns no rows) and its rows.
+
+        PostgreSQL's JSON is parsed, whose columns the driver knows.
+        """
+
+
 @dataclass(slots=True)
-class Transaction:
-    """A running transaction. `scope` is the buffer as the transaction knows it (`statements.fence`).
+class Transaction(ReadTransaction):
+    """A running transaction, which may write. `scope` is the buffer as the transaction knows it (`statements.fence`).
 
     `mark` has the values of `engine.identity.MARK` until they are written; None where no commit can be in doubt. `last`
     are statements to be sent in one message with COMMIT.
     """
 
-    connection: Connection
-    dialect: Dialect
+    session: Session
     scope: Scope = DEFAULT
-    driver: Driver | None = None
     mark: tuple[str, int] | None = None
     last: tuple[str, ...] = ()
+    dialect: Dialect = field(init=False)
 
-    @classmethod
-    def over(cls, connection: Connection, scope: Scope = DEFAULT) -> Transaction:
-        """Return the transaction of a connection."""
-        return cls(connection, DIALECTS[connection.dialect.name], scope)
+    def __post_init__(self) -> None:
+        self.dialect = self.session.dialect
 
     def of(self, scope: Scope) -> Transaction:
         """Return the same transaction for another buffer."""
-        return Transaction(self.connection, self.dialect, scope, self.driver)
+        return Transaction(self.session, scope)
 
-    def fetch(self, statement: Prepared, *values: Any) -> Sequence[Sequence[Any]]:
+    @property
+    def dialect_name(self) -> str:
+        return self.dialect.name
+
+    def table(self, statement: str, /, **values: Any) -> Table:
+        sql, given = self.bound(text(statement), values) if values else (statement, ())
+        names, rows = self.session.table(sql, given)
+        return names, [tuple(row) for row in rows]
+
+    def tuples(self, statement: str, /, **values: Any) -> Sequence[Row]:
+        return self.fetch(prepared(statement, tuple(values)), *values.values())
+
+    def seconds(self) -> float:
+        return self.dialect.clock(self)
+
+    def fetch(self, statement: Prepared, *values: Any) -> Sequence[Row]:
         """Run a prepared statement and return its rows, as the driver gives them."""
-        form = statement.form(self.dialect, self.connection)
-        return (self.driver or Driver(self.connection)).fetch(form.sql, form.values(values))
+        form = statement.form(self.dialect)
+        return self.session.fetch(form.sql, form.values(values))
 
-    def fetch_marking(self, statement: Prepared, *values: Any) -> Sequence[Sequence[Any]]:
+    def fetch_marking(self, statement: Prepared, *values: Any) -> Sequence[Row]:
         """Run a prepared statement that also writes the mark, whose values are its last parameters."""
         assert self.mark is not None
         rows = self.fetch(statement, *values, *self.mark)
@@ -81,17 +129,16 @@ class Transaction:
 
     def finish(self, statement: str) -> None:
         """Have a statement sent together with COMMIT; nothing of the transaction may follow it."""
-        announce(self.connection, statement, ())
+        on_statement(statement)
         self.last = (*self.last, statement)
 
-    def run_many(self, statement: Prepared, rows: Sequence[Sequence[Any]]) -> None:
+    def run_many(self, statement: Prepared, rows: Sequence[Row]) -> None:
         """Run a prepared statement once for each row of values."""
         if rows:
-            form = statement.form(self.dialect, self.connection)
-            driver = self.driver or Driver(self.connection)
-            driver.run_many(form.sql, [form.values(row) for row in rows] if form.places else rows)
+            form = statement.form(self.dialect)
+            self.session.run_many(form.sql, [form.values(row) for row in rows] if form.places else rows)
 
-    def insert(self, table: Table, rows: Sequence[Sequence[Any]]) -> None:
+    def insert(self, table: SqlTable, rows: Sequence[Row]) -> None:
         """Insert rows of all columns of a table, in its order.
 
         Columns that are None in all of them are left out: `sqlite3` takes longer to bind a None than a number, and most
@@ -102,6 +149,248 @@ class Transaction:
             filled = tuple([column != empty for column in columns])
             self.run_many(insertion(table, filled), [*zip(*compress(columns, filled), strict=True)])
 
-    def execute(self, statement: Any, parameters: Any = None) -> CursorResult[*tuple[Any, ...]]:
-        """Run a SQLAlchemy statement."""
-        return self.connection.execute(statement, parameters)
+    def execute(self, statement: Any, parameters: Any = None) -> Rows:
+        """Run a statement of SQLAlchemy: once, or for each of a list of parameters."""
+        made = bound(statement, parameters, self.dialect)
+        if made.many:
+            if made.values:
+                self.session.run_many(made.sql, made.values)
+            return Rows([], len(made.values))
+        if made.returned is not None:
+            return made.returned(self.session.fetch(made.sql, made.values))
+        if made.is_text:
+            return rows_of(*self.session.table(made.sql, made.values))
+        return Rows([], self.session.change(made.sql, made.values))
+
+    def bound(self, statement: Any, parameters: Any) -> tuple[str, Row]:
+        """Return a statement of SQLAlchemy with the values of its parameters, as the driver takes both."""
+        made = bound(statement, parameters, self.dialect)
+        return made.sql, made.values
+
+    def run(self, sql: str, *values: Any) -> Sequence[Row]:
+        """Run a statement that is SQL in the driver's own form, and return its rows, if it has any."""
+        return self.session.fetch(sql, values)
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo what this block does if it raises an exception, and go on with the transaction."""
+        self.run("SAVEPOINT replaybuf")
+        try:
+            yield
+        except Exception:
+            self.run("ROLLBACK TO SAVEPOINT replaybuf")
+            raise
+        finally:
+            self.run("RELEASE SAVEPOINT replaybuf")
+
+
+Row = Sequence[Any]
+Convert = Callable[[Any], Any]
+
+
+class Prepared:
+    """A statement with the parameters `names`: a `bindparam` each.
+
+    `build(dialect)` returns the statement. Values are given in the order of the names, as the driver takes them: JSON
+    as text, lists as `Dialect.listed` returns them. Rows are the driver's: JSON as text, booleans perhaps as integers.
+    """
+
+    __slots__ = ("_build", "_forms", "_names")
+
+    def __init__(self, build: Callable[[Dialect], Any], *names: str) -> None:
+        self._build = build
+        self._names = names
+        self._forms: dict[Dialect, Form] = {}
+
+    def form(self, dialect: Dialect) -> Form:
+        """Return the statement as the driver of this kind of database takes it."""
+        form = self._forms.get(dialect)
+        if form is None:
+            form = self._forms[dialect] = Form.of(self._build(dialect), self._names, dialect)
+        return form
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A compiled statement; each of its places takes a given value, or has a fixed one.
+
+    Without `places` the driver takes the values as they are given.
+    """
+
+    sql: str
+    places: Sequence[tuple[int | None, Any]] = ()
+
+    @classmethod
+    def of(cls, statement: Any, names: Sequence[str], dialect: Dialect) -> Form:
+        compiled = statement.compile(dialect=dialect.compiler)
+        order: Sequence[str] = compiled.positiontup or ()
+        assert set(names) <= set(order), f"not all of {names} are in {compiled}"
+        if list(order) == list(names):
+            return cls(str(compiled))
+        fixed = compiled.params
+        return cls(str(compiled), [(names.index(one) if one in names else None, fixed.get(one)) for one in order])
+
+    def values(self, given: Row) -> Row:
+        """Return the driver's parameters for these values."""
+        if not self.places:
+            return given
+        return tuple(fixed if place is None else given[place] for place, fixed in self.places)
+
+
+@lru_cache(maxsize=200)
+def prepared(statement: str, names: Sequence[str]) -> Prepared:
+    """Return the statement that is a text with the parameters `:name`."""
+    return Prepared(lambda _: text(statement), *names)
+
+
+@lru_cache(maxsize=1024)
+def insertion(table: SqlTable, filled: Sequence[bool]) -> Prepared:
+    """Return the INSERT of the columns of a table that are `filled`; the values are in the order of its columns."""
+    values: dict[Any, Any] = {column: bindparam(f"new_{column.key}") for column in compress(table.columns, filled)}
+    return Prepared(lambda _: insert(table).values(values), *(one.key for one in values.values()))
+
+
+class Rows:
+    """What a statement returned: rows with their columns as attributes, or the number of rows that it changed."""
+
+    __slots__ = ("_rows", "rowcount")
+
+    def __init__(self, rows: list[Any], rowcount: int) -> None:
+        self._rows = rows
+        self.rowcount = rowcount
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._rows)
+
+    def all(self) -> list[Any]:
+        """Return all rows."""
+        return self._rows
+
+    def first(self) -> Any:
+        """Return the first row, or None."""
+        return self._rows[0] if self._rows else None
+
+    def one(self) -> Any:
+        """Return the only row. Raises LookupError when there are none or more."""
+        if len(self._rows) != 1:
+            raise LookupError(f"expected one row, and found {len(self._rows)}")
+        return self._rows[0]
+
+    def scalar(self) -> Any:
+        """Return the first value of the first row, or None."""
+        return self._rows[0][0] if self._rows else None
+
+    def scalar_one(self) -> Any:
+        """Return the first value of the only row. Raises LookupError when there are none or more."""
+        return self.one()[0]
+
+    def scalars(self) -> list[Any]:
+        """Return the first values of all rows."""
+        return [row[0] for row in self._rows]
+
+    def mappings(self) -> list[dict[str, Any]]:
+        """Return all rows as dictionaries."""
+        return [row._asdict() for row in self._rows]
+
+
+def rows_of(names: Sequence[str], rows: Sequence[Row]) -> Rows:
+    """Return rows with these names of columns, as the driver gave them."""
+    make = _row_class(tuple(names))._make
+    return Rows([make(row) for row in rows], len(rows))
+
+
+@lru_cache(maxsize=1024)
+def _row_class(names: tuple[str, ...]) -> Any:
+    return namedtuple("Row", names, rename=True)
+
+
+class Bound(NamedTuple):
+    """A statement with its values, or with many rows of them.
+
+    `returned` makes the rows that the driver returns into `Rows`; it is None for a statement that returns none, or of
+    which that isn't known (`is_text`).
+    """
+
+    sql: str
+    values: Sequence[Any]
+    many: bool
+    is_text: bool
+    returned: Callable[[Sequence[Row]], Rows] | None
+
+
+_compiled: LRUCache[Any, _Compiled] = LRUCache(500)
+
+
+Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+
+
+def bound(statement: Any, parameters: Parameters, dialect: Dialect) -> Bound:
+    """Return a statement of SQLAlchemy as the driver takes it, with the values of its parameters converted."""
+    many = isinstance(parameters, Sequence)
+    given: Sequence[Mapping[str, Any]] = parameters if many else [parameters or {}]  # type: ignore[assignment,list-item]
+    key = statement._generate_cache_key()
+    columns, found = sorted(given[0]), None
+    if key is not None:
+        place = (dialect, key.key, tuple(columns), many)
+        found = _compiled.get(place)
+    if found is None:
+        options = {"column_keys": columns, "for_executemany": many, "cache_key": key}
+        found = _Compiled(statement.compile(dialect=dialect.compiler, **options), dialect)
+        if key is not None:
+            _compiled[place] = found
+    extracted = None if key is None else key.bindparams
+    if many:
+        return Bound(found.sql, [found.bind(row, extracted)[1] for row in given], True, False, None)
+    sql, values = found.bind(given[0], extracted)
+    return Bound(sql, values, False, found.is_text, found.returned)
+
+
+class _Compiled:
+    """A compiled statement, with what converts its values and the values of its rows."""
+
+    def __init__(self, compiled: SQLCompiler, dialect: Dialect) -> None:
+        self._compiled = compiled
+        self.sql = str(compiled)
+        columns = compiled._result_columns
+        self.is_text = compiled.isplaintext if hasattr(compiled, "isplaintext") else False
+        self._names = tuple(column.keyname for column in columns)
+        converts = [_reader(column.type, dialect) for column in columns]
+        self._converts = [(at, one) for at, one in enumerate(converts) if one is not None]
+        self.returned = self._returned if columns else None
+
+    def bind(self, given: Mapping[str, Any], extracted: Any) -> tuple[str, tuple[Any, ...]]:
+        """Return the SQL, with lists expanded, and the converted values."""
+        compiled: Any = self._compiled
+        values = compiled.construct_params(given, extracted_parameters=extracted)
+        sql, order, converts = self.sql, compiled.positiontup or (), compiled._bind_processors
+        if compiled.post_compile_params or compiled.literal_execute_params:
+            expanded = compiled._process_parameters_for_postcompile(values)
+            values = {**values, **expanded.additional_parameters}
+            sql, order = expanded.statement, expanded.positiontup or ()
+            converts = {**converts, **expanded.processors}
+        return sql, tuple([converts[name](values[name]) if name in converts else values[name] for name in order])
+
+    def _returned(self, rows: Sequence[Row]) -> Rows:
+        if not self._converts:
+            return rows_of(self._names, rows)
+        converted = [list(row) for row in rows]
+        for at, convert in self._converts:
+            for row in converted:
+                row[at] = convert(row[at])
+        return rows_of(self._names, converted)
+
+
+def _from_json(value: Any) -> Any:
+    return None if value is None else from_json(value)
+
+
+#: PostgreSQL's number of the type `numeric`: whatever number is returned, a column of floats has floats.
+_NUMERIC = 1700
+
+
+def _reader(kind: Any, dialect: Dialect) -> Convert | None:
+    """Return what converts a value of a column of this type."""
+    if isinstance(kind, JSON):  # which SQLAlchemy leaves to asyncpg
+        return _from_json
+    convert: Convert | None = kind.dialect_impl(dialect.compiler).result_processor(dialect.compiler, _NUMERIC)
+    return convert

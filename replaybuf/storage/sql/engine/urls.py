@@ -19,6 +19,8 @@ from replaybuf.errors import (
 from replaybuf.redact import may_hold_password, redact
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
+#: Other names of a SQLite database in memory; what follows them is ignored.
+_MEMORY_NAMES = {"memory", "pandas"}
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
 
 
@@ -30,9 +32,10 @@ _EXPECTED = "sqlite:///FILE or postgresql://user@host/database"
 def parse_url(url: str) -> URL:
     """Return the URL of a database from text as users write it, with the async driver filled in.
 
-    Accepts `sqlite:///run.db`, `sqlite:///:memory:`, `sqlite://`, `postgresql://...` and `postgres://...`. Raises
-    ConfigError for anything else, and MissingDriverError when the driver isn't installed. Messages never show a URL
-    that is refused: wherever the slip is, its password may be beside it.
+    Accepts `sqlite:///run.db`, `postgresql://...`, `postgres://...`, and for SQLite in memory `sqlite:///:memory:`,
+    `sqlite://`, `memory://` and `pandas://`. Raises ConfigError for anything else, and MissingDriverError when the
+    driver isn't installed. Messages never show a URL that is refused: wherever the slip is, its password may be beside
+    it.
     """
     if not isinstance(url, str) or not url:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
@@ -40,6 +43,8 @@ def parse_url(url: str) -> URL:
     if parsed is None:
         hint = f"; for a file write sqlite:///{url}" if not _ODD.search(url) else ""
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
+    if parsed.drivername in _MEMORY_NAMES:
+        return make_url("sqlite+aiosqlite:///:memory:")
     if parsed.drivername in _SQLITE_NAMES:
         if parsed.host:
             raise ConfigError("the sqlite url has a host; a relative file is sqlite:///run.db, an absolute one has 4 /")
@@ -90,6 +95,8 @@ def is_memory(url: URL) -> bool:
 
 def public_url(url: URL) -> str:
     """Return the URL as users write it, without driver and password."""
+    if is_memory(url):
+        return "sqlite:///:memory:"
     if url.get_backend_name() == "sqlite" and may_hold_password(url.database or ""):
         return f"sqlite:///{redact(url.database or '')}"
     return redact(url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True))
@@ -160,4 +167,7 @@ def driver_options(url: URL) -> tuple[URL, dict[str, Any]]:
     """Return a PostgreSQL URL without the options that asyncpg takes as arguments, and those options, parsed."""
     own = {name: read(url.query[name]) for name, read in _POSTGRES_OPTIONS.items() if name in url.query}  # type: ignore[arg-type]
     kept = {name: url.query[name] for name in ("host", "port") if own.pop(name, None) is not None}
+    # asyncpg has one cache of prepared statements; the other name is that of SQLAlchemy's.
+    sizes = [own.pop(name) for name in ("statement_cache_size", "prepared_statement_cache_size") if name in own]
+    own |= {"statement_cache_size": min(sizes)} if sizes else {}
     return url.set(query=kept), own

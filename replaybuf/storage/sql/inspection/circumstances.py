@@ -1,4 +1,4 @@
-"""What is known of a buffer when somebody waits (`rules.circumstances`), and who waits at this moment.
+"""Reads what is known of a buffer when somebody waits (`rules.circumstances`), the limits, and who waits.
 
 All of it is read by indexes or from small tables, however many groups there are; only a query has to look at groups.
 """
@@ -9,28 +9,41 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.errors import InputError, QueryError
-from replaybuf.rollouts.status import Status
-from replaybuf.rules.circumstances import Before, Circumstances, Held, Restored, Taking, Wait, Worker, limits_of
+from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.circumstances import (
+    LIVE_SECONDS,
+    RATE_SECONDS,
+    Before,
+    Circumstances,
+    Held,
+    Restored,
+    Taking,
+    Wait,
+    Worker,
+    limits_of,
+)
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.tallies import Tallies, Tally
-from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.overview import read_tallies
+from replaybuf.rules.transitions import Tallies, Tally
+from replaybuf.storage.presence import process_began
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 
 if TYPE_CHECKING:
     from replaybuf.rules.train_state import TrainState
     from replaybuf.storage.sql.engine.transaction import Transaction
 
-#: A wait of which nothing was heard for so long is over: its process was killed.
-LIVE_SECONDS = 15.0
-#: Rates are those of the time since then.
-_RATE_SECONDS = 3600
+# What became of groups counts since then.
+_BEFORE_SECONDS = 3600
 _MINUTE = 60.0
 
 #: How each task stood in a minute: its figures by name.
 _Figures = Mapping[str, Mapping[str, Any]]
+# Numbers of groups by task and worker.
+_Numbers = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +55,17 @@ class Waiter:
 
 
 _WAITERS = """
-SELECT w.name, a.kind, a.wants, a.status, a.query, a.since AS began, a.deadline AS ends, a.limits
+SELECT w.name, a.number, a.kind, a.wants, a.status, a.query, a.since AS began, a.deadline AS ends, a.limits
 FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
 WHERE w.buffer = :buffer AND a.seen_at > :live ORDER BY a.since, a.number"""
 
+_LIMITS = """
+SELECT detail FROM rb_event WHERE buffer = :buffer AND kind = 'limits' ORDER BY happened_at DESC, id DESC LIMIT 1"""
 
-def read_waiters(look: Look, buffer: str) -> list[Waiter]:
+
+def read_waiters(tx: ReadTransaction, buffer: str) -> list[Waiter]:
     """Return who waits in a buffer, those that wait the longest first."""
-    rows = look.rows(_WAITERS, buffer=buffer, live=look.seconds() - LIVE_SECONDS)
+    rows = tx.rows(_WAITERS, buffer=buffer, live=tx.seconds() - LIVE_SECONDS)
     return [_waiter(row) for row in rows]
 
 
@@ -57,47 +73,57 @@ def _waiter(row: Mapping[str, Any]) -> Waiter:
     wants = {str(task): int(n) for task, n in row["wants"].items()}
     status = Status.COMPLETED if row["status"] is None else Status(row["status"])
     wait = Wait(wants, row["kind"], status, row["query"], row["name"], row["began"], row["ends"])
+    wait = replace(wait, process_began=process_began(row["number"]))
     return Waiter(wait, limits_of(row["limits"]))
+
+
+def read_limits(tx: ReadTransaction, buffer: str) -> Limits | None:
+    """Return the limits that a worker has noted last; None if all had those by default, or they can't be read."""
+    noted = tx.value(_LIMITS, buffer=buffer)
+    return None if noted is None else limits_of(json.loads(noted))
 
 
 def circumstances_of(tx: Transaction, wait: Wait) -> Circumstances:
     """Return what is known of the buffer of the transaction, for one wait in it, by the limits of this process."""
-    look, buffer = Look.over(tx), tx.scope.buffer or ""
-    others = [one.wait for one in read_waiters(look, buffer)]
-    about = replace(read_circumstances(look, buffer, others), limits=tx.scope.rules.limits)
-    return matching(tx, wait, about)
+    buffer = tx.scope.buffer or ""
+    others = [one.wait for one in read_waiters(tx, buffer)]
+    about = replace(read_circumstances(tx, buffer, others), limits=tx.scope.rules.limits)
+    return matching(tx, buffer, wait, about)
 
 
-def read_circumstances(look: Look, buffer: str, waits: Sequence[Wait]) -> Circumstances:
+def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) -> Circumstances:
     """Return what is known of a buffer, in which these wait. Limits and matches aren't known yet."""
-    now, tallies = look.seconds(), read_tallies(look, buffer)
-    errors, failed_by = _read_failures(look, buffer)
-    minutes, drawn = _read_minutes(look, buffer, now), _read_last_batch(look, buffer)
+    now, tallies = tx.seconds(), read_tallies(tx, buffer)
+    errors, failed_by, failed_with = _read_failures(tx, buffer)
+    minutes, drawn = _read_minutes(tx, buffer, now), _read_last_batch(tx, buffer)
+    recent = [minute for minute in minutes if minute[0] >= now - RATE_SECONDS]
+    workers = _read_workers(tx, buffer)
     return Circumstances(
         now,
         tallies,
-        held=_read_held(look, buffer),
-        workers=_read_workers(look, buffer),
+        held=_read_held(tx, buffer),
+        workers=workers,
         waits=waits,
-        trainer=_read_trainer(look, buffer),
-        steps=_read_steps(look, buffer),
-        before=_before(*minutes[0]) if minutes else None,
-        last_put=_latest(_read_last_puts(look, buffer, drawn), _last_changes(minutes, _puts(tallies))),
+        trainer=_read_trainer(tx, buffer),
+        steps=_read_steps(tx, buffer),
+        before=_an_hour_ago(minutes, workers, now),
+        recent=_before(*recent[0]) if recent else None,
+        last_put=_latest(_read_last_puts(tx, buffer, drawn), _last_changes(minutes, _puts(tallies))),
         last_take=None if drawn is None else Taking(drawn["worker"], drawn["time"], drawn["groups"]),
         errors=errors,
         failed_by=failed_by,
-        restored=_read_restored(look, buffer),
+        failed_with=failed_with,
+        restored=_read_restored(tx, buffer),
+        datasets=_read_ended_datasets(tx, buffer),
     )
 
 
-def matching(tx: Transaction, wait: Wait, about: Circumstances) -> Circumstances:
-    """Return the circumstances with the number of groups that match the query of a wait, as far as it needs them.
-
-    The transaction is of the buffer.
-    """
+def matching(tx: ReadTransaction, buffer: str, wait: Wait, about: Circumstances) -> Circumstances:
+    """Return the circumstances with the number of groups that match the query of a wait, as far as it needs them."""
     if wait.query is None:
         return replace(about, matches=None)
     from replaybuf.query import LogicNode, ScalarNode, parse
+    from replaybuf.storage.sql.engine.transaction import Scope
     from replaybuf.storage.sql.statements.matching import count_groups
 
     try:
@@ -107,43 +133,77 @@ def matching(tx: Transaction, wait: Wait, about: Circumstances) -> Circumstances
     matches = {}
     for task, least in wait.wants.items():
         lane = ScalarNode("task_name", "$eq", task), ScalarNode("status", "$eq", wait.status.value)
-        matches[task] = count_groups(tx, LogicNode("$and", (*lane, node)), least)
-    return replace(about, matches=matches)
+        matches[task] = count_groups(tx.of(Scope(buffer)), LogicNode("$and", (*lane, node)), least)
+    unknown = {}
+    if any(matches[task] < least for task, least in wait.wants.items()) and (tags := _tags_in(json.loads(wait.query))):
+        unknown = _unknown_tags(tx, buffer, wait, tags)
+    return replace(about, matches=matches, unknown_tags=unknown)
+
+
+_LANES_OF = "SELECT id, task_name FROM rb_lane WHERE buffer = :buffer AND status = :status AND NOT leased"
+_NEWEST_TAGS = """
+SELECT tags FROM rb_group WHERE lane BETWEEN :lane AND :lane ORDER BY lane DESC, uid DESC LIMIT 1000"""
+
+
+def _tags_in(query: Any) -> list[str]:
+    """Return the names of the tags in a query, a value of JSON."""
+    if isinstance(query, list):
+        return [tag for one in query for tag in _tags_in(one)]
+    if not isinstance(query, dict):
+        return []
+    named = [key.removeprefix("tags.") for key in query if key.startswith("tags.")]
+    return list(dict.fromkeys([*named, *(tag for one in query.values() for tag in _tags_in(one))]))
+
+
+def _unknown_tags(tx: ReadTransaction, buffer: str, wait: Wait, tags: Sequence[str]) -> dict[str, str | None]:
+    """Return those of these tags that none of the newest groups has that a wait is about, with the most similar one."""
+    known: set[str] = set()
+    for lane, task in tx.table(_LANES_OF, buffer=buffer, status=wait.status.value)[1]:
+        if task in wait.wants:
+            for (found,) in tx.table(_NEWEST_TAGS, lane=lane)[1]:
+                known |= set(json.loads(found) if isinstance(found, str) else found or ())
+    near = {tag: get_close_matches(tag, known, n=1) for tag in tags if tag not in known}
+    return {tag: next(iter(found), None) for tag, found in near.items()}
 
 
 # Who holds, who works
 
 # Leased groups have lanes of their own: without that, SQLite would look at all groups.
 _HELD = """
-SELECT l.task_name, l.status, g.holder, count(*), max(g.leased_until)
+SELECT l.task_name, l.status, g.holder, count(*), max(g.leased_until),
+       min((SELECT max(b.taken_at) FROM rb_batch b WHERE b.lease = g.lease)),
+       max((SELECT max(b.taken_at) FROM rb_batch b WHERE b.lease = g.lease))
 FROM rb_lane l JOIN rb_group g ON g.lane = l.id
 WHERE l.buffer = :buffer AND l.leased AND g.leased_until IS NOT NULL
 GROUP BY l.task_name, l.status, g.holder ORDER BY 1, 2, 3"""
 
 _WORKERS = """
 SELECT w.name, w.started_at, w.seen_at, w.ended_at,
-       coalesce(sum(a.groups), 0), coalesce(sum(a.failures), 0), coalesce(sum(a.taken), 0), w.host, w.pid
+       coalesce(sum(a.groups), 0), coalesce(sum(a.failures), 0), coalesce(sum(a.taken), 0), w.host, w.pid,
+       EXISTS (SELECT 1 FROM rb_waiter t WHERE t.worker_id = w.id AND t.seen_at >= w.seen_at)
 FROM (SELECT * FROM rb_worker WHERE buffer = :buffer ORDER BY seen_at DESC LIMIT 1000) w
      LEFT JOIN rb_activity a ON a.worker_id = w.id
 GROUP BY w.id, w.name, w.started_at, w.seen_at, w.ended_at, w.host, w.pid ORDER BY w.seen_at DESC, w.id"""
 
 
-def _read_held(look: Look, buffer: str) -> list[Held]:
-    _, rows = look.table(_HELD, buffer=buffer)
-    return [Held(task, Status(status), holder, n, until) for task, status, holder, n, until in rows]
+def _read_held(tx: ReadTransaction, buffer: str) -> list[Held]:
+    _, rows = tx.table(_HELD, buffer=buffer)
+    return [Held(task, Status(status), *more) for task, status, *more in rows]
 
 
-def _read_workers(look: Look, buffer: str) -> list[Worker]:
+def _read_workers(tx: ReadTransaction, buffer: str) -> list[Worker]:
     """Return the workers, the last seen first, with what they did as far as it is kept."""
-    _, rows = look.table(_WORKERS, buffer=buffer)
-    return [Worker(*row[:4], *map(int, row[4:7]), *row[7:]) for row in rows]
+    _, rows = tx.table(_WORKERS, buffer=buffer)
+    return [Worker(*[*row[:4], *map(int, row[4:7]), *row[7:9], bool(row[9])]) for row in rows]
 
 
 # When what was put, drawn and restored
 
 _MINUTES = """
 SELECT since AS minute, data FROM rb_history
-WHERE buffer = :buffer AND since > :earliest AND since <= :now ORDER BY since"""
+WHERE buffer = :buffer AND since <= :now AND since >= coalesce(
+    (SELECT max(since) FROM rb_history WHERE buffer = :buffer AND since <= :earliest), 0)
+ORDER BY since"""
 
 # With `g.lane = l.id` PostgreSQL may walk the primary key from its end, past the groups of other lanes.
 _OF_NEWEST = """
@@ -156,17 +216,32 @@ _LAST_BATCH = """
 SELECT worker, taken_at AS time, groups, members FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT 1"""
 
 
-def _read_minutes(look: Look, buffer: str, now: float) -> list[tuple[float, _Figures]]:
-    """Return how each task stood in each minute of the last hour."""
-    rows = look.rows(_MINUTES, buffer=buffer, earliest=int(now) - _RATE_SECONDS, now=int(now))
-    return [(float(row["minute"]), row["data"].get("tasks", {})) for row in rows]
+def _read_minutes(tx: ReadTransaction, buffer: str, now: float) -> list[tuple[float, _Figures]]:
+    """Return when it was noted how each task stood, and how: in each minute of the last hour, and once before it."""
+    rows = tx.rows(_MINUTES, buffer=buffer, earliest=int(now - _BEFORE_SECONDS - _MINUTE), now=int(now))
+    return [(float(row["data"].get("at", row["minute"])), row["data"].get("tasks", {})) for row in rows]
+
+
+def _an_hour_ago(minutes: Sequence[tuple[float, _Figures]], workers: Sequence[Worker], now: float) -> Before | None:
+    """Return what had been counted an hour ago: nothing, if the buffer is younger; else as long ago as is known.
+
+    It is younger if all workers are, and have put what was there when it was noted first.
+    """
+    if not minutes:
+        return None
+    (noted_at, tasks), hour_ago = minutes[0], now - _BEFORE_SECONDS
+    began = min((one.started_at for one in workers), default=0.0)
+    if hour_ago < began < noted_at:
+        put = sum(figures.get("put", 0) for figures in tasks.values())
+        return Before(began, {}) if sum(one.groups for one in workers) >= put else _before(noted_at, tasks)
+    return _before(max(noted_at, hour_ago), tasks)
 
 
 def _before(time: float, tasks: _Figures) -> Before | None:
     if any("put_of" not in figures for figures in tasks.values()):
         return None  # of another version
     put = {(task, Status(status)): n for task, figures in tasks.items() for status, n in figures["put_of"].items()}
-    expired = {task: max(figures.get("expired", 0), figures.get("dropped", 0)) for task, figures in tasks.items()}
+    expired = {task: figures.get("expired_ever", figures.get("expired", 0)) for task, figures in tasks.items()}
     return Before(time, put, expired, {task: figures.get("set_aside", 0) for task, figures in tasks.items()})
 
 
@@ -195,11 +270,11 @@ def _last_changes(minutes: Sequence[tuple[float, _Figures]], puts: Mapping[str, 
     return last
 
 
-def _read_last_puts(look: Look, buffer: str, drawn: Mapping[str, Any] | None) -> dict[str, float]:
+def _read_last_puts(tx: ReadTransaction, buffer: str, drawn: Mapping[str, Any] | None) -> dict[str, float]:
     """Return when the newest group of each task that is still there, or was drawn last, was put."""
     last: dict[str, float] = {}
     tasks = {}
-    for lane, task, created_at in look.table(_LAST_PUTS, buffer=buffer)[1]:
+    for lane, task, created_at in tx.table(_LAST_PUTS, buffer=buffer)[1]:
         tasks[lane] = task
         if created_at is not None:
             last[task] = max(last.get(task, created_at), created_at)
@@ -210,23 +285,23 @@ def _read_last_puts(look: Look, buffer: str, drawn: Mapping[str, Any] | None) ->
     return last
 
 
-def _read_last_batch(look: Look, buffer: str) -> dict[str, Any] | None:
+def _read_last_batch(tx: ReadTransaction, buffer: str) -> dict[str, Any] | None:
     """Return the last draw, with its members."""
-    for row in look.rows(_LAST_BATCH, buffer=buffer):
+    for row in tx.rows(_LAST_BATCH, buffer=buffer):
         if isinstance(row["members"], str):
             row["members"] = json.loads(row["members"])
         return row
     return None
 
 
-def _read_steps(look: Look, buffer: str) -> dict[str, int]:
+def _read_steps(tx: ReadTransaction, buffer: str) -> dict[str, int]:
     steps = "SELECT task_name, max(step) FROM rb_lane WHERE buffer = :buffer AND step IS NOT NULL GROUP BY task_name"
-    return dict(look.table(steps, buffer=buffer)[1])
+    return dict(tx.table(steps, buffer=buffer)[1])
 
 
-def _read_trainer(look: Look, buffer: str) -> TrainState | None:
+def _read_trainer(tx: ReadTransaction, buffer: str) -> TrainState | None:
     cursors = "SELECT value FROM rb_cursor WHERE buffer = :buffer AND name = :name AND checkpoint = 0"
-    value = look.value(cursors, buffer=buffer, name="replaybuf:trainer")
+    value = tx.value(cursors, buffer=buffer, name="replaybuf:trainer")
     if value is None:  # saves the import
         return None
     from replaybuf.rules.train_state import TrainState
@@ -236,31 +311,57 @@ def _read_trainer(look: Look, buffer: str) -> TrainState | None:
     return None
 
 
+# A ledger that has gone on since, with more epochs or after a restore, is at another position.
+_ENDED_DATASETS = """
+SELECT DISTINCT e.task_name, e.detail, e.groups
+FROM rb_event e LEFT JOIN rb_cursor c ON c.buffer = e.buffer AND c.name = e.detail AND c.checkpoint = 0
+WHERE e.buffer = :buffer AND e.kind = 'dataset_ended' AND coalesce(c.position, 0) = e.groups"""
+
+
+def _read_ended_datasets(tx: ReadTransaction, buffer: str) -> dict[str, int]:
+    """Return how many prompts were drawn of each task whose prompt ledgers have read their datasets to the end."""
+    drawn: dict[str, int] = {}
+    for task, _, prompts in tx.table(_ENDED_DATASETS, buffer=buffer)[1]:
+        drawn[task] = drawn.get(task, 0) + prompts
+    return drawn
+
+
 _FAILED_LANES = f"""
 SELECT l.task_name, l.id, {_OF_NEWEST.format(column="uid")} FROM rb_lane l
 WHERE l.buffer = :buffer AND l.status = 'failed'"""  # noqa: S608
 _FAILED_BY = """
 SELECT worker, count(*) FROM (
-    SELECT worker FROM rb_group WHERE lane BETWEEN :lane AND :lane ORDER BY lane DESC, uid DESC LIMIT 1000) newest
-WHERE worker IS NOT NULL GROUP BY worker"""
+    SELECT worker, error FROM rb_group
+    WHERE lane BETWEEN :lane AND :lane ORDER BY lane DESC, uid DESC LIMIT 1000) newest
+WHERE worker IS NOT NULL AND error IS NULL GROUP BY worker"""
+_SET_ASIDE = """
+SELECT worker, sum(groups) FROM rb_event
+WHERE buffer = :buffer AND kind = 'set_aside' AND task_name = :task AND worker IS NOT NULL GROUP BY worker"""
 
 
-def _read_failures(look: Look, buffer: str) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
-    """Return why the newest failed group of each task did, and whose the newest ones are."""
-    errors, makers = {}, {}
-    for task, lane, uid in look.table(_FAILED_LANES, buffer=buffer)[1]:
+def _read_failures(tx: ReadTransaction, buffer: str) -> tuple[dict[str, str], _Numbers, _Numbers]:
+    """Return why the newest failed group of each task did, who put the newest ones as failed, and who drew the others.
+
+    A group that was set aside after its put has an error of its own.
+    """
+    errors: dict[str, str] = {}
+    makers: _Numbers = {}
+    drawers: _Numbers = {}
+    for task, lane, uid in tx.table(_FAILED_LANES, buffer=buffer)[1]:
         if uid is not None:
-            makers[task] = {worker: int(n) for worker, n in look.table(_FAILED_BY, lane=lane)[1]}
-            if error := look.value("SELECT error FROM groups WHERE uid = :uid", uid=uid):
+            set_aside = tx.table(_SET_ASIDE, buffer=buffer, task=task)[1]
+            drawers[task] = {worker: int(n) for worker, n in set_aside}
+            makers[task] = {worker: int(n) for worker, n in tx.table(_FAILED_BY, lane=lane)[1]}
+            if error := tx.value("SELECT error FROM groups WHERE uid = :uid", uid=uid):
                 errors[task] = error
-    return errors, makers
+    return errors, makers, drawers
 
 
-def _read_restored(look: Look, buffer: str) -> Restored | None:
+def _read_restored(tx: ReadTransaction, buffer: str) -> Restored | None:
     own = "SELECT restored_step, restored_at FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
-    for step, time in look.table(own, buffer=buffer)[1]:
+    for step, time in tx.table(own, buffer=buffer)[1]:
         told = """
 SELECT worker FROM rb_event WHERE buffer = :buffer AND kind = 'restored' AND happened_at > :time
 ORDER BY happened_at DESC LIMIT 1"""
-        return Restored(step, time, look.value(told, buffer=buffer, time=time - _MINUTE))
+        return Restored(step, time, tx.value(told, buffer=buffer, time=time - _MINUTE))
     return None

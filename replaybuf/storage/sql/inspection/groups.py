@@ -1,104 +1,180 @@
-"""Groups that match a query, and payloads: what takes more than the texts of `metadata`."""
+"""Buffers and tasks, and the metadata of groups and rollouts, from the views for people."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, true
+from replaybuf.errors import InputError
+from replaybuf.redact import redact_path
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
-from replaybuf.codec.payload import Codec
-from replaybuf.errors import DecodeError
-from replaybuf.query import LogicNode, Node
-from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rules.policies import Order
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.inspection import buffers
-from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.metadata import (
-    Described,
-    Listing,
-    describe_group,
-    extreme_rollouts,
-    read_metadata,
-)
-from replaybuf.storage.sql.schema.tables import lane
-from replaybuf.storage.sql.statements.matching import count_groups, find_uids, read_groups
-from replaybuf.storage.sql.statements.rows import GroupRow
-
-#: Decodes rollouts as dicts, whatever their class and those in their fields were, and needs neither torch nor Ray.
-AS_DICTS = Codec(RolloutType(dict), tensors="numpy", object_refs="value", as_plain=True)
+DEFAULT = "default"
+_DIGITS = re.compile("([0-9]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Looking(Scope):
-    """The scope of a reader: one buffer or all, including leased groups."""
+def in_order(name: str) -> tuple[list[str | tuple[int, str]], str]:
+    """Return what buffers are sorted by wherever they are listed: run-2 comes before run-10."""
+    parts = enumerate(_DIGITS.split(name))  # every other part is a number, of any length
+    return [(len(part.lstrip("0")), part.lstrip("0")) if i % 2 else part for i, part in parts], name
 
-    @property
-    def lanes(self) -> ColumnElement[bool]:
-        return true() if self.buffer is None else lane.c.buffer == self.buffer
+
+def buffers_of(tx: ReadTransaction) -> list[str]:
+    """Return the names of the buffers in the database, in order."""
+    return sorted((name for (name,) in tx.table("SELECT DISTINCT buffer FROM rb_lane")[1]), key=in_order)
+
+
+def tasks_of(tx: ReadTransaction, buffer: str | None) -> list[str]:
+    """Return the names of the tasks of one buffer or of all."""
+    _, rows = tx.table("SELECT DISTINCT buffer, task_name FROM rb_lane")
+    return sorted({task for owner, task in rows if buffer in (None, owner)})
+
+
+def opened_buffers(tx: ReadTransaction) -> list[str]:
+    """Return the names of the buffers in the database, and of those that were opened, but never put into."""
+    opened = {name for (name,) in tx.table("SELECT DISTINCT buffer FROM rb_worker")[1]}
+    return sorted(opened.union(buffers_of(tx)), key=in_order)
+
+
+def check_buffer(tx: ReadTransaction, buffer: str | None) -> None:
+    """Raise InputError when there are only buffers of other names."""
+    if buffer is not None and (there := opened_buffers(tx)) and buffer not in there:
+        raise InputError(
+            f"there is no buffer {redact_path(buffer)!r:.200} in this database; there are {', '.join(there)}"
+        )
+
+
+def chosen_buffers(tx: ReadTransaction, buffer: str | None) -> list[str]:
+    """Return the names of the buffers that there are of one or of all, in order. Raises InputError."""
+    check_buffer(tx, buffer)
+    return [name for name in buffers_of(tx) if buffer in (None, name)]
+
+
+def choose(tx: ReadTransaction, buffer: str | None) -> str:
+    """Return the buffer of this name, or else the only one or the default one. Raises InputError."""
+    check_buffer(tx, buffer)
+    there = buffers_of(tx)
+    if buffer is None and len(there) > 1 and DEFAULT not in there:
+        raise InputError(f"there are several buffers in this database: choose one with --buffer: {', '.join(there)}")
+    return buffer or (there[0] if len(there) == 1 else DEFAULT)
+
+
+_CHUNK = 1000
 
 
 @dataclass(slots=True)
-class Shown(Described):
-    """A group and its rollouts, and its payload if that was read."""
+class Listing:
+    """The metadata of groups, the number that match, the time then, and whether there are other buffers."""
 
-    stored: GroupRow | None = None
-
-    def decode(self) -> list[dict[str, Any]]:
-        """Return the full rollouts, if the payload was read. Raises DecodeError."""
-        assert self.stored is not None
-        try:
-            return self.stored.decode(AS_DICTS).item
-        except DecodeError as error:
-            raise DecodeError(f"group {self.stored.uid}: {error} (without --full its metadata can be shown)") from error
+    rows: list[dict[str, Any]]
+    matching: int
+    now: datetime
+    several: bool
 
 
-def looking_at(tx: Transaction, buffer: str | None) -> Transaction:
-    """Return the transaction, scoped to one buffer or all. Raises InputError when only other buffers exist."""
-    buffers.check_buffer(Look.over(tx), buffer)
-    return tx.of(Looking(buffer))
+@dataclass(slots=True)
+class Described:
+    """The metadata of a group and of its rollouts, the time then, and whether there are other buffers."""
+
+    group: dict[str, Any]
+    rollouts: list[dict[str, Any]]
+    now: datetime
+    several: bool
 
 
-def list_groups(
-    tx: Transaction, buffer: str | None, query: Node, order: Order, limit: int | None, *, count: bool
-) -> Listing:
-    """Return the groups that match, in order; with `count` also the number of all matches, beyond the limit."""
-    look = Look.over(tx)
-    tx = looking_at(tx, buffer)
-    rows = read_metadata(look, [uid for uid, _ in find_uids(tx, query, order, limit)])
-    matching = count_groups(tx, query, None) if count and len(rows) == limit else len(rows)
-    return Listing(rows, matching, look.now(), several=buffer is None and len(buffers_of(tx)) > 1)
+_GROUPS = """
+SELECT
+    uid, buffer, task_name, status, staleness, reward, priority, times_sampled, created_at, leased_until, archived_at,
+    deliveries, rollouts, prompt_tokens, response_tokens, finish_reasons, bytes, key, tags, error, prompt, response,
+    worker, put_step, leased_by, trained_step
+FROM groups WHERE uid IN ({uids})"""
+_ROLLOUTS = """
+SELECT
+    uid, position, rollout_id, status, staleness, oldest_model_step, reward, rewards, prompt_tokens, response_tokens,
+    finish_reason, response, error_msg
+FROM rollouts WHERE uid IN ({uids}) ORDER BY uid, position"""
 
 
-def extremes_matching(
-    tx: Transaction, buffer: str | None, query: Node, count: int, *, worst: bool
-) -> list[tuple[int, int]]:
-    """Return what `extreme_rollouts` does, of the groups that match."""
-    uids = [uid for uid, _ in find_uids(looking_at(tx, buffer), query, (), None)]
-    return extreme_rollouts(Look.over(tx), buffer, None, count, worst=worst, among=uids)
+def read_metadata(tx: ReadTransaction, uids: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the metadata of these groups of any buffer, in this order, of those that are there."""
+    found: dict[int, dict[str, Any]] = {}
+    for start in range(0, len(uids), _CHUNK):
+        listed = ", ".join(str(int(uid)) for uid in uids[start : start + _CHUNK])
+        found |= {row["uid"]: row for row in tx.rows(_GROUPS.format(uids=listed))}
+    return [found[uid] for uid in uids if uid in found]
 
 
-def show_group(tx: Transaction, uid: int, *, payload: bool) -> Shown | None:
-    """Return a group of any buffer, or None when it isn't there."""
-    described = describe_group(Look.over(tx), uid)
-    if described is None:
+def describe_group(tx: ReadTransaction, uid: int) -> Described | None:
+    """Return what is known of a group of any buffer without its payload, or None when it isn't there."""
+    found = read_metadata(tx, [uid])
+    if not found:
         return None
-    stored = read_groups(looking_at(tx, None), [uid], LogicNode("$and", ())) if payload else []
-    return Shown(described.group, described.rollouts, described.now, described.several, *stored)
+    rollouts = tx.rows(_ROLLOUTS.format(uids=int(uid)))
+    return Described(found[0], rollouts, tx.now(), len(buffers_of(tx)) > 1)
 
 
-def buffers_of(tx: Transaction) -> list[str]:
-    """Return the names of the buffers in the database."""
-    return buffers.buffers_of(Look.over(tx))
+def list_oldest(
+    tx: ReadTransaction, buffer: str | None, task: str | None, status: str | None, limit: int | None, *, count: bool
+) -> Listing:
+    """Return the groups of a buffer, task and status (None: of all), those that were put first at the front.
+
+    With `count` the number of all of them is counted, beyond the limit.
+    """
+    check_buffer(tx, buffer)
+    wanted = {"buffer": buffer, "task_name": task, "status": status}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    where = "".join(f" AND l.{name} = :{name}" for name in given)
+    of_lanes = f"FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE 1 = 1{where}"
+    at_most = "" if limit is None else f" LIMIT {int(limit)}"
+    _, uids = tx.table(f"SELECT g.uid {of_lanes} ORDER BY g.uid{at_most}", **given)  # names of columns
+    rows = read_metadata(tx, [uid for (uid,) in uids])
+    matching = len(rows)
+    if count and len(rows) == limit:
+        matching = tx.value(f"SELECT count(*) {of_lanes}", **given)
+    return Listing(rows, matching, tx.now(), several=buffer is None and len(buffers_of(tx)) > 1)
 
 
-def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
-    """Return the names of the tasks of one buffer or of all."""
-    return buffers.tasks_of(Look.over(tx), buffer)
+_EXTREMES = """
+SELECT uid, position, nth, reward FROM (
+    SELECT uid, position, reward, row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
+    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid IN (
+        SELECT uid FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL{where}
+        GROUP BY uid ORDER BY {lowest}(reward) {order}, uid DESC LIMIT {count}
+    )
+) of_groups
+ORDER BY nth, reward {order}, uid DESC LIMIT {count}"""
 
 
-def now_of(tx: Transaction) -> datetime:
-    """Return the present time by the store's clock, which decides when leases end."""
-    return Look.over(tx).now()
+def extreme_rollouts(
+    tx: ReadTransaction,
+    buffer: str | None,
+    task: str | None,
+    count: int,
+    *,
+    worst: bool,
+    among: Sequence[int] | None = None,
+) -> list[tuple[int, int]]:
+    """Return the uids and positions of the completed rollouts with the lowest rewards, or with the highest.
+
+    They are of the groups of a buffer and task (None: of all), and if `among` is given, of the groups with these uids.
+    The lowest of each group come before any second ones; among equals, those of the newest groups come first.
+    """
+    check_buffer(tx, buffer)
+    given = {name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None}
+    where = "".join(f" AND {name} = :{name}" for name in given)
+    order, lowest = ("ASC", "min") if worst else ("DESC", "max")
+    rows: list[Sequence[Any]] = []
+    for part in [""] if among is None else _listed(among):
+        statement = _EXTREMES.format(where=where + part, order=order, lowest=lowest, count=int(count))
+        rows += tx.table(statement, **given)[1]
+    rows.sort(key=lambda row: (row[2], row[3] if worst else -row[3], -row[0]))
+    return [(uid, position) for uid, position, *_ in rows[:count]]
+
+
+def _listed(uids: Sequence[int]) -> Iterator[str]:
+    """Return conditions that a row is of one of these groups, for some of them each."""
+    for start in range(0, len(uids), _CHUNK):
+        yield f" AND uid IN ({', '.join(str(int(uid)) for uid in uids[start : start + _CHUNK])})"

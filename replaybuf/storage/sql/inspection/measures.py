@@ -1,23 +1,150 @@
-"""The figures of a database for monitoring: cheap enough to be read every few seconds."""
+"""The figures of a database: by task and status for `stats`, and for monitoring, which reads them every few seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from replaybuf.rollouts.status import Status
+from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import SILENT_SECONDS
-from replaybuf.rules.tallies import LaneName, Tally
-from replaybuf.storage.sql.inspection.buffers import buffers_of, check_buffer
-from replaybuf.storage.sql.inspection.circumstances import LIVE_SECONDS
-from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.overview import read_cursors, read_tallies
+from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.storage.sql.engine.read_transaction import ReadTransaction
+from replaybuf.storage.sql.inspection.circumstances import read_waiters
+from replaybuf.storage.sql.inspection.groups import chosen_buffers, in_order
+from replaybuf.storage.sql.inspection.run_records import last_batches
+from replaybuf.storage.sql.statements.buffer_facts import (
+    Contents,
+    Tallied,
+    histogram_of,
+    list_checkpoints,
+    list_leased,
+    read_contents,
+    read_cursors,
+    read_tallies,
+)
 
 if TYPE_CHECKING:
     from replaybuf.storage.values import Cursor
 
 _HOUR = 3600.0
+_STATUSES = [*map(str, Status)]
+
+# All figures
+
+
+@dataclass(slots=True)
+class BufferFigures:
+    """A buffer's tallies, its numbers of groups by value of each field, its cursors, and its checkpoints' steps."""
+
+    tallies: Tallied
+    histograms: dict[str, dict[LaneName, dict[int, int]]]
+    cursors: list[Cursor]
+    checkpoints: list[int]
+
+
+@dataclass(slots=True)
+class Overview:
+    """A row for each buffer, task and status, the figures of each buffer and of the whole database, and the time."""
+
+    rows: list[dict[str, Any]]
+    buffers: dict[str, BufferFigures]
+    database: dict[str, Any]
+    now: datetime
+
+
+def overview(tx: ReadTransaction, buffer: str | None, fields: Iterable[str]) -> Overview:
+    """Return the figures of one buffer or of all, with histograms of these fields (`staleness`, `times_sampled`)."""
+    fields, buffers = list(fields), {}
+    for name in chosen_buffers(tx, buffer):
+        contents = read_contents(tx, name)
+        buffers[name] = BufferFigures(
+            read_tallies(tx, name),
+            {field: histogram_of(contents, field) for field in fields},
+            read_cursors(tx, name),
+            [one.step for one in list_checkpoints(tx, name)],
+        )
+    database = {"schema": tx.revision(), "database_bytes": tx.database_bytes(), "unswept_payloads": _unswept(tx)}
+    return Overview(_groups(tx, buffer), buffers, database, tx.now())
+
+
+def tallies_of(tx: ReadTransaction, buffer: str | None) -> dict[str, Tallied]:
+    """Return the tallies of one buffer or of all, by buffer. Raises InputError when only other buffers exist."""
+    there = chosen_buffers(tx, buffer)
+    return {name: read_tallies(tx, name) for name in (there if buffer is None else [buffer])}
+
+
+def _unswept(tx: ReadTransaction) -> int:
+    return int(tx.value("SELECT count(*) FROM rb_garbage"))
+
+
+_GROUPS = """
+SELECT
+    buffer, task_name, status, count(*) - count(leased_until) AS groups, count(leased_until) AS leased,
+    sum(rollouts) AS rollouts, avg(reward) AS reward, avg(staleness) AS staleness, max(staleness) AS max_staleness,
+    sum(prompt_tokens) AS prompt_tokens, sum(response_tokens) AS response_tokens, sum(bytes) AS bytes,
+    min(created_at) AS oldest, max(created_at) AS newest
+FROM groups{where} GROUP BY buffer, task_name, status"""
+
+
+def _groups(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any]]:
+    unreadable: dict[tuple[str, str, str], int] = {}
+    for one in unreadable_rewards(tx):
+        lane = (one.buffer, one.task_name, one.status)
+        unreadable[lane] = unreadable.get(lane, 0) + one.rollouts
+    overdue = {
+        (one.buffer, one.task_name, str(one.status)): one.overdue for one in list_leased(tx, buffer, tx.seconds())
+    }
+    where, given = ("", {}) if buffer is None else (" WHERE buffer = :buffer", {"buffer": buffer})
+    rows = tx.rows(_GROUPS.format(where=where), **given)
+    for row in rows:
+        row["staleness"] = float(row["staleness"])
+        lane = (row["buffer"], row["task_name"], str(row["status"]))
+        row["overdue"] = overdue.get(lane, 0)
+        row["unreadable_rewards"] = unreadable.get(lane, 0)
+    rows.sort(key=lambda row: (in_order(row["buffer"]), row["task_name"], _STATUSES.index(row["status"])))
+    return rows
+
+
+# Rewards that are no numbers: they were stored as they are, and count as none
+
+
+class Unreadable(NamedTuple):
+    """How many rollouts of a buffer, task and status have a reward that is `what` ("a text"), and the first group."""
+
+    buffer: str
+    task_name: str
+    status: str
+    what: str
+    rollouts: int
+    uid: int
+
+
+# The first condition passes over groups without any, as nearly all are; expired rollouts have no reward any more.
+_UNREADABLE = {
+    "sqlite": """
+SELECT l.buffer, l.task_name, l.status, json_extract(r.value, '$.unreadable') AS what, count(*), min(g.uid)
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid, json_each(p.outline) r
+WHERE instr(p.outline, '"unreadable"') > 0 AND json_extract(r.value, '$.unreadable') IS NOT NULL
+    AND coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0
+GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4""",
+    "postgresql": """
+SELECT l.buffer, l.task_name, l.status, r.value ->> 'unreadable' AS what, count(*), min(g.uid)
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid
+CROSS JOIN LATERAL jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
+WHERE jsonb_path_exists(p.outline, '$[*].unreadable') AND r.value ->> 'unreadable' IS NOT NULL
+    AND NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)
+GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4""",
+}
+
+
+def unreadable_rewards(tx: ReadTransaction) -> list[Unreadable]:
+    """Return what there is of rewards that are no numbers. Reads what is stored of all groups beside their payloads."""
+    return [Unreadable(*row) for row in tx.table(_UNREADABLE[tx.dialect_name])[1]]
+
+
+# For monitoring
 
 
 @dataclass(slots=True)
@@ -27,7 +154,7 @@ class BufferMeasures:
     `histograms` and `contents` are empty where there are too many groups to look at all of them.
     """
 
-    tallies: dict[tuple[str, Status, Tally], int]
+    tallies: Tallied
     cursors: list[Cursor]
     records: dict[str, Any]
     overdue: dict[str, int]
@@ -43,44 +170,28 @@ class Measures:
     buffers: dict[str, BufferMeasures]
 
 
-def measure(look: Look, buffer: str | None, scanned: int) -> Measures:
+def measure(tx: ReadTransaction, buffer: str | None, scanned: int) -> Measures:
     """Return the measures of one buffer or of all; groups are looked at up to this number in a buffer."""
-    check_buffer(look, buffer)
-    names = [name for name in buffers_of(look) if buffer in (None, name)]
-    database = {
-        "bytes": look.database_bytes(),
-        "unswept_payloads": look.value("SELECT count(*) FROM rb_garbage"),
-    }
-    now = look.seconds()
-    return Measures(database, {name: _measure(look, name, now, scanned) for name in names})
+    database = {"bytes": tx.database_bytes(), "unswept_payloads": _unswept(tx)}
+    now = tx.seconds()
+    return Measures(database, {name: _measure(tx, name, now, scanned) for name in chosen_buffers(tx, buffer)})
 
 
-def _measure(look: Look, name: str, now: float, scanned: int) -> BufferMeasures:
-    tallies = read_tallies(look, name)
-    overdue = _counts(look, _OVERDUE, buffer=name, now=now)
-    found = BufferMeasures(tallies, read_cursors(look, name), _records(look, name, now), overdue, {}, {})
+def _measure(tx: ReadTransaction, name: str, now: float, scanned: int) -> BufferMeasures:
+    tallies, overdue = read_tallies(tx, name), dict[str, int]()
+    for one in list_leased(tx, name, now):
+        overdue[one.task_name] = overdue.get(one.task_name, 0) + one.overdue
+    found = BufferMeasures(tallies, read_cursors(tx, name), _records(tx, name, now), overdue, {}, {})
     if sum(n for (_, _, tally), n in tallies.items() if tally in (Tally.SIZE, Tally.LEASED)) <= scanned:
-        _scan(look, name, found)
+        contents = read_contents(tx, name)
+        found.contents = _contents(contents)
+        for field in ("staleness", "times_sampled"):
+            histogram = histogram_of(contents, field)
+            completed = {lane: counts for lane, counts in histogram.items() if lane[1] == Status.COMPLETED}
+            if completed:
+                found.histograms[field] = completed
     return found
 
-
-# Groups of leases that are over, which come back with the next draw. Leased groups have lanes of their own: without
-# that, SQLite would look at all groups.
-_OVERDUE = """
-SELECT l.task_name, count(*) FROM rb_group g JOIN rb_lane l ON l.id = g.lane
-WHERE l.buffer = :buffer AND l.leased AND g.leased_until <= :now GROUP BY l.task_name"""
-
-_CHECKPOINTS = """
-SELECT count(*) OVER () AS count, step, created_at FROM rb_checkpoint
-WHERE buffer = :buffer AND copied_to IS NULL ORDER BY id DESC LIMIT 1"""
-
-_LAST_BATCH = """
-SELECT step, groups, reward, min_reward, max_reward, staleness, max_staleness, taken_at FROM rb_batch
-WHERE buffer = :buffer AND status = 'completed' ORDER BY id DESC LIMIT 1"""
-
-_WAITERS = """
-SELECT a.kind, count(*), min(a.since) FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
-WHERE w.buffer = :buffer AND a.seen_at > :live GROUP BY a.kind"""
 
 _WORKERS = """
 SELECT CASE WHEN ended_at IS NOT NULL THEN 'ended' WHEN seen_at > :live THEN 'working' ELSE 'silent' END, count(*)
@@ -94,62 +205,45 @@ FROM workers WHERE buffer = :buffer"""
 _EVENTS = "SELECT kind, count(*) FROM rb_event WHERE buffer = :buffer AND happened_at > :since GROUP BY kind"
 
 
-def _records(look: Look, name: str, now: float) -> dict[str, Any]:
-    epoch = look.value("SELECT epoch FROM rb_buffer WHERE name = :buffer", buffer=name)
-    hour = look.rows(_LAST_HOUR, buffer=name)[0]
-    waiters = look.table(_WAITERS, buffer=name, live=now - LIVE_SECONDS)[1]
+def _records(tx: ReadTransaction, name: str, now: float) -> dict[str, Any]:
+    hour = tx.rows(_LAST_HOUR, buffer=name)[0]
+    made, drawn = list_checkpoints(tx, name), last_batches(tx, name, 1, completed=True)
+    waiters: dict[str, dict[str, Any]] = {}
+    for one in read_waiters(tx, name):  # those that wait the longest first
+        longest = max(0.0, now - (now if one.wait.since is None else one.wait.since))
+        waiters.setdefault(one.wait.kind, {"count": 0, "longest_seconds": longest})["count"] += 1
+    workers = _counts(tx, _WORKERS, buffer=name, live=now - SILENT_SECONDS)
+    last = {"step": made[-1].step, "created_at": made[-1].created_at} if made else {}
     return {
-        "restores": epoch or 0,
-        "checkpoints": _first(look, _CHECKPOINTS, name) or {"count": 0},
-        "last_batch": _first(look, _LAST_BATCH, name),
-        "waiters": {kind: {"count": n, "longest_seconds": max(0.0, now - since)} for kind, n, since in waiters},
-        "workers": {"working": 0, "silent": 0, "ended": 0}
-        | _counts(look, _WORKERS, buffer=name, live=now - SILENT_SECONDS),
+        "restores": tx.value("SELECT epoch FROM rb_buffer WHERE name = :buffer", buffer=name) or 0,
+        "checkpoints": {"count": len(made), **last},
+        "last_batch": drawn[0] if drawn else {},
+        "waiters": waiters,
+        "workers": {"working": 0, "silent": 0, "ended": 0} | workers,
         "last_hour": {column: n or 0 for column, n in hour.items()},
-        "events_last_hour": _counts(look, _EVENTS, buffer=name, since=now - _HOUR),
+        "events_last_hour": _counts(tx, _EVENTS, buffer=name, since=now - _HOUR),
     }
 
 
-def _first(look: Look, statement: str, name: str) -> dict[str, Any]:
-    """Return the first row, empty if there is none."""
-    return next(iter(look.rows(statement, buffer=name)), {})
+def _counts(tx: ReadTransaction, statement: str, **values: Any) -> dict[str, int]:
+    return {str(name): int(count) for name, count in tx.tuples(statement, **values)}
 
 
-def _counts(look: Look, statement: str, **values: Any) -> dict[str, int]:
-    return {str(name): int(count) for name, count in look.table(statement, **values)[1]}
-
-
-# One look at every group
-_GROUPS = """
-SELECT l.task_name, l.status, l.leased AS is_leased, g.times_sampled,
-    CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END AS staleness,
-    count(*) AS groups, sum(g.bytes) AS bytes, min(g.created_at) AS oldest_at, count(g.reward) AS rewards,
-    sum(g.reward) AS reward, min(g.reward) AS lowest, max(g.reward) AS highest
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer GROUP BY 1, 2, 3, 4, 5"""
-
-
-def _scan(look: Look, name: str, found: BufferMeasures) -> None:
-    """Look at all groups, once: the distributions are of the completed ones that can be drawn."""
-    drawable: dict[str, list[Mapping[str, Any]]] = {}
-    for row in look.rows(_GROUPS, buffer=name):
-        contents = found.contents.setdefault(row["task_name"], {"bytes": 0})
-        contents["bytes"] += int(row["bytes"])
+def _contents(contents: Contents) -> dict[str, dict[str, Any]]:
+    """Return the bytes of each task; of the completed groups that can be drawn the oldest, and their rewards."""
+    found: dict[str, dict[str, Any]] = {}
+    drawable: dict[str, list[Any]] = {}
+    for row in contents:
+        of_task = found.setdefault(row["task_name"], {"bytes": 0})
+        of_task["bytes"] += int(row["bytes"])
         if row["status"] == Status.COMPLETED and not row["is_leased"]:
             drawable.setdefault(row["task_name"], []).append(row)
     for task, rows in drawable.items():
-        found.contents[task]["oldest_at"] = min(row["oldest_at"] for row in rows)
+        found[task]["oldest_at"] = min(row["oldest_at"] for row in rows)
         if rewarded := [row for row in rows if row["rewards"]]:
-            found.contents[task]["reward"] = {
+            found[task]["reward"] = {
                 "mean": sum(row["reward"] for row in rewarded) / sum(row["rewards"] for row in rewarded),
                 "min": min(row["lowest"] for row in rewarded),
                 "max": max(row["highest"] for row in rewarded),
             }
-        for field in ("staleness", "times_sampled"):
-            found.histograms.setdefault(field, {})[task, Status.COMPLETED] = _histogram(rows, field)
-
-
-def _histogram(rows: Sequence[Mapping[str, Any]], field: str) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for row in rows:
-        counts[int(row[field])] = counts.get(int(row[field]), 0) + int(row["groups"])
-    return counts
+    return found

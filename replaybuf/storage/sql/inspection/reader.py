@@ -1,8 +1,7 @@
 """Opening a database to read it: nothing is created, written or locked for long.
 
-A reader runs one function in one read transaction, which is over before anything is printed. SQLAlchemy takes longer to
-import than everyday questions take to answer: on SQLite it is imported by those who read by its statements (`inspect`),
-not by those who read by texts (`look`).
+A reader runs one function in one read transaction, which is over before anything is printed. On SQLite the transaction
+imports SQLAlchemy, which takes longer than everyday questions do, only for queries (`ReadTransaction.of`).
 """
 
 from __future__ import annotations
@@ -12,23 +11,27 @@ import re
 import sqlite3
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from replaybuf.errors import AccessError, ConfigError, LockedError, NotADatabaseError, UnreachableError
 from replaybuf.redact import redact
-from replaybuf.storage.sql.engine.sqlite_errors import translate_sqlite
-from replaybuf.storage.sql.engine.sqlite_uri import quote_path
-from replaybuf.storage.sql.inspection.look import Look, SqliteLook
-from replaybuf.storage.sql.schema.revisions import check_revision
+from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
+from replaybuf.storage.sql.engine.read_transaction import ReadTransaction as ReadTransaction
+from replaybuf.storage.sql.engine.read_transaction import Table as Table
+from replaybuf.storage.sql.engine.sqlite_files import quote_path, translate_sqlite
+from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, check_revision
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
-    from replaybuf.storage.sql.engine.transaction import Transaction as Transaction
+    from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+
 
 T = TypeVar("T")
 
@@ -84,40 +87,25 @@ class Reader(ABC):
 
         return url_or_path(self._given)
 
-    def inspect(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
-        """Do the same as `read` on a replaybuf database. Raises NotADatabaseError and SchemaError for any other."""
-
-        def checked(tx: Transaction) -> T:
-            self._check(Look.over(tx))
-            return function(tx)
-
-        return self.read(checked, timeout=timeout)
-
-    def look(self, function: Callable[[Look], T], *, timeout: float | None = None) -> T:
-        """Do the same as `inspect` by texts of SQL."""
-
-        def checked(look: Look) -> T:
-            self._check(look)
-            return function(look)
-
-        return self.look_at_any(checked, timeout=timeout)
-
-    def _check(self, look: Look) -> None:
-        if not check_revision(look.revision(), self.where):
-            raise NotADatabaseError(
-                f"{self.where} has no replaybuf tables; check the name, or wait until a run has opened it"
-            )
-
-    @abstractmethod
-    def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
+    def read(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
         """Run `function(tx)` in a transaction that can't write, and roll it back.
 
-        Raises LockedError when it took more than `timeout` seconds.
+        Raises NotADatabaseError and SchemaError for a database that isn't one of this replaybuf, and LockedError when
+        it took more than `timeout` seconds.
         """
 
+        def checked(tx: ReadTransaction) -> T:
+            if not check_revision(tx.revision(), self.where):
+                raise NotADatabaseError(
+                    f"{self.where} has no replaybuf tables; check the name, or wait until a run has opened it"
+                )
+            return function(tx)
+
+        return self.read_any(checked, timeout=timeout)
+
     @abstractmethod
-    def look_at_any(self, function: Callable[[Look], T], *, timeout: float | None = None) -> T:
-        """Do the same as `read` by texts of SQL; in any database, as that does."""
+    def read_any(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
+        """Do the same as `read` in any database, whatever is in it."""
 
 
 class SqliteReader(Reader):
@@ -132,28 +120,22 @@ class SqliteReader(Reader):
         self._path = path
         super().__init__(url, where, path)
 
-    def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
-        return self._read_either_way(lambda clock, immutable: self._transact(function, clock, immutable), timeout)
-
-    def look_at_any(self, function: Callable[[Look], T], *, timeout: float | None = None) -> T:
-        return self._read_either_way(lambda clock, immutable: self._look(function, clock, immutable), timeout)
-
-    def _read_either_way(self, read: _Read[T], timeout: float | None) -> T:
+    def read_any(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
         if not os.access(self._path, os.R_OK):
             if not os.path.exists(self._path) and os.access(self._path.parent, os.X_OK):
                 raise UnreachableError(f"there is no database {self.where} (file {redact(str(self._path))})")
             raise AccessError(f"{self.where} can't be read: check the permissions of the file")
         try:
-            return self._quietly_or_not(read, timeout)
+            return self._quietly_or_not(function, timeout)
         except NotADatabaseError as error:
             # Readers create nothing.
             raise NotADatabaseError(str(error).removesuffix(", or of a file to create")) from error
 
-    def _quietly_or_not(self, read: _Read[T], timeout: float | None) -> T:
+    def _quietly_or_not(self, function: Callable[[ReadTransaction], T], timeout: float | None) -> T:
         quiet = self._quiet_state()
         if quiet is not None:
             try:
-                result = self._read(read, timeout, immutable=True)
+                result = self._read(function, timeout, immutable=True)
             except Exception:
                 if self._quiet_state() == quiet:
                     raise
@@ -161,7 +143,7 @@ class SqliteReader(Reader):
                 if self._quiet_state() == quiet:
                     return result
         try:
-            return self._read(read, timeout, immutable=False)
+            return self._read(function, timeout, immutable=False)
         except AccessError as error:
             if os.access(self._path.parent, os.W_OK):
                 raise
@@ -179,33 +161,16 @@ class SqliteReader(Reader):
         stat = self._path.stat()
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
-    def _read(self, read: _Read[T], timeout: float | None, *, immutable: bool) -> T:
+    def _read(self, function: Callable[[ReadTransaction], T], timeout: float | None, *, immutable: bool) -> T:
         clock = _Clock(timeout)
-        try:
-            return read(clock, immutable)
-        except Exception as error:
-            if "interrupted" in str(error):
-                clock.explain(error)
-            raise
-
-    def _look(self, function: Callable[[Look], T], clock: _Clock, immutable: bool) -> T:
         try:
             with closing(self._connect(clock, immutable)) as connection:
                 connection.execute("BEGIN")
-                return function(SqliteLook(connection))
+                return function(SqliteReadTransaction(connection))
         except sqlite3.Error as error:
+            if "interrupted" in str(error):
+                clock.explain(error)
             raise translate_sqlite(error, self.where, str(self._path), LOCK_TIMEOUT) from error
-
-    def _transact(self, function: Callable[[Transaction], T], clock: _Clock, immutable: bool) -> T:
-        from sqlalchemy import NullPool, create_engine, event
-
-        from replaybuf.storage.sql.engine.errors import translated
-        from replaybuf.storage.sql.engine.transaction import Transaction
-
-        engine = create_engine("sqlite://", creator=lambda: self._connect(clock, immutable), poolclass=NullPool)
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
-        with translated(self.url, LOCK_TIMEOUT), engine.connect() as connection:
-            return function(Transaction.over(connection))
 
     def _connect(self, clock: _Clock, immutable: bool) -> sqlite3.Connection:
         uri = f"file:{quote_path(self._path)}?mode=ro{'&immutable=1' if immutable else ''}"
@@ -216,8 +181,31 @@ class SqliteReader(Reader):
         return connection
 
 
-#: Reads a SQLite file in one of two ways: immutable or not.
-_Read = Callable[["_Clock", bool], T]
+class SqliteReadTransaction(ReadTransaction):
+    """A transaction on a connection of `sqlite3`, on which it has begun."""
+
+    dialect_name = "sqlite"
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def table(self, statement: str, /, **values: Any) -> Table:
+        cursor = self._connection.execute(statement, values or ())
+        return [name for name, *_ in cursor.description or ()], cursor.fetchall()
+
+    def tuples(self, statement: str, /, **values: Any) -> Sequence[Sequence[Any]]:
+        return self._connection.execute(statement, values or ()).fetchall()
+
+    def of(self, scope: Scope) -> Transaction:
+        from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
+        from replaybuf.storage.sql.engine.transaction import Transaction
+
+        return Transaction(SqliteSession(self._connection), scope)
+
+    def seconds(self) -> float:
+        name = this_start()
+        start = None if name is None else self.value("SELECT value FROM rb_info WHERE name = :name", name=name)
+        return time.time() if start is None else float(start) + since_start()
 
 
 class _Clock:
@@ -242,7 +230,7 @@ class _Clock:
 class PostgresReader(Reader):
     """A PostgreSQL database, in read-only transactions."""
 
-    def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
+    def read_any(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
         import asyncio
 
         # A runner, when it ends, makes the repr of its task and so of the result, which may take seconds.
@@ -254,21 +242,16 @@ class PostgresReader(Reader):
         asyncio.run(read())
         return results[0]
 
-    def look_at_any(self, function: Callable[[Look], T], *, timeout: float | None = None) -> T:
-        return self.read(lambda tx: function(Look.over(tx)), timeout=timeout)
+    async def _read(self, function: Callable[[ReadTransaction], T], timeout: float | None) -> T:
+        from replaybuf.storage.sql.engine.postgres import PostgresDatabase
 
-    async def _read(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
-        from sqlalchemy import text
-
-        from replaybuf.storage.sql.engine.postgres import PostgresEngine
-
-        def limited(tx: Transaction) -> T:
+        def limited(tx: ReadTransaction) -> T:
             if timeout is not None:
                 milliseconds = str(max(1, round(timeout * 1000)))
-                tx.execute(text("SELECT set_config('statement_timeout', :time, true)"), {"time": milliseconds})
+                tx.table("SELECT set_config('statement_timeout', :time, true)", time=milliseconds)
             return function(tx)
 
-        engine = PostgresEngine(self.url, lock_timeout=LOCK_TIMEOUT, read_only=True)
+        engine = PostgresDatabase(self.url, lock_timeout=LOCK_TIMEOUT, read_only=True)
         try:
             async with engine.transaction(write=False) as steps:
                 try:
@@ -277,3 +260,28 @@ class PostgresReader(Reader):
                     await steps.rollback()
         finally:
             await engine.dispose()
+
+
+class State(Enum):
+    """How a revision relates to this version of replaybuf."""
+
+    MISSING = auto()
+    CURRENT = auto()
+    OLDER = auto()
+    NEWER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """The revision of a schema (None when there is none), and the one that this replaybuf works with."""
+
+    found: str | None
+    wanted: str = HEAD
+
+    @property
+    def state(self) -> State:
+        if self.found is None:
+            return State.MISSING
+        if self.found == self.wanted:
+            return State.CURRENT
+        return State.OLDER if self.found in REVISIONS else State.NEWER

@@ -11,27 +11,20 @@ from replaybuf.errors import ConfigError, NotADatabaseError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
-from replaybuf.storage.sql.engine.opening import open_engine
+from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite_files import is_wal
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
-from replaybuf.storage.sql.inspection.buffers import DEFAULT as DEFAULT
-from replaybuf.storage.sql.inspection.buffers import choose
-from replaybuf.storage.sql.inspection.look import Look
+from replaybuf.storage.sql.inspection.groups import DEFAULT as DEFAULT
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, open_reader
 from replaybuf.storage.sql.statements.fence import joined
-
-
-def choose_buffer(tx: Transaction, buffer: str | None) -> str:
-    """Return the buffer of this name, or else the only one or the default one. Raises InputError."""
-    return choose(Look.over(tx), buffer)
 
 
 def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress) -> None:
     """Write a snapshot of a buffer, with facts about it."""
 
     async def save() -> None:
-        engine = open_engine(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=opens_read_only(reader))
+        engine = open_database(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=opens_read_only(reader))
         try:
             scope = await engine.read(joined, Scope(name))
             await copy_to(engine, scope, file, about, tell)
@@ -76,7 +69,7 @@ def exists(target: Target) -> bool:
     if target.url.startswith("sqlite") and not (path and os.path.exists(path)):
         return False
     try:
-        open_reader(target.url).inspect(lambda tx: None)
+        open_reader(target.url).read(lambda tx: None)
     except NotADatabaseError:
         return False
     return True

@@ -2,42 +2,61 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
-from replaybuf.storage.sql.inspection.look import Look
-from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
 _WRITES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
+# PostgreSQL rewrites a view before it looks whether the transaction may write.
+_WRITES_TO_VIEW = re.compile(r"^cannot (modify|delete from|update|insert into) .*view")
+_INSTEAD = {
+    "delete": "; `replaybuf rm` deletes groups",
+    "update": "; a program changes groups by `await buffer.update(query, ...)`",
+}
+_UNKNOWN = re.compile(r'^no such (table|column): "?([\w.]+)|^(relation|column) "?([\w.]+)"? does not exist')
+_COLUMNS = {
+    "sqlite": "SELECT m.name, c.name FROM sqlite_master AS m, pragma_table_info(m.name) AS c "
+    "WHERE m.type IN ('table', 'view') ORDER BY m.name, c.cid",
+    "postgresql": "SELECT table_name, column_name FROM information_schema.columns "
+    "WHERE table_schema = ANY (current_schemas(false)) ORDER BY table_name, ordinal_position",
+}
 
 
 def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Return unique names of the columns, and all rows; no names when the statement returns no rows.
 
-    Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid.
+    Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid: for an
+    unknown table or column it lists what there is.
     """
 
-    def run(look: Look) -> tuple[list[str], list[tuple[Any, ...]]]:
-        names, rows = look.table(statement)
+    def run(tx: ReadTransaction) -> tuple[list[str], list[tuple[Any, ...]]]:
+        names, rows = tx.table(statement)
         return _unique(names), rows
 
     try:
-        return reader.look_at_any(run, timeout=timeout)
+        return reader.read_any(run, timeout=timeout)
     except StorageError as error:
-        _explain(error, timeout)
+        _explain(error, statement, timeout, reader)
     except (sqlite3.Warning, sqlite3.ProgrammingError) as error:  # the latter in 3.11
         raise QueryError(str(error)) from error
 
 
-def _explain(error: StorageError, timeout: float) -> NoReturn:
-    """Raise the error that a database's error means here."""
+def _explain(error: StorageError, statement: str, timeout: float, reader: Reader) -> NoReturn:
+    """Raise the error that a database's error for a statement means here."""
     cause = _cause(error)
     state = getattr(cause, "sqlstate", None)
     message = str(cause)
-    if state in _WRITES or "readonly database" in message or "too many attached databases" in message:
-        raise AccessError(f"this command only reads, and the database refused the statement: {message}") from error
+    writes = state in _WRITES or _WRITES_TO_VIEW.match(message) is not None
+    if writes or "readonly database" in message or "too many attached databases" in message:
+        instead = _INSTEAD.get(statement.lstrip()[:6].lower(), "")
+        raise AccessError(
+            f"this command only reads, and the database refused the statement: {message}{instead}"
+        ) from error
     if state == "57014":
         raise LockedError(f"stopped after {timeout:g} s; raise --timeout if that is too soon") from error
     if "multiple commands" in message or "one statement at a time" in message:
@@ -45,8 +64,38 @@ def _explain(error: StorageError, timeout: float) -> NoReturn:
     if "server expects" in message or "bindings" in message:
         raise QueryError(f"the statement has parameters, which can't be given here: {message}") from error
     if type(error) is StorageError:
-        raise QueryError(message) from error  # the statement's fault: it needs no URL
+        # The statement's fault: it needs no URL.
+        raise QueryError(message + _what_there_is(message, statement, reader)) from error
     raise error
+
+
+def _what_there_is(message: str, statement: str, reader: Reader) -> str:
+    """Return the rest of the message for an unknown table or column: the nearest name, and the names there are."""
+    match = _UNKNOWN.match(message)
+    if match is None:
+        return ""
+    kind, name = match[1] or match[3], (match[2] or match[4]).rpartition(".")[2]
+    columns = reader.read_any(_columns)
+    if kind != "column":
+        people = [table for table in columns if not table.startswith(("rb_", "sqlite_"))] or list(columns)
+        return _nearest(name, columns) + (f" There are {', '.join(people)}" if people else " There is no table")
+    words = set(re.findall(r"\w+", statement.lower()))
+    used = {table: names for table, names in columns.items() if table.lower() in words}
+    has = "; ".join(f"{table} has {', '.join(names)}" for table, names in used.items())
+    return _nearest(name, [one for names in used.values() for one in names]) + (f" {has}" if has else "")
+
+
+def _nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]}?" if near else "."
+
+
+def _columns(tx: ReadTransaction) -> dict[str, list[str]]:
+    """Return the columns of all tables and views."""
+    found: dict[str, list[str]] = {}
+    for table, column in tx.table(_COLUMNS[tx.dialect_name])[1]:
+        found.setdefault(table, []).append(column)
+    return found
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -1,28 +1,30 @@
-"""Why those wait who do, and why somebody who would draw now would have to."""
+"""Explains current waits, those that ended without success, and why a draw issued now would block."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from replaybuf.rollouts.status import Status
-from replaybuf.rules.circumstances import Circumstances, Wait
+from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
-from replaybuf.storage.sql.inspection.buffers import DEFAULT, check_buffer, opened_buffers
+from replaybuf.storage.presence import EventKind, kind_of_wait, lasted
 from replaybuf.storage.sql.inspection.circumstances import (
-    LIVE_SECONDS,
     Waiter,
     matching,
     read_circumstances,
+    read_limits,
     read_waiters,
 )
-from replaybuf.storage.sql.inspection.gave_up import Ended, last_given_up
-from replaybuf.storage.sql.inspection.look import Look, time_of
+from replaybuf.storage.sql.inspection.groups import DEFAULT, check_buffer, opened_buffers
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.units import time_of
 
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.engine.transaction import Transaction
+_DAY = 24 * 3600.0
+# Of more that have all gone on, nobody asks who was before them; and of more draws or groups, the newest are looked at.
+_EVENTS, _NEWEST = 100, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,24 @@ class Explained:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """A wait that ended by its timeout, at a time in seconds since the epoch; `detail` says after how long, and why.
+
+    `killed`: its process was killed, or lost, and was heard of at this time for the last time.
+    """
+
+    worker: str
+    task_name: str | None
+    time: float
+    detail: str
+    killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """The waits of a buffer, with why they aren't over, and the circumstances.
 
-    `gave_up` is the wait that ended by its timeout last; None if somebody waits, or who gave up has gone on since.
+    `gave_up` is the wait that ended without success last; None if somebody waits for groups, or who did has gone on.
 
     `asked` is true where nobody waits, or an answer to a question was wanted: these are draws that somebody might do.
     """
@@ -74,51 +90,110 @@ class Explanation:
     gave_up: Ended | None = None
 
 
-def explain(
-    look: Look, buffer: str | None, question: Question, *, asked: bool, tx: Transaction | None = None
-) -> list[Explanation]:
+def explain(tx: ReadTransaction, buffer: str | None, question: Question, *, asked: bool) -> list[Explanation]:
     """Explain the waits of one buffer or of all; of the question's task only, if it names one.
 
     Consumers come first, and of these who waits the longest. Where nobody waits, or with `asked` anywhere, the question
-    is answered instead. How many groups match a query is looked up only with `tx`, the transaction of the look. Raises
-    InputError when only other buffers exist.
+    is answered instead. Raises InputError when only other buffers exist.
     """
-    check_buffer(look, buffer)
-    names = opened_buffers(look) if buffer is None else [buffer]
-    return [_explain(look, name, question, asked, tx) for name in names or [DEFAULT]]
+    check_buffer(tx, buffer)
+    names = opened_buffers(tx) if buffer is None else [buffer]
+    return [_explain(tx, name, question, asked) for name in names or [DEFAULT]]
 
 
-def needs_transaction(look: Look) -> bool:
-    """Return whether somebody waits for groups that match a query."""
-    live = look.seconds() - LIVE_SECONDS
-    return bool(look.value("SELECT count(*) FROM rb_waiter WHERE query IS NOT NULL AND seen_at > :live", live=live))
-
-
-def _explain(look: Look, buffer: str, question: Question, asked: bool, tx: Transaction | None) -> Explanation:
-    waiters = read_waiters(look, buffer)
-    about = read_circumstances(look, buffer, [one.wait for one in waiters])
+def _explain(tx: ReadTransaction, buffer: str, question: Question, asked: bool) -> Explanation:
+    waiters = read_waiters(tx, buffer)
+    about = read_circumstances(tx, buffer, [one.wait for one in waiters])
     chosen = [] if asked else [one for one in waiters if question.task is None or question.task in one.wait.wants]
-    gave_up = None if chosen or asked else last_given_up(look, buffer, question.task)
+    drawing = any(one.wait.kind == "groups" for one in chosen)
+    gave_up = None if drawing or asked else last_given_up(tx, buffer, question.task)
     found = Explanation(buffer, about, asked=not chosen, gave_up=gave_up)
-    for one in sorted(chosen, key=lambda one: one.wait.kind != "groups") or _answers(question, about, waiters):
-        known = replace(about, limits=one.limits)
-        if tx is not None:
-            known = _matching(tx, buffer, one.wait, known)
+    chosen.sort(key=lambda one: one.wait.kind != "groups")
+    for one in chosen or _answers(tx, buffer, question, about, waiters):
+        known = matching(tx, buffer, one.wait, replace(about, limits=one.limits))
         found.waits.append(Explained(one.wait, one.limits, diagnose(one.wait, known)))
     return found
 
 
-def _matching(tx: Transaction, buffer: str, wait: Wait, about: Circumstances) -> Circumstances:
-    from replaybuf.storage.sql.engine.transaction import Scope
-
-    return matching(tx.of(Scope(buffer)), wait, about)
-
-
-def _answers(question: Question, about: Circumstances, waiters: Sequence[Waiter]) -> list[Waiter]:
-    """Return the draws that a question is about; the limits are those that a waiting process has, if one does."""
-    limits = next((one.limits for one in waiters if one.limits is not None), None)
+def _answers(
+    tx: ReadTransaction, buffer: str, question: Question, about: Circumstances, waiters: Sequence[Waiter]
+) -> list[Waiter]:
+    """Return the draws that a question is about; the limits are those that a waiting process has, or noted ones."""
+    known = [one.limits for one in waiters if one.limits is not None]
+    limits = known[0] if known else read_limits(tx, buffer)
     tasks = [question.task] if question.task is not None else sorted({task for task, _, _ in about.tallies})
     draws = [
         Wait({task: question.size}, status=question.status, query=question.query) for task in tasks or ["any task"]
     ]
     return [Waiter(draw, limits) for draw in draws]
+
+
+# Waits that ended without success
+
+_GAVE_UP = """
+SELECT worker, task_name, happened_at AS time, detail FROM rb_event
+WHERE buffer = :buffer AND kind = :kind AND happened_at > :earliest ORDER BY happened_at DESC, id DESC LIMIT :most"""
+
+_KILLED = """
+SELECT w.name, a.kind, a.wants, a.since AS began, a.seen_at AS time, a.reason
+FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
+WHERE w.buffer = :buffer AND a.seen_at BETWEEN :earliest AND :live AND w.ended_at IS NULL
+ORDER BY a.seen_at DESC LIMIT :most"""
+
+# What has left is counted with the periods of `rb_activity`; a period that began before may be of before, too.
+_DREW = """
+SELECT 1 FROM (SELECT worker, taken_at FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT :newest) newest
+WHERE worker = :worker AND taken_at > :time
+UNION ALL
+SELECT 1 FROM rb_worker w JOIN rb_activity a ON a.worker_id = w.id
+WHERE w.buffer = :buffer AND w.name = :worker AND a.since > :time AND a.taken > 0"""
+_PUT = """
+SELECT 1 FROM rb_worker w JOIN rb_activity a ON a.worker_id = w.id
+WHERE w.buffer = :buffer AND w.name = :worker AND a.since > :time AND a.groups > 0"""
+_WAITS_AGAIN = """
+SELECT 1 FROM rb_worker w JOIN rb_waiter a ON a.worker_id = w.id
+WHERE w.buffer = :buffer AND w.name = :worker AND a.since >= :time AND a.seen_at > :live AND w.ended_at IS NULL"""
+_LANES = "SELECT id FROM rb_lane WHERE buffer = :buffer"
+_PUT_INTO = """
+SELECT 1 FROM (
+    SELECT worker, created_at FROM rb_group WHERE lane BETWEEN :lane AND :lane
+    ORDER BY lane DESC, uid DESC LIMIT :newest) newest
+WHERE worker = :worker AND created_at > :time"""
+
+
+def last_given_up(tx: ReadTransaction, buffer: str, task: str | None = None) -> Ended | None:
+    """Return the wait of the last day that ended without success last, of one task or of all.
+
+    Those of workers that have drawn since, or put if that is what they waited for, are over and done with; so are those
+    of workers that wait again.
+    """
+    times = {"buffer": buffer, "earliest": tx.seconds() - _DAY, "most": _EVENTS}
+    rows = tx.rows(_GAVE_UP, kind=str(EventKind.GAVE_UP), **times)
+    found = [Ended(row["worker"] or "", row["task_name"], row["time"], row["detail"] or "") for row in rows]
+    for row in tx.rows(_KILLED, live=tx.seconds() - LIVE_SECONDS, **times):
+        wants = list(row["wants"])
+        detail = f"after at least {lasted(row['kind'], row['time'] - row['began'])}: {row['reason']}"
+        one_task = task if task in wants else wants[0] if wants else None
+        found.append(Ended(row["name"], one_task, row["time"], detail, killed=True))
+    for ended in sorted(found, key=lambda one: -one.time):
+        if task in (None, ended.task_name) and not _went_on(tx, buffer, ended):
+            return ended
+    return None
+
+
+def _went_on(tx: ReadTransaction, buffer: str, ended: Ended) -> bool:
+    values = {"buffer": buffer, "worker": ended.worker, "time": ended.time}
+    kind = kind_of_wait(ended.detail)
+    if tx.value(_WAITS_AGAIN, **values, live=tx.seconds() - LIVE_SECONDS):
+        return True
+    if kind != "room" and tx.value(_DREW, **values, newest=_NEWEST):
+        return True
+    return kind != "groups" and _has_put(tx, values)
+
+
+def _has_put(tx: ReadTransaction, values: dict[str, object]) -> bool:
+    if tx.value(_PUT, **values):
+        return True
+    about = {"worker": values["worker"], "time": values["time"], "newest": _NEWEST}
+    lanes = tx.table(_LANES, buffer=values["buffer"])[1]
+    return any(tx.value(_PUT_INTO, lane=lane, **about) for (lane,) in lanes)

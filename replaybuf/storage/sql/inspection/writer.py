@@ -6,14 +6,17 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from replaybuf.storage.sql.engine.errors import translated
-from replaybuf.storage.sql.engine.opening import open_engine
-from replaybuf.storage.sql.engine.port import Engine
-from replaybuf.storage.sql.engine.sqlite import SqliteEngine
-from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.errors import NotADatabaseError, SchemaError
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.opening import open_database
+from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
+from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+from replaybuf.storage.sql.schema.create import create_schema
+from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, check_revision
 
 T = TypeVar("T")
 
@@ -25,7 +28,7 @@ _LOG_TIMEOUT_MS = 2000
 def open_writer(reader: Reader) -> Iterator[Writer]:
     """Yield a writer for the database of a reader. Opening a SQLite file for writing changes its journal."""
     with asyncio.Runner() as runner:
-        engine = open_engine(reader.url, durability="full", lock_timeout=_LOCK_TIMEOUT)
+        engine = open_database(reader.url, durability="full", lock_timeout=_LOCK_TIMEOUT)
         try:
             yield Writer(engine, runner)
         finally:
@@ -35,7 +38,7 @@ def open_writer(reader: Reader) -> Iterator[Writer]:
 class Writer:
     """Runs functions in write transactions of a database, each whole or not at all, while nobody else writes."""
 
-    def __init__(self, engine: Engine, runner: asyncio.Runner) -> None:
+    def __init__(self, engine: Database, runner: asyncio.Runner) -> None:
         self._engine, self._runner = engine, runner
 
     def write(self, function: Callable[[Transaction], T]) -> T:
@@ -44,17 +47,50 @@ class Writer:
 
     def empty_log(self) -> bool:
         """Copy a SQLite file's log into the file and restart it; return False while another process reads from it."""
-        assert isinstance(self._engine, SqliteEngine)
+        assert isinstance(self._engine, SqliteDatabase)
         return self._runner.run(_empty_log(self._engine))
 
 
-async def _empty_log(engine: SqliteEngine) -> bool:
+async def _empty_log(engine: SqliteDatabase) -> bool:
     def work(connection: sqlite3.Connection) -> bool:
         connection.execute(f"PRAGMA busy_timeout = {_LOG_TIMEOUT_MS}")
         return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
-    with translated(engine.url, engine.lock_timeout):
-        async with engine.pool.connect() as connection:
-            pooled = await connection.get_raw_connection()
-            driver: Any = pooled.driver_connection
-            return bool(await driver.in_thread(work))
+    return await engine.outside(work)
+
+
+def upgrade_database(reader: Reader) -> tuple[str | None, str]:
+    """Upgrade the schema, or create it in an empty database; return the revisions before and after.
+
+    Raises NotADatabaseError for a database of something else, and SchemaError for a newer one.
+    """
+    # Before it is opened for writing, which changes the journal of a SQLite file.
+    reader.read_any(lambda tx: _check_owner(tx, reader.where))
+    if reader.path is not None:
+        refuse_network_filesystem(str(reader.url.database))
+
+    def create(tx: Transaction) -> str | None:
+        before = tx.revision()
+        if before is None:
+            create_schema(tx, reader.where)
+        return before
+
+    with open_writer(reader) as writer:
+        before = writer.write(create)
+    if before not in (None, HEAD):
+        from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy, upgrade
+
+        asyncio.run(over_sqlalchemy(reader.url, upgrade))
+    after = reader.read_any(lambda tx: tx.revision())
+    if after != HEAD:
+        raise SchemaError(f"{reader.where} is at revision {after} after the upgrade, wanted {HEAD}")
+    return before, after
+
+
+def _check_owner(tx: ReadTransaction, where: str) -> None:
+    revision, whole = tx.revision(), tx.of(DEFAULT)
+    if revision is None and (tables := whole.dialect.tables(whole)):
+        some = ", ".join(sorted(tables)[:3])
+        raise NotADatabaseError(f"{where} belongs to something else (it has tables {some}); nothing was changed")
+    if revision not in REVISIONS:
+        check_revision(revision, where)

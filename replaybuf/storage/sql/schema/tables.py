@@ -3,7 +3,7 @@
 Payloads are immutable and separate; only narrow metadata changes:
 
     rb_lane     a task's groups of one status in one buffer, the train step that their staleness was last refreshed to,
-                and the clocks of the races that are run among them (`replaybuf.rules.race`); leased groups have
+                and the clocks of the races that are run among them (`replaybuf.rules.policies`); leased groups have
                 lanes of their own
     rb_group    one narrow row per group: its lane, staleness, priority, tags, marks, keys in races, lease
     rb_payload  one wide row per group, written once: the encoded rollouts, their outline and previews for people
@@ -15,7 +15,7 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_checkpoint        a row for each step checkpoint, with its lanes and their tallies, also while it is being made
     rb_checkpoint_group  the rows of `rb_group` as they were at each checkpoint; their payloads are kept
     rb_info     facts about the store, such as the policy that a snapshot was written under, or when a host was started
-                (`engine.even_clock`)
+                (`engine.lease_clock`)
 
 What was done, by whom and when, is in the tables of `records`.
 

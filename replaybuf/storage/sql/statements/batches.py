@@ -9,19 +9,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_json
-from sqlalchemy import Integer, bindparam, delete, select, update
+from sqlalchemy import Integer, bindparam, case, delete, insert, select, update
 
+from replaybuf.rollouts.statuses import Status
 from replaybuf.storage.sql.engine.dialect import Dialect
-from replaybuf.storage.sql.engine.prepared import Prepared, insertion
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.engine.transaction import Prepared, Transaction, insertion
 from replaybuf.storage.sql.schema.records import batch
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.values import Draw
+from replaybuf.storage.values import Draw, Leased
 
 
 def train_step_of(draw: Draw, rows: Iterable[GroupRow]) -> int | None:
-    """Return the train step of a draw: the one that it names, or the last one of the lanes that it is from."""
-    if draw.train_step is not None:
+    """Return the train step of a draw: the one that it names, or the last one of the lanes that it is from.
+
+    Groups that aren't COMPLETED are drawn to be generated again: unless it names a step, such a draw is for none.
+    """
+    if draw.train_step is not None or draw.status != Status.COMPLETED:
         return draw.train_step
     return max((row.step for row in rows if row.step is not None), default=None)
 
@@ -64,8 +67,8 @@ def add_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int |
     return drawn
 
 
-def _summed_up(members: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return the columns about all groups: their rewards, staleness and model steps."""
+def _summed_up(members: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    """Return the columns `_SUMMED_UP`: about the rewards, staleness and model steps of all groups."""
     _, _, _, every_reward, staleness, every_step, _ = zip(*members, strict=True)
     rewards = [reward for reward in every_reward if reward is not None]
     steps = [step for step in every_step if step is not None]
@@ -78,6 +81,12 @@ def _summed_up(members: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         min(steps, default=None),
         max(steps, default=None),
     )
+
+
+_SUMMED_UP = (
+    *("reward", "min_reward", "max_reward"),
+    *("staleness", "max_staleness", "oldest_step", "newest_step"),
+)
 
 
 def _member(row: GroupRow) -> tuple[Any, ...]:
@@ -125,28 +134,62 @@ def remove_batch(tx: Transaction, drawn: Drawn) -> None:
     tx.execute(delete(batch).where(*found))
 
 
-def settle(tx: Transaction, lease: int, groups: int) -> None:
-    """Add to the groups of a batch that its lease has acknowledged; the last that a transaction does.
+def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None) -> None:
+    """Add to the groups of a batch that its lease has acknowledged, for this step; the last that a transaction does.
 
-    Where each statement is a round trip, it is sent with the commit.
+    Where each statement is a round trip, it is sent with the commit if all groups are acknowledged at once.
     """
-    if not groups:
+    if not uids:
         return
-    if tx.dialect.is_remote:
-        tx.finish(f"UPDATE rb_batch SET settled = settled + {groups:d} WHERE lease = {lease:d}")  # noqa: S608
+    if len(uids) < sum(map(len, lease.items.values())):
+        _settle_some(tx, lease.token, set(uids), step)
+    elif tx.dialect.is_remote:
+        moved = f", step = CASE WHEN settled = 0 THEN {_literal(step)} ELSE step END"
+        changes = f"settled = settled + {len(uids):d}{moved if step != lease.train_step else ''}"
+        tx.finish(f"UPDATE rb_batch SET {changes} WHERE lease = {lease.token:d} AND settled < groups")  # noqa: S608
+    elif step == lease.train_step:  # without a write to the index by step
+        tx.fetch(_SETTLE, len(uids), lease.token)
     else:
-        tx.fetch(_SETTLE, groups, lease)
+        tx.fetch(_SETTLE_FOR, len(uids), step, lease.token)
 
 
-_SETTLE = Prepared(
-    lambda _: (
-        update(batch)
-        .where(batch.c.lease == bindparam("of_lease"))
-        .values(settled=batch.c.settled + bindparam("groups", type_=Integer()))
-    ),
-    "groups",
-    "of_lease",
+def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) -> None:
+    """Settle some groups of a batch. The first ones decide on its step; those of another step become another batch."""
+    query = tx.dialect.for_update(select(batch).where(batch.c.lease == lease, batch.c.settled < batch.c.groups))
+    found = next(iter(tx.execute(query).mappings()), None)
+    if found is None:  # not recorded, or pruned
+        return
+    if not found["settled"] or found["step"] == step:
+        _change(tx, found["id"], step=step, settled=found["settled"] + len(uids))
+        return
+    mine = [member for member in found["members"] if member[0] in uids]
+    rest = [member for member in found["members"] if member[0] not in uids]
+    if mine and rest:
+        kept = {name: found[name] for name in ("buffer", "taken_at", "epoch", "status", "worker", "lease")}
+        tx.execute(insert(batch).values(**kept, step=step, settled=len(mine), **_about(mine)))
+        _change(tx, found["id"], **_about(rest))
+
+
+def _about(members: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return the columns of a batch that follow from its members."""
+    uids = [member[0] for member in members]
+    summed_up = dict(zip(_SUMMED_UP, _summed_up(members), strict=True))
+    return {"groups": len(uids), **summed_up, "first_uid": min(uids), "last_uid": max(uids), "members": members}
+
+
+def _change(tx: Transaction, number: int, **values: Any) -> None:
+    tx.execute(update(batch).where(batch.c.id == number).values(**values))
+
+
+_groups = bindparam("groups", type_=Integer())
+_of_first = case((batch.c.settled == 0, bindparam("new_step", type_=batch.c.step.type)), else_=batch.c.step)
+_settled = (
+    update(batch)
+    .where(batch.c.lease == bindparam("of_lease"), batch.c.settled < batch.c.groups)
+    .values(settled=batch.c.settled + _groups)
 )
+_SETTLE = Prepared(lambda _: _settled, "groups", "of_lease")
+_SETTLE_FOR = Prepared(lambda _: _settled.values(step=_of_first), "groups", "new_step", "of_lease")
 
 
 def last_beyond(tx: Transaction, keep: int) -> int | None:

@@ -6,31 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, update
 
-from replaybuf.errors import ReplayBufError
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import cursor
-from replaybuf.storage.sql.statements.encoded import EncodedGroup, check_size
+from replaybuf.storage.sql.statements.buffer_facts import read_cursors
 from replaybuf.storage.sql.statements.events import note_more
 from replaybuf.storage.sql.statements.fence import join
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
-from replaybuf.storage.sql.statements.put import put_groups, store
+from replaybuf.storage.sql.statements.new_rows import EncodedGroup, check_size
+from replaybuf.storage.sql.statements.put import store
+from replaybuf.storage.sql.statements.put_together import put_all
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Cursor
 
 
-def read_cursors(tx: Transaction) -> list[Cursor]:
-    """Return the buffer's present cursors."""
-    columns = select(cursor.c.name, cursor.c.version, cursor.c.position, cursor.c.value)
-    now = columns.where(cursor.c.buffer == tx.scope.buffer, cursor.c.checkpoint == 0)
-    return [Cursor(*row) for row in tx.execute(now)]
-
-
 def read_cursor(tx: Transaction, name: str) -> Cursor:
     """Return the cursor of this name; version 0 when there is none."""
-    found = next((one for one in read_cursors(tx) if one.name == name), Cursor(name))
+    found = next((one for one in read_cursors(tx, tx.scope.buffer or "") if one.name == name), Cursor(name))
     join(tx)
     return replace(found, epoch=tx.scope.epoch)
 
@@ -65,9 +59,7 @@ def put_behind(tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor) -
     """Move a cursor and put groups; return False, and do nothing, when somebody else has moved it."""
     if not move_cursor(tx, moved):
         return False
-    for outcome in put_groups(tx, groups):
-        if isinstance(outcome, ReplayBufError):
-            raise outcome
+    put_all(tx, groups)
     if groups:
         note_more(tx, EventKind.IMPORTED, worker=groups[0].group.worker, groups=len(groups), detail=moved.name)
     return True

@@ -1,27 +1,159 @@
-"""Eviction: groups beyond the capacity of a task leave in the remover's order."""
+"""Groups that a put removes: those that it replaces, and those beyond the capacity, in the order of the remover."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, bindparam, false, func, select
+from sqlalchemy import ColumnElement, and_, bindparam, false, func, select
 
-from replaybuf.rollouts.rollout import ASIDE
-from replaybuf.rules.policies import in_order
-from replaybuf.rules.race import IDLE, KEYS
-from replaybuf.rules.tallies import Tally
-from replaybuf.rules.transitions import Place, removed
-from replaybuf.storage.sql.engine.prepared import Prepared
-from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import lane, tally
-from replaybuf.storage.sql.statements.counts import Counts, add_step
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import ConflictError, DecodeError, ReplayBufError
+from replaybuf.rollouts.rollout import ASIDE, Status
+from replaybuf.rules.policies import IDLE, KEYS, in_order
+from replaybuf.rules.transitions import Place, Tally, removed
+from replaybuf.storage.sql.engine.transaction import Prepared, Scope, Transaction
+from replaybuf.storage.sql.schema.tables import group, lane, payload, tally
+from replaybuf.storage.sql.statements.columns import STORED, scoped_key, uid_in
+from replaybuf.storage.sql.statements.counts import Counts, add_step, apply, remove
 from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
-from replaybuf.storage.sql.statements.leaving import Leaving, note
-from replaybuf.storage.sql.statements.ordering import Ordered, Source
-from replaybuf.storage.sql.statements.race_keys import check_races, pass_time
-from replaybuf.storage.sql.statements.steps import remove
+from replaybuf.storage.sql.statements.matching import lock_groups
+from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_races, pass_time
+from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
+from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
+
+#: Where a transaction collects the groups that leave in it, with their payloads; None if nobody asks.
+Leaving = list[GroupRow] | None
+
+
+def note(tx: Transaction, uids: Iterable[int], leaving: Leaving) -> None:
+    """Read these groups of the buffer, leased or not, before they are removed, if anybody asks."""
+    listed = sorted(uids)
+    if leaving is None or not listed:
+        return
+    query = (
+        select(*STORED, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
+        .select_from(group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid))
+        .where(lane.c.buffer == tx.scope.buffer, uid_in(tx, listed))
+        .order_by(group.c.uid)
+    )
+    leaving += map(GroupRow.of, tx.execute(query))
+
+
+def by_put(tx: Transaction, rows: Iterable[GroupRow], puts: Mapping[int, NewGroup]) -> dict[int, list[GroupRow]]:
+    """Return groups that have left by the put for which they did, of several that were stored together in order.
+
+    Replaced groups left for the put that named them, or has their key. Of the other groups of a task, which were
+    evicted, each of its last puts has one: there was room for those before.
+    """
+    named = {uid: place for place, new in puts.items() for uid in new.replaces}
+    keyed = {scoped_key(tx.scope.buffer, new.task_name, new.key): place for place, new in puts.items() if new.key}
+    left: dict[int, list[GroupRow]] = {}
+    evicted: dict[str, list[GroupRow]] = {}
+    for row in rows:
+        place = named.get(row.uid, keyed.get(row.column("scoped_key")))
+        if place is None:
+            evicted.setdefault(row.task_name, []).append(row)
+        else:
+            left.setdefault(place, []).append(row)
+    for task, gone in evicted.items():
+        places = [place for place, new in puts.items() if new.task_name == task]
+        for number, row in enumerate(gone):
+            left.setdefault(places[(number - len(gone)) % len(places)], []).append(row)
+    return left
+
+
+def told(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
+    """Return groups that have left, for their caller, without those whose metadata is damaged as well."""
+    items: list[StorageItem] = []
+    for row in rows:
+        with contextlib.suppress(DecodeError):
+            items += decode_leniently([row], codec)
+    return items
+
+
+def replace_groups(tx: Transaction, condition: ColumnElement[bool], leaving: Leaving = None) -> None:
+    """Remove the groups, including leased ones, that others replace."""
+    remove_replaced(tx, lock_replaced(tx, condition), leaving)
+
+
+def replaced_by_place(
+    tx: Transaction, groups: Sequence[NewGroup]
+) -> tuple[dict[int, list[Any]], dict[int, ReplayBufError]]:
+    """Return what each of these groups replaces, or why it can't, by place. Each stored group is replaced once."""
+    wanted = sorted({uid for new in groups for uid in new.replaces})
+    there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, wanted))} if wanted else {}
+    replaced: dict[int, list[Any]] = {}
+    refused: dict[int, ReplayBufError] = {}
+    for place, new in enumerate(groups):
+        if new.replaces:
+            try:
+                replaced[place] = _check_replaced(tx.scope, new, there)
+            except ReplayBufError as error:
+                refused[place] = error
+            else:
+                for uid in new.replaces:
+                    there.pop(uid, None)
+    return replaced, refused
+
+
+def find_replaced(tx: Transaction, new: NewGroup) -> list[Any]:
+    """Return the groups that a put names. Raises ConflictError, LeaseLostError and FencedError."""
+    there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, new.replaces))}
+    return _check_replaced(tx.scope, new, there)
+
+
+def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> list[Any]:
+    """Return the groups there that a put names. Raises ConflictError, LeaseLostError and FencedError."""
+    token = None
+    if new.lease is not None:
+        check_lease(new.lease, scope.epoch, scope.database)
+        token = new.lease.token
+    found = {uid: there[uid] for uid in new.replaces if uid in there and there[uid].lease == token}
+    missing = [uid for uid in new.replaces if uid not in found]
+    if missing and new.lease is not None:
+        raise lost_to_others(new.lease, len(missing))
+    if missing:
+        raise ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
+    return list(found.values())
+
+
+def lock_replaced(tx: Transaction, condition: Any) -> list[Any]:
+    """Return the stored groups that are to be replaced, including leased ones, with their lanes."""
+    locked = [uid for uid, _ in lock_groups(tx, condition)]
+    found = (
+        select(
+            *(group.c[name] for name in ("uid", "lane", "lease", "leased_until", "deliveries", "made_from")),
+            *(lane.c[name] for name in ("task_name", "status", "leased")),
+        )
+        .select_from(group.join(lane, lane.c.id == group.c.lane))
+        .where(lane.c.buffer == tx.scope.buffer, uid_in(tx, locked))
+    )
+    return list(tx.execute(found)) if locked else []
+
+
+def remove_replaced(tx: Transaction, rows: Iterable[Any], leaving: Leaving = None) -> None:
+    rows = list(rows)
+    note(tx, (row.uid for row in rows), leaving)
+    steps = [(row.task_name, removed(Place(Status(row.status), row.leased), Tally.REPLACED), [row.uid]) for row in rows]
+    apply(tx, steps)
+
+
+def origins(replaced: Iterable[Any]) -> set[int]:
+    """Return the uids of these groups, and of all that they replaced."""
+    return {uid for row in replaced for uid in (row.uid, *(row.made_from or ()))}
+
+
+def kept_origins(replaced: Iterable[Any], in_checkpoints: Container[int]) -> list[int]:
+    """Return the origins that are kept with the new group: those that it replaced itself, and those in checkpoints.
+
+    A restore that keeps the new group doesn't bring the latter back.
+    """
+    direct = {row.uid for row in replaced}
+    return sorted(uid for uid in origins(replaced) if uid in direct or uid in in_checkpoints)
+
 
 #: A group that may leave, and its lane.
 _Candidate = tuple[Lane, Ordered]

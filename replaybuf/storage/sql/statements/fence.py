@@ -1,7 +1,11 @@
-"""Fences: a restore begins a new epoch of the buffer, and earlier users can no longer write.
+"""Fences and tickets. A restore begins a new epoch of the buffer, and earlier users can no longer write.
 
 Every write transaction reads the buffer's epoch first. A restore keeps out all other writers until it is committed, so
 nobody writes into the restored buffer with an old epoch.
+
+A ticket is the number by which random draws know a group (`rules.race`): its uid, less what restores have skipped
+(`Scope.ticket_shift`). Uids are never given twice; but the groups put after a restore have the tickets, and so the
+chances, that they would have had without it. The column is NULL where the ticket is the uid.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import Column, ColumnElement, bindparam, func, select
 
 from replaybuf.errors import FencedError
-from replaybuf.storage.sql.engine.identity import MARK, marking
-from replaybuf.storage.sql.engine.prepared import Prepared
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.engine.outage import MARK, marking
+from replaybuf.storage.sql.engine.transaction import Prepared, Scope, Transaction
 from replaybuf.storage.sql.schema.tables import IDENTITY, buffer, checkpoint, info
+from replaybuf.storage.sql.statements.buffer_facts import last_uid
 
 
 def join(tx: Transaction) -> None:
@@ -106,3 +110,30 @@ def write_buffer(tx: Transaction, **values: Any) -> None:
     """Write columns of the buffer's row in `rb_buffer`."""
     row = tx.dialect.insert(buffer).values(name=tx.scope.buffer, **values)
     tx.execute(row.on_conflict_do_update(index_elements=[buffer.c.name], set_=values))
+
+
+def ticket_of(tx: Transaction, uid: int) -> int:
+    """Return the ticket of a group that is put now."""
+    return uid - tx.scope.ticket_shift
+
+
+def ticket_column(tx: Transaction, uid: int) -> int | None:
+    """Return the ticket of a group that is put now, as its column has it."""
+    return ticket_of(tx, uid) if tx.scope.ticket_shift else None
+
+
+def next_ticket(tx: Transaction) -> int:
+    """Return the ticket of the next group that is put."""
+    return ticket_of(tx, last_uid(tx) + 1)
+
+
+def shift_to(tx: Transaction, ticket: int) -> int:
+    """Return the shift with which the next group gets this ticket."""
+    return last_uid(tx) + 1 - ticket
+
+
+def set_next_ticket(tx: Transaction, ticket: int) -> None:
+    """Let the next group have this ticket, and those after it the ones that follow."""
+    shift, epoch = shift_to(tx, ticket), epoch_of(tx)
+    if shift or epoch is not None:
+        write_buffer(tx, epoch=epoch or 0, ticket_shift=shift)

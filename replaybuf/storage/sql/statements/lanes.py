@@ -10,10 +10,9 @@ from sqlalchemy import bindparam, select, update
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
-from replaybuf.rules.race import KEYS, PRIORITIZED, UNIFORM, Clock
-from replaybuf.rules.tallies import LaneName
-from replaybuf.storage.sql.engine.prepared import Prepared
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
+from replaybuf.rules.transitions import LaneName
+from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import lane
 
 #: The column with the clock of each race.

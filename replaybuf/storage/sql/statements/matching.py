@@ -8,20 +8,18 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, bindparam, func, select, update
 
 from replaybuf.query import Node, to_text
-from replaybuf.query.sql import compile_sql
-from replaybuf.rollouts.rollout import Status
+from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rules.policies import Order
-from replaybuf.rules.tallies import LaneName, Tally
-from replaybuf.rules.transitions import Place, removed, updated
+from replaybuf.rules.transitions import Place, Tally, removed, updated
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.columns import FIELDS, NULLABLE, STORED, uid_in
+from replaybuf.storage.sql.statements.counts import apply
 from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.steps import apply
 from replaybuf.storage.values import Changes, Unset
 
 _CHUNK = 10_000
@@ -65,21 +63,6 @@ def count_groups(tx: Transaction, query: Node, at_most: int | None) -> int:
     if at_most is None:
         return int(tx.execute(matching.with_only_columns(func.count())).scalar_one())
     return int(tx.execute(select(func.count()).select_from(matching.limit(at_most).subquery())).scalar_one())
-
-
-def read_histogram(tx: Transaction, field: str) -> dict[LaneName, dict[int, int]]:
-    """Return the number of groups by value of a field, for each lane."""
-    value = FIELDS[field]
-    query = (
-        select(lane.c.task_name, lane.c.status, value, func.count())
-        .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(tx.scope.lanes)
-        .group_by(lane.c.task_name, lane.c.status, value)
-    )
-    found: dict[LaneName, dict[int, int]] = {}
-    for task_name, status, number, count in tx.execute(query):
-        found.setdefault((task_name, Status(status)), {})[int(number)] = int(count)
-    return found
 
 
 def delete_groups(tx: Transaction, query: Node) -> int:

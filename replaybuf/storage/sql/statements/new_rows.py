@@ -1,20 +1,117 @@
-"""New groups as rows, and the statements that insert them."""
+"""New groups as rows: their encoded payloads and metadata, and the statements that insert them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import to_json
+
+from replaybuf.codec.payload import Codec, Texts
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rollouts.outline import add_unreadable, outline, prompt_preview
+from replaybuf.rollouts.rewards import numeric_parts
 from replaybuf.rollouts.rollout import ASIDE
-from replaybuf.rules.race import PRIORITIZED, UNIFORM
-from replaybuf.rules.tallies import LaneName
-from replaybuf.storage.sql.engine.prepared import Row, insertion
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rules.policies import PRIORITIZED, UNIFORM
+from replaybuf.rules.transitions import LaneName
+from replaybuf.rules.wording import brief, listed
+from replaybuf.storage.sql.engine.transaction import Row, Transaction, insertion
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements import row_arrays
-from replaybuf.storage.sql.statements.encoded import EncodedGroup, dump_json
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup
+
+_logger = logging.getLogger("replaybuf.rewards")
+
+
+@dataclass(slots=True)
+class EncodedGroup:
+    """A group ready to be inserted; `tokens` are those of its responses."""
+
+    group: NewGroup
+    payload: bytes
+    oldest_step: int | None
+    mixed: bool
+    reward: float | None
+    marks: str
+    outline: str
+    prompt: str | None
+    tokens: int
+
+
+def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
+    """Return the group with payload and metadata encoded; CPU work only. Raises EncodeError."""
+    payload = codec.encode(group.rollouts, group.fetched or {}) if group.payload is None else group.payload
+    return describe(group, group.rollouts, payload, codec.rollout_type)
+
+
+def encode_groups(codec: Codec, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
+    """Return the groups encoded as by `encode_group`."""
+    return [encode_group(codec, one) for one in groups]
+
+
+def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: RolloutType) -> EncodedGroup:
+    """Return the metadata of a group whose rollouts were encoded as `payload`."""
+    marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None)
+    records = outline(rollouts, kind, Texts(payload).find)
+    if None in marks.reward:
+        add_unreadable(records, rollouts, kind)
+        _warn_of_unreadable(group.task_name, rollouts, records, kind)
+    return EncodedGroup(
+        group=group,
+        payload=payload,
+        oldest_step=marks.oldest_step,
+        mixed=marks.mixed,
+        reward=marks.mean_reward,
+        marks=dump_json(marks.to_json()),
+        outline=dump_json(records),
+        prompt=prompt_preview(rollouts, kind) if rollouts else None,
+        tokens=sum(record["response_tokens"] for record in records),
+    )
+
+
+def _warn_of_unreadable(
+    task: str, rollouts: Sequence[Any], records: Sequence[dict[str, Any]], kind: RolloutType
+) -> None:
+    """Warn of the first reward of a buffer that isn't a number: nothing else would tell that it counts as none."""
+    found = [(place, record["unreadable"]) for place, record in enumerate(records) if "unreadable" in record]
+    if not found or kind.told_of_rewards:
+        return
+    kind.told_of_rewards = True
+    place, what = found[0]
+    parts = numeric_parts(kind.get(rollouts[place], "reward"))
+    advice = f"Name the part that counts, reward_key= in the config: {listed(parts)}" if parts else "Put finite ones"
+    _logger.warning(
+        "task %s: the reward of rollouts[%d] is %s. It is stored as it is, but means, orders and SQL take it for none. "
+        "%s. `replaybuf stats` counts such rewards",
+        brief(task),
+        place,
+        what,
+        advice,
+    )
+
+
+def most_bytes(encoded: EncodedGroup) -> int:
+    """Return a bound for the bytes that the group takes in a row, tags apart: each character may take four."""
+    texts = len(encoded.outline) + len(encoded.marks) + len(encoded.prompt or "")
+    return len(encoded.payload) + 4 * texts
+
+
+def check_size(tx: Transaction, encoded: EncodedGroup) -> None:
+    """Raise TooLargeError when the database can't store the group, or could not send it back in one row."""
+    new = encoded.group
+    what = f"task {new.task_name}: the group of {len(new.rollouts)} rollouts"
+    values = (encoded.payload, encoded.outline, encoded.prompt, encoded.marks, *(new.tags or {}).values())
+    tx.dialect.row_limit(tx).check(what, values)
+
+
+def dump_json(value: Any) -> str:
+    """Return JSON text that both databases accept."""
+    return to_json(value).decode()
+
 
 #: Larger payloads are sent one by one: asyncpg copies what it sends for many rows once more.
 _LARGE = 1 << 20

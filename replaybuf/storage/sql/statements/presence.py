@@ -5,28 +5,37 @@ The times are those of the store's clock: the hosts' clocks may differ.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, case, delete, func, or_, select, update
 
 from replaybuf.rules.circumstances import in_force
-from replaybuf.rules.tallies import Tally
 from replaybuf.rules.totals import of_tasks
-from replaybuf.storage.presence import EventKind, GaveUp, Waiting
+from replaybuf.rules.transitions import Tally, expired_ever
+from replaybuf.storage.presence import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, HISTORY_SECONDS, activity, history, waiter, worker
-from replaybuf.storage.sql.statements.counts import read_tallies
-from replaybuf.storage.sql.statements.events import note_last, prune_events
+from replaybuf.storage.sql.schema.records import (
+    ACTIVITY_SECONDS,
+    HISTORY_SECONDS,
+    activity,
+    event,
+    history,
+    waiter,
+    worker,
+)
+from replaybuf.storage.sql.statements.buffer_facts import read_tallies
+from replaybuf.storage.sql.statements.events import note, note_last, prune_events
 
 _HOUR = 3600.0
 # Of longer queries, the beginning is enough for people.
 _MOST_CHARS = 10_000
 #: How long is kept what workers did, how the buffer stood, workers that ended or are silent, and waits of which nothing
 #: was heard.
-KEEP_ACTIVITY, KEEP_HISTORY, KEEP_WORKERS, KEEP_WAITERS = 24 * _HOUR, 48 * _HOUR, 7 * 24 * _HOUR, 300.0
+KEEP_ACTIVITY, KEEP_HISTORY, KEEP_WORKERS, KEEP_WAITERS = 24 * _HOUR, 48 * _HOUR, 7 * 24 * _HOUR, 24 * _HOUR
 
 
 @dataclass(slots=True)
@@ -59,15 +68,17 @@ class Process:
 class Beat:
     """A sign of life of a process's workers, with what each has done since the last one.
 
-    `waits` are all that wait, `gone` the numbers of those that did at the last beat and no longer do, and
-    `gave_up` the waits that ended by their timeout. `ended`: there will be no other beat.
+    `waits` are all that wait, `gone` the numbers of those that did at the last beat and no longer do, and `events` what
+    they report. `ended`: there will be no other beat. `limits`: those in force here are to be noted, as those of a
+    worker that draws (True), or where there are none yet (False).
     """
 
     workers: Mapping[str, Activity]
     waits: Sequence[Waiting] = ()
     gone: Sequence[int] = ()
-    gave_up: Sequence[GaveUp] = ()
+    events: Sequence[WorkerEvent] = ()
     ended: bool = False
+    limits: Collection[bool] = ()
 
 
 def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
@@ -81,16 +92,28 @@ def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
         tx.execute(delete(waiter).where(waiter.c.worker_id.in_(_ids_of(tx, process)), waiter.c.number.in_(beat.gone)))
     for waiting in beat.waits:
         _write_waiter(tx, ids[waiting.worker], waiting, now, ahead)
-    for gave_up in beat.gave_up:
-        note_last(
+    for one in beat.events:
+        write = note_last if one.kind == EventKind.GAVE_UP else note
+        write(
             tx,
-            EventKind.GAVE_UP,
-            task_name=gave_up.task_name,
-            worker=gave_up.worker,
-            groups=gave_up.groups,
-            detail=gave_up.detail,
-            time=gave_up.time + ahead,
+            one.kind,
+            task_name=one.task_name,
+            worker=one.worker,
+            groups=one.groups,
+            detail=one.detail,
+            time=one.time + ahead,
         )
+    if beat.limits and beat.workers:
+        _note_limits(tx, sorted(beat.workers)[0], draws=True in beat.limits)
+
+
+def _note_limits(tx: Transaction, name: str, *, draws: bool) -> None:
+    """Note the limits in force here unless they are those that were noted last; a worker that draws knows better."""
+    ours = event.c.buffer == tx.scope.buffer, event.c.kind == EventKind.LIMITS
+    newest = select(event.c.detail).where(*ours).order_by(event.c.happened_at.desc(), event.c.id.desc()).limit(1)
+    known, shown = tx.execute(newest).scalar(), json.dumps(in_force(tx.scope.rules.limits))
+    if shown != (known or "{}") and (draws or known is None):
+        note(tx, EventKind.LIMITS, worker=name, detail=shown)
 
 
 def _see(tx: Transaction, name: str, process: Process, now: float, ahead: float, *, ended: bool) -> int:
@@ -155,17 +178,24 @@ def is_noted(tx: Transaction) -> bool:
 
 
 def note_minute(tx: Transaction) -> None:
-    """Note how the buffer stands, unless somebody has, and remove what has become too old."""
-    now, tallies = tx.dialect.clock(tx), read_tallies(tx)
+    """Note how the buffer stands (`at` this moment), unless somebody has, and remove what has become too old.
+
+    The newest note that is too old stays: what came since is what came lately, however long nothing did before.
+    """
+    now, tallies = tx.dialect.clock(tx), read_tallies(tx, tx.scope.buffer or "")
     tasks = {
-        task: {name: value for name, value in figures.items() if value != 0} | {"put_of": {}}
+        task: {
+            **{name: value for name, value in figures.items() if value != 0},
+            "put_of": {},
+            "expired_ever": expired_ever(tallies, task),
+        }
         for task, figures in of_tasks(tallies).items()
     }
     for (task, status, name), n in tallies.items():
         if name == Tally.PUT and n:
             tasks[task]["put_of"][str(status)] = n
     row = tx.dialect.insert(history).values(
-        buffer=tx.scope.buffer, since=_period(now, HISTORY_SECONDS), data={"tasks": tasks}
+        buffer=tx.scope.buffer, since=_period(now, HISTORY_SECONDS), data={"at": now, "tasks": tasks}
     )
     if tx.execute(row.on_conflict_do_nothing()).rowcount:
         _prune(tx, now)
@@ -175,7 +205,9 @@ def _prune(tx: Transaction, now: float) -> None:
     ours = worker.c.buffer == tx.scope.buffer
     old = select(worker.c.id).where(ours, func.coalesce(worker.c.ended_at, worker.c.seen_at) < now - KEEP_WORKERS)
     gone = list(tx.execute(old).scalars())
-    tx.execute(delete(history).where(history.c.buffer == tx.scope.buffer, history.c.since < now - KEEP_HISTORY))
+    noted = history.c.buffer == tx.scope.buffer
+    newest = select(func.max(history.c.since)).where(noted, history.c.since < now - KEEP_HISTORY)
+    tx.execute(delete(history).where(noted, history.c.since < newest.scalar_subquery()))
     tx.execute(delete(waiter).where(or_(waiter.c.seen_at < now - KEEP_WAITERS, waiter.c.worker_id.in_(gone))))
     tx.execute(delete(activity).where(or_(activity.c.since < now - KEEP_ACTIVITY, activity.c.worker_id.in_(gone))))
     tx.execute(delete(worker).where(worker.c.id.in_(gone)))

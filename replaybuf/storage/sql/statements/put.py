@@ -10,23 +10,18 @@ from typing import Any
 from replaybuf.errors import FullError, ReplayBufError, TooLargeError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
-from replaybuf.rules.tallies import LaneName, Tally
-from replaybuf.rules.transitions import Place, Transition
+from replaybuf.rules.transitions import LaneName, Place, Tally, Transition
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.locks import NamedLock
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
+from replaybuf.storage.sql.statements.columns import scoped_key
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
-from replaybuf.storage.sql.statements.encoded import EncodedGroup, check_size, most_bytes
 from replaybuf.storage.sql.statements.events import note_more
-from replaybuf.storage.sql.statements.eviction import evict
-from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
-from replaybuf.storage.sql.statements.leases import hold, rows_of
-from replaybuf.storage.sql.statements.leaving import Leaving, by_put
-from replaybuf.storage.sql.statements.new_rows import group_row, insert_groups, payload_row
-from replaybuf.storage.sql.statements.put_keys import scoped_key
-from replaybuf.storage.sql.statements.race_keys import new_keys
-from replaybuf.storage.sql.statements.replacing import (
+from replaybuf.storage.sql.statements.eviction import (
+    Leaving,
+    by_put,
+    evict,
     find_replaced,
     kept_origins,
     lock_replaced,
@@ -35,9 +30,20 @@ from replaybuf.storage.sql.statements.replacing import (
     replace_groups,
     replaced_by_place,
 )
+from replaybuf.storage.sql.statements.fence import ticket_column, ticket_of
+from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
+from replaybuf.storage.sql.statements.leases import hold, rows_of
+from replaybuf.storage.sql.statements.new_rows import (
+    EncodedGroup,
+    check_size,
+    group_row,
+    insert_groups,
+    most_bytes,
+    payload_row,
+)
+from replaybuf.storage.sql.statements.ordering import new_keys
+from replaybuf.storage.sql.statements.restore import uids_in_checkpoints
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.tickets import ticket_column, ticket_of
-from replaybuf.storage.sql.statements.uids import uids_in_checkpoints
 from replaybuf.storage.values import NewGroup
 
 
@@ -77,7 +83,7 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
 def _too_large(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, TooLargeError]:
     """Return errors for the groups that the database can't store, by their place in the list."""
     errors: dict[int, TooLargeError] = {}
-    limit = tx.dialect.row_limit(tx.connection).nbytes
+    limit = tx.dialect.row_limit(tx).nbytes
     for place, one in enumerate(groups):
         if not one.group.tags and most_bytes(one) <= limit:
             continue  # as nearly all are
@@ -231,7 +237,7 @@ def _replace_same_keys(
 ) -> list[tuple[int, EncodedGroup, str | None]]:
     """Delete the stored groups with one of these keys; return the new ones, of each key only the last."""
     last = {key: uid for uid, _, key in rows if key is not None}
-    tx.dialect.lock_names(tx.connection, NamedLock.KEY, last)
+    tx.dialect.lock_names(tx, NamedLock.KEY, last)
     replace_groups(tx, group.c.scoped_key.in_(sorted(last)), leaving)
     kept: list[tuple[int, EncodedGroup, str | None]] = []
     for uid, encoded, key in rows:
@@ -264,7 +270,7 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
     leaving: Leaving = None if new.dropped is None else []
     gone = {row.uid: row for row in find_replaced(tx, new)}
     if (key := _key_of(tx, new)) is not None:
-        tx.dialect.lock_names(tx.connection, NamedLock.KEY, [key])
+        tx.dialect.lock_names(tx, NamedLock.KEY, [key])
         gone |= {row.uid: row for row in lock_replaced(tx, group.c.scoped_key == key)}
     remove_replaced(tx, gone.values(), leaving)
     _count(tx, new, transitions.dropped(new.status))

@@ -13,17 +13,15 @@ from dataclasses import dataclass
 from sqlalchemy import text
 
 from replaybuf.rules import transitions
-from replaybuf.storage.sql.engine.identity import MARK
-from replaybuf.storage.sql.engine.prepared import Prepared
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.engine.outage import MARK
+from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements import row_arrays
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks
-from replaybuf.storage.sql.statements.encoded import EncodedGroup, most_bytes
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
-from replaybuf.storage.sql.statements.new_rows import group_row, insert_payloads, payload_row
+from replaybuf.storage.sql.statements.new_rows import EncodedGroup, group_row, insert_payloads, most_bytes, payload_row
 from replaybuf.storage.sql.statements.put import Outcome, put_groups
 
 
@@ -70,7 +68,7 @@ def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool
     if limits.capacity is not None and any(new.dropped is not None for new in news):
         return False  # who leaves for whom is told
     tags = sum(len(str(new.tags)) for new in news if new.tags)
-    most = min(row_arrays.MOST_BYTES, tx.dialect.row_limit(tx.connection).nbytes)
+    most = min(row_arrays.MOST_BYTES, tx.dialect.row_limit(tx).nbytes)
     return sum(map(most_bytes, groups)) + 4 * tags <= most
 
 

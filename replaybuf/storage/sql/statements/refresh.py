@@ -17,19 +17,17 @@ from sqlalchemy import Text, and_, case, cast, or_, select, update
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
-from replaybuf.rules.tallies import Tally
-from replaybuf.rules.transitions import Place
+from replaybuf.rules.transitions import Place, Tally
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, unsettled
 from replaybuf.storage.sql.statements import events
-from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
-from replaybuf.storage.sql.statements.encoded import dump_json
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply
+from replaybuf.storage.sql.statements.eviction import Leaving, note
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
-from replaybuf.storage.sql.statements.leaving import Leaving, note
-from replaybuf.storage.sql.statements.race_keys import enter_races
+from replaybuf.storage.sql.statements.new_rows import dump_json
+from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.steps import apply
 from replaybuf.storage.values import Refresh
 
 _CHUNK = 5_000
@@ -50,8 +48,9 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
     # EXPIRED goes first: groups that now expire from other lanes must not be refreshed a second time there.
     for task_name, status in sorted(lanes, key=lambda name: (name[0], name[1] != Status.EXPIRED)):
         home = lanes[(task_name, status)]
+        due = _due(tx, home)
         _set_step(tx, home, refresh.train_step)
-        expired[task_name] += _expire(tx, home, refresh, leaving)
+        expired[task_name] += _expire(tx, home, refresh, leaving, due)
     for task_name, uids in expired.items():
         if uids:
             step, number = refresh.train_step, len(uids)
@@ -79,35 +78,56 @@ def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     )
 
 
-def _expire(tx: Transaction, home: Lane, refresh: Refresh, leaving: Leaving) -> list[int]:
-    """Expire the groups of a lane that are too old for its task's rule; return their uids."""
+def _due(tx: Transaction, home: Lane) -> list[tuple[int, str]]:
+    """Return uid and marks of the groups that hold rollouts which were EXPIRED when they were put without a step.
+
+    All of them were put since the last refresh.
+    """
+    if home.status not in (Status.ABORTED, Status.EXPIRED):
+        return []
+    marks = cast(group.c.marks, Text)
+    query = select(group.c.uid, marks).where(group.c.lane == home.id, unsettled, marks.contains('"due"'))
+    return [(uid, text) for uid, text in tx.execute(query)]
+
+
+def _expire(
+    tx: Transaction, home: Lane, refresh: Refresh, leaving: Leaving, due: Sequence[tuple[int, str]]
+) -> list[int]:
+    """Expire the groups of a lane that are too old for its task's rule, or due to expire; return their uids."""
     rule, step = refresh.rules[home.task_name], refresh.train_step
     if home.status == Status.EXPIRED and not rule.retryable:
         everything = list(tx.execute(select(group.c.uid).where(group.c.lane == home.id)).scalars())
         _drop(tx, home, everything, leaving)
         return everything
     thresholds = [t for t in (rule.stale_threshold, rule.token_stale_threshold) if t is not None]
-    if not thresholds:
-        return []
-    # A rollout's newest trainable token isn't older than its oldest token, so this range has all candidates.
-    newest_expired = step - 1 - min(thresholds)
-    candidates = select(group.c.uid, cast(group.c.marks, Text)).where(
-        group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired
-    )
+    candidates = dict(due)
+    if thresholds:
+        # A rollout's newest trainable token isn't older than its oldest token, so this range has all candidates.
+        newest_expired = step - 1 - min(thresholds)
+        old = select(group.c.uid, cast(group.c.marks, Text)).where(
+            group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired
+        )
+        candidates.update((uid, text) for uid, text in tx.execute(old))
     alike: dict[str, list[int]] = {}  # many groups of a step have the same marks, and change in the same way
-    for uid, text in tx.execute(candidates):
+    for uid, text in candidates.items():
         alike.setdefault(text, []).append(uid)
     expired: list[Alike] = []
+    reset: list[Alike] = []
     masked: list[tuple[Any, ...]] = []
     for text, uids in alike.items():
         marks = Marks.from_json(from_json(text))
+        # A group that was EXPIRED before isn't counted again when rollouts that were, too, lose their responses.
+        is_known = home.status == Status.EXPIRED and not any(marks.too_old(rule, step))
         has_expired, has_masked = marks.expire(rule, step), marks.mask(rule, step)
-        if has_expired:
+        if has_expired and is_known:
+            reset.append((marks, uids))
+        elif has_expired:
             expired.append((marks, uids))
         elif has_masked:
             new_text = dump_json(marks.to_json())
             masked += [(uid, new_text) for uid in uids]
     tx.dialect.set_columns(tx, _MASKED, sorted(masked))
+    _write_expired(tx, home, reset)
     if expired and rule.retryable:
         _keep_expired(tx, home, expired)
     else:
@@ -122,15 +142,20 @@ def _uids(expired: Sequence[Alike]) -> list[int]:
 def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Alike]) -> None:
     step, name = transitions.expired(home.status), (home.task_name, Status.EXPIRED)
     lanes = {home.name: home, **need_lanes(tx, [name])}
-    # In the order of the table, of which no page is then written twice.
-    alike = [(_expired_values(marks, lanes[name]), uids) for marks, uids in expired]
-    rows = sorted(((uid, *values) for values, uids in alike for uid in uids), key=itemgetter(0))
-    tx.dialect.set_columns(tx, _EXPIRED, rows)
+    _write_expired(tx, lanes[name], expired)
     if step.enters_races:
         enter_races(tx, lanes[name], _uids(expired))
     counts: Counts = Counter()
-    add_step(counts, lanes, home.task_name, step, len(rows))
+    add_step(counts, lanes, home.task_name, step, len(_uids(expired)))
     add_counts(tx, counts)
+
+
+def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Alike]) -> None:
+    """Write the metadata of groups that come into a lane, or are there, with rollouts that have expired."""
+    # In the order of the table, of which no page is then written twice.
+    alike = [(_expired_values(marks, target), uids) for marks, uids in expired]
+    rows = sorted(((uid, *values) for values, uids in alike for uid in uids), key=itemgetter(0))
+    tx.dialect.set_columns(tx, _EXPIRED, rows)
 
 
 def _drop(tx: Transaction, home: Lane, expired: Sequence[int], leaving: Leaving) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import Column, Table, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from replaybuf.storage.sql.engine.prepared import Prepared, Row
+from replaybuf.storage.sql.engine.transaction import Prepared, Row
 from replaybuf.storage.sql.schema.tables import group, payload
 
 #: The most bytes that one statement stores.

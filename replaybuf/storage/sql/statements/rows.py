@@ -13,9 +13,8 @@ from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.statements.columns import JSON_COLUMNS, NEEDED, PLACES
+from replaybuf.storage.sql.statements.columns import JSON_COLUMNS, NEEDED, PLACES, key_of
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.sql.statements.put_keys import key_of
 from replaybuf.storage.values import StorageItem
 
 #: What damaged metadata of a group raises.

@@ -14,16 +14,14 @@ from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
-from replaybuf.rules.race import PRIORITIZED, SLOWEST, UNIT, share
+from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
-from replaybuf.storage.sql.statements.counts import lock_tasks, read_levels
+from replaybuf.storage.sql.statements.counts import lock_tasks, move, read_levels, set_aside
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
-from replaybuf.storage.sql.statements.ordering import Source
-from replaybuf.storage.sql.statements.race_keys import advance, check_races, skip_arrived
+from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.steps import move, set_aside
 from replaybuf.storage.values import Draw
 
 
@@ -82,7 +80,7 @@ def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw,
                 damaged[row.uid] = str(error)
         if not damaged:
             return rows
-        set_aside(tx, home, damaged)
+        set_aside(tx, home, damaged, draw.worker)
         skip.update(damaged)
 
 

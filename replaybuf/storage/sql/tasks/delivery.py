@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -16,14 +17,17 @@ from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import Drawn, add_batch, remove_batch, train_step_of
 from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
-from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unhold
+from replaybuf.storage.sql.statements.counts import set_aside
+from replaybuf.storage.sql.statements.cursors import claim
+from replaybuf.storage.sql.statements.lanes import KnownLanes
+from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unconsume, unhold
+from replaybuf.storage.sql.statements.new_rows import encode_groups
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.steps import set_aside
 from replaybuf.storage.sql.statements.take import by_home
 from replaybuf.storage.sql.statements.take_at_once import consume_at_end, draw_behind_fence
-from replaybuf.storage.sql.statements.undoing import unconsume
-from replaybuf.storage.sql.tasks.port import OpenStore
-from replaybuf.storage.values import Draw, Leased, StorageItem
+from replaybuf.storage.sql.tasks.presence import Presence
+from replaybuf.storage.sql.tasks.transactions import Transactions
+from replaybuf.storage.values import Cursor, Draw, Leased, NewGroup, StorageItem
 
 _LOOK_AGAIN_SECONDS = 0.1
 
@@ -40,8 +44,8 @@ _Decoded = tuple[list[StorageItem], dict[int, str]]
 class Taken:
     """Drawn rows, and their groups by task; for a lease, its token and when it ends.
 
-    `epoch`, `checkpoint` and `database` are those of the store at the draw; `train_step` is the one that it is for, and
-    `batch` what was written of it for people.
+    `epoch`, `checkpoint` and `database` are those of the store at the draw; `train_step` is the one that it is for,
+    `named_step` the one that its caller named, and `batch` what was written of it for people.
     """
 
     rows: list[GroupRow]
@@ -52,19 +56,37 @@ class Taken:
     checkpoint: int = 0
     database: str | None = None
     train_step: int | None = None
+    named_step: int | None = None
     batch: Drawn | None = None
 
     def lease(self) -> Leased:
-        return Leased(self.token, self.until, self.items, self.epoch, self.train_step, self.database)
+        return Leased(self.token, self.until, self.items, self.epoch, self.train_step, self.database, self.named_step)
+
+
+@dataclass(slots=True)
+class Draws:
+    """What the draws of an open buffer share.
+
+    Of the last `history` draws it is kept who drew what (None: of all). The next draw is taken to be like the last one:
+    `group_bytes` of a group in it, and the seconds that decoding one took.
+    """
+
+    transactions: Transactions
+    codec: Codec
+    presence: Presence
+    history: int | None
+    lanes: KnownLanes = field(default_factory=dict)
+    group_bytes: float = math.inf
+    group_seconds: float = math.inf
 
 
 class Drawing:
     """Draws groups, and consumes them or, given `seconds`, leases them."""
 
-    def __init__(self, store: OpenStore, codec: Codec, draw: Draw, seconds: float | None = None) -> None:
-        self._store = store
-        self._last_draw = store.last_draw
-        self._codec = codec
+    def __init__(self, draws: Draws, draw: Draw, seconds: float | None = None) -> None:
+        self._draws = draws
+        self._transactions = draws.transactions
+        self._codec = draws.codec
         self._draw = replace(draw, sizes={task: size for task, size in draw.sizes.items() if size > 0})
         self._tasks = list(draw.sizes)
         self._seconds = seconds
@@ -91,7 +113,7 @@ class Drawing:
                 raise
             if not failed:
                 taken.items = {task: [] for task in self._tasks} | _by_task(items)
-                self._store.presence.of(self._draw.worker).taken += len(items)
+                self._draws.presence.of(self._draw.worker).taken += len(items)
                 return taken
             # Rare: intact, but of another rollout type. Such groups are set aside, and the draw begins anew.
             await self._give_back(taken, failed)
@@ -99,11 +121,11 @@ class Drawing:
 
     async def _take(self) -> Taken | None:
         try:
-            taken: Taken | None = await self._store.write(
+            taken: Taken | None = await self._transactions.write(
                 self._transact, brief=self._brief(), fenced=False, announce=lambda: self._news
             )
         except OutcomeUnknownError as error:
-            self._store.thread.keep_trying(partial(self._give_back_if_taken, error))
+            self._transactions.thread.keep_trying(partial(self._give_back_if_taken, error))
             raise
         return taken
 
@@ -111,7 +133,7 @@ class Drawing:
         """Return whether the draw takes milliseconds at most, if its groups are as large as the last ones."""
         groups = sum(self._draw.sizes.values())
         looks_at_others = self._draw.where is not None or self._draw.probabilities
-        return groups <= BRIEF_GROUPS and groups * self._last_draw.bytes <= BRIEF_BYTES and not looks_at_others
+        return groups <= BRIEF_GROUPS and groups * self._draws.group_bytes <= BRIEF_BYTES and not looks_at_others
 
     async def _give_back_if_taken(self, doubt: OutcomeUnknownError) -> None:
         """Give back groups that may have been taken although the caller was told otherwise."""
@@ -122,24 +144,24 @@ class Drawing:
     async def undo(self, taken: Taken | None) -> None:
         """Put back the groups, which nobody received (database's thread)."""
         if taken is not None:
-            self._store.presence.of(self._draw.worker).taken -= len(taken.rows)
+            self._draws.presence.of(self._draw.worker).taken -= len(taken.rows)
             await self._give_back(taken, {})
 
     def _transact(self, tx: Transaction) -> Taken | None:
-        rows, ended = draw_behind_fence(tx, self._codec, self._draw, self._set_aside, self._store.lanes)
+        rows, ended = draw_behind_fence(tx, self._codec, self._draw, self._set_aside, self._draws.lanes)
         # When groups leave, only puts that wait for room need to know; groups set aside have become FAILED.
         makes_room = rows is not None and tx.scope.rules.limits.slows_puts
         self._news = ended or bool(self._set_aside) or makes_room
         if rows is None:
             return None
         scope, step = tx.scope, train_step_of(self._draw, rows)
-        taken = Taken(rows, {}, 0, 0.0, scope.epoch, scope.checkpoint, scope.database, step)
+        taken = Taken(rows, {}, 0, 0.0, scope.epoch, scope.checkpoint, scope.database, step, self._draw.train_step)
         if self._seconds is None:
             consume_at_end(tx, rows, step)
         else:
             taken.token, taken.until = begin_lease(tx, self._seconds)
             hold(tx, rows, taken.token, taken.until, self._draw.worker)
-        if rows and self._store.history != 0:
+        if rows and self._draws.history != 0:
             taken.batch = add_batch(tx, self._draw, rows, step, taken.token or None)
         if tx.dialect.is_remote:  # until the answer to COMMIT comes, this thread has nothing else to do
             self._stop_decoding()
@@ -167,12 +189,12 @@ class Drawing:
             else:
                 unhold(tx, taken.lease(), [row.uid for row in taken.rows])
             if failed:
-                _fail(tx, failed)
+                _fail(tx, failed, self._draw.worker)
 
         async def write() -> None:
-            await self._store.write(put_back)
+            await self._transactions.write(put_back)
             if left is not None:  # without waiting for the checkpoint that is being made
-                self._store.thread.keep_trying(partial(self._correct, left, taken.epoch))
+                self._transactions.thread.keep_trying(partial(self._correct, left, taken.epoch))
 
         work = Insistent(write)
         try:
@@ -181,7 +203,7 @@ class Drawing:
             return
         except StorageError:
             # Locked for too long, or out of reach: until it succeeds, the groups are only here.
-            self._store.thread.keep_trying(work)
+            self._transactions.thread.keep_trying(work)
             raise
 
     async def _correct(self, undone: Undone, epoch: int) -> None:
@@ -190,15 +212,15 @@ class Drawing:
         def undo(tx: Transaction) -> Undone | None:
             return undo_draw(tx, undone) if tx.scope.epoch == epoch else None
 
-        while (left := await self._store.write(undo, announce=lambda: False)) is not None:
+        while (left := await self._transactions.write(undo, announce=lambda: False)) is not None:
             undone = left
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
     async def _decoded(self, taken: Taken) -> _Decoded:
         """Return the groups, and why those failed that can't be decoded; in this thread if that takes no longer."""
-        if not self._codec.runs_code and len(taken.rows) * self._last_draw.seconds <= LIGHT_SECONDS:
+        if not self._codec.runs_code and len(taken.rows) * self._draws.group_seconds <= LIGHT_SECONDS:
             return self._decode(taken)
-        return await self._store.compute(self._decode, taken)
+        return await self._transactions.compute(self._decode, taken)
 
     def _decode(self, taken: Taken) -> _Decoded:
         rows, leased = taken.rows, self._seconds is not None
@@ -217,8 +239,8 @@ class Drawing:
                 item.trained_step = taken.train_step
             items.append(item)
         if items:
-            self._last_draw.bytes = sum(len(row.payload or b"") for row in rows) / len(rows)
-            self._last_draw.seconds = (time.perf_counter() - began) / len(rows)
+            self._draws.group_bytes = sum(len(row.payload or b"") for row in rows) / len(rows)
+            self._draws.group_seconds = (time.perf_counter() - began) / len(rows)
         return items, failed
 
 
@@ -228,11 +250,11 @@ def _unconsume(tx: Transaction, taken: Taken) -> Undone | None:
     return undo_draw(tx, Undone.now(tx, taken.checkpoint, drawn, counts))
 
 
-def _fail(tx: Transaction, reasons: dict[int, str]) -> None:
+def _fail(tx: Transaction, reasons: dict[int, str], worker: str | None) -> None:
     """Set aside groups that turned out to be undecodable, after they were put back."""
     rows = [row for row in rows_of(tx, list(reasons)) if row.lane == row.home.id]
     for home, members in by_home(rows):
-        set_aside(tx, home, {row.uid: reasons[row.uid] for row in members})
+        set_aside(tx, home, {row.uid: reasons[row.uid] for row in members}, worker)
 
 
 def _by_task(items: Sequence[StorageItem]) -> dict[str, list[StorageItem]]:
@@ -240,3 +262,59 @@ def _by_task(items: Sequence[StorageItem]) -> dict[str, list[StorageItem]]:
     for item in items:
         result.setdefault(item.task_name, []).append(item)
     return result
+
+
+class Claiming:
+    """Puts groups that are leased from the beginning, and moves a cursor."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        codec: Codec,
+        presence: Presence,
+        groups: Sequence[NewGroup],
+        cursor: Cursor,
+        seconds: float,
+    ) -> None:
+        self._transactions = transactions
+        self._codec = codec
+        self._presence = presence
+        self._groups = groups
+        self._cursor = cursor
+        self._seconds = seconds
+
+    async def run(self) -> Taken | None:
+        """Claim; return None when another process has moved the cursor (database's thread)."""
+        encoded = await self._transactions.compute(partial(encode_groups, self._codec), self._groups)
+
+        def claimed(tx: Transaction) -> Taken | None:
+            found = claim(tx, encoded, self._cursor, self._seconds)
+            if found is None:
+                return None
+            rows, token, until = found
+            return Taken(rows, {}, token, until, tx.scope.epoch, database=tx.scope.database)
+
+        taken: Taken | None = await self._transactions.write(claimed)
+        for new in self._groups:
+            self._presence.of(new.worker)
+        if taken is not None:
+            try:
+                items = await self._transactions.compute(self._decode, taken.rows)
+            except BaseException:
+                await self.undo(taken)
+                raise
+            for item in items:
+                taken.items.setdefault(item.task_name, []).append(item)
+        return taken
+
+    async def undo(self, taken: Taken | None) -> None:
+        """Free prompts that nobody received, for the next claim or lease (database's thread)."""
+        if taken is not None:
+            lease, uids = taken.lease(), [row.uid for row in taken.rows]
+            await self._transactions.write(lambda tx: unhold(tx, lease, uids))
+
+    def _decode(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
+        items = [row.decode(self._codec) for row in rows]
+        for item in items:
+            item.times_sampled, item.deliveries = 1, 1
+        return items

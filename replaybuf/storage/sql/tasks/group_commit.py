@@ -10,20 +10,22 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError
 from replaybuf.storage.sql.engine.errors import is_refusal
-from replaybuf.storage.sql.statements.encoded import EncodedGroup, encode_group
-from replaybuf.storage.sql.statements.leaving import told
+from replaybuf.storage.sql.statements.eviction import told
+from replaybuf.storage.sql.statements.lanes import KnownLanes
+from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.put_at_once import Batch, put_behind_fence
-from replaybuf.storage.sql.tasks.port import OpenStore
-from replaybuf.storage.sql.tasks.under_way import Passed, UnderWay
+from replaybuf.storage.sql.tasks.presence import Presence
+from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
 
 MAX_GROUPS = 512
@@ -36,6 +38,8 @@ BRIEF_BYTES = 4 * 1024 * 1024
 LIGHT_SECONDS = 0.0005
 
 Outcome = int | Stored | BaseException
+#: What a commit calls when the next one may begin; otherwise that begins when it ends.
+Passed = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -53,10 +57,13 @@ class _Waiting:
 class GroupCommit:
     """The queue of puts, and the task that commits them."""
 
-    def __init__(self, store: OpenStore, codec: Codec) -> None:
-        self._store = store
+    def __init__(self, transactions: Transactions, codec: Codec, presence: Presence, lanes: KnownLanes) -> None:
+        self._transactions = transactions
         self._codec = codec
-        self._thread = store.thread
+        self._presence = presence
+        self._lanes = lanes
+        self._thread = transactions.thread
+        self._writers = transactions.engine.writers
         self._lock = threading.Lock()
         self._queue: deque[_Waiting] = deque()
         self._flushing: asyncio.Task[None] | None = None
@@ -120,7 +127,7 @@ class GroupCommit:
 
         A light batch, such as a lone small group, is encoded in this thread: passing it on would take longer.
         """
-        most = self._store.engine.writers
+        most = self._writers
         under_way = self._under_way = UnderWay(most)
         while True:
             batch = self._next_batch() if not under_way or most == 1 or self._is_enough() else []
@@ -149,7 +156,7 @@ class GroupCommit:
 
     def _is_enough(self) -> bool:
         """Return whether enough waits for a concurrent transaction."""
-        return self._store.engine.writers > 1 and len(self._queue) * self._bytes >= ENOUGH_BYTES
+        return self._writers > 1 and len(self._queue) * self._bytes >= ENOUGH_BYTES
 
     def _stop_if_empty(self) -> bool:
         with self._lock:
@@ -172,7 +179,7 @@ class GroupCommit:
 
     async def _encode_batch(self, batch: list[_Waiting], *, here: bool) -> list[_Waiting]:
         try:
-            failed = self._encode_all(batch) if here else await self._store.compute(self._encode_all, batch)
+            failed = self._encode_all(batch) if here else await self._transactions.compute(self._encode_all, batch)
             self._answer(failed)
         except BaseException as error:
             self._fail(batch, error)
@@ -184,7 +191,7 @@ class GroupCommit:
         failed: list[tuple[_Waiting, Outcome]] = []
         size, count, began = 0, 0, time.perf_counter()
         for place, waiting in enumerate(batch):
-            if size > (MAX_BYTES if self._store.engine.writers == 1 else SHARE_BYTES):
+            if size > (MAX_BYTES if self._writers == 1 else SHARE_BYTES):
                 # The rest goes back to the head of the queue, for the next transaction.
                 with self._lock:
                     self._queue.extendleft(reversed(batch[place:]))
@@ -207,8 +214,8 @@ class GroupCommit:
         try:
             try:
                 brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
-                put = partial(put_behind_fence, batch=Batch(groups, passed), known=self._store.lanes)
-                outcomes = await self._store.write(put, brief=brief, fenced=False) if groups else []
+                put = partial(put_behind_fence, batch=Batch(groups, passed), known=self._lanes)
+                outcomes = await self._transactions.write(put, brief=brief, fenced=False) if groups else []
             except Exception as error:
                 if len(wanted) == 1 or not is_refusal(error):
                     raise
@@ -218,7 +225,7 @@ class GroupCommit:
                 results = list(zip(wanted, outcomes, strict=True))
                 self._count(results)
                 if any(isinstance(outcome, Stored) for outcome in outcomes):
-                    await self._store.compute(self._decode_leaving, results)
+                    await self._transactions.compute(self._decode_leaving, results)
                 self._answer(results)
         except BaseException as error:
             self._fail(wanted, error)
@@ -227,7 +234,7 @@ class GroupCommit:
 
     def _count(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
         stored = [one.encoded for one, outcome in results if not isinstance(outcome, BaseException)]
-        self._store.presence.count_puts(filter(None, stored))
+        self._presence.count_puts(filter(None, stored))
 
     def _decode_leaving(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
         for waiting, outcome in results:
@@ -266,3 +273,32 @@ def _resolve(answers: Sequence[tuple[_Waiting, Outcome]]) -> None:
             waiting.future.set_exception(outcome)
         else:
             waiting.future.set_result(outcome.uid if isinstance(outcome, Stored) else outcome)
+
+
+class UnderWay:
+    """The commits under way, at most so many (database's thread). `news` is set whenever one ends."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._passed = asyncio.Event()
+        self.news = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    async def begin(self, commit: Callable[[Passed], Coroutine[Any, Any, None]]) -> None:
+        """Begin `commit(passed)` when there is room for it, and its predecessor has called its `passed`."""
+        while len(self._tasks) >= self._most:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        if self._tasks:
+            await self._passed.wait()
+        self._passed = passed = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(commit(passed.set))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        task.add_done_callback(lambda _: passed.set())
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self.news.set()

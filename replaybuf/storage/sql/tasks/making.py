@@ -11,9 +11,17 @@ from typing import TypeVar
 
 from replaybuf.errors import LockedError, ReplayBufError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.checkpoints import forget, make_beginning, publish_alone
-from replaybuf.storage.sql.statements.making import DroppedError, Mark, copy_groups, is_any_made, next_bound
-from replaybuf.storage.sql.tasks.port import OpenStore
+from replaybuf.storage.sql.statements.checkpoints import (
+    DroppedError,
+    Mark,
+    copy_groups,
+    forget,
+    is_any_made,
+    make_beginning,
+    next_bound,
+    publish_alone,
+)
+from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import Checkpoint
 
 T = TypeVar("T")
@@ -35,8 +43,8 @@ class _StoppedError(Exception):
 class Making:
     """Makes a checkpoint in pieces: the mark, then groups, and at last all of it is published."""
 
-    def __init__(self, store: OpenStore, step: int, keep: int | None) -> None:
-        self._store = store
+    def __init__(self, transactions: Transactions, step: int, keep: int | None) -> None:
+        self._transactions = transactions
         self.step = step
         self.keep = keep
         self._stopped = False
@@ -63,11 +71,11 @@ class Making:
 
     async def _begin(self) -> Mark | Checkpoint:
         """Wait until nobody else makes a checkpoint, and begin."""
-        engine = self._store.engine
+        engine = self._transactions.engine
         deadline = time.monotonic() + engine.lock_timeout
         while True:
             self._check()
-            if not await self._store.read(lambda tx: is_any_made(tx, time.time())):
+            if not await self._transactions.read(lambda tx: is_any_made(tx, time.time())):
                 begun = await self._write(lambda tx: make_beginning(tx, self.step, self.keep, time.time(), FIRST))
                 if begun is not None:
                     return begun
@@ -82,7 +90,7 @@ class Making:
         groups = FIRST
         while mark.copied_to < mark.last:
             self._check()
-            bound = await self._store.read(partial(next_bound, mark=mark, groups=groups))
+            bound = await self._transactions.read(partial(next_bound, mark=mark, groups=groups))
             mark, seconds = await self._write(partial(_copy, mark=mark, up_to=bound))
             if seconds > _PIECE_SECONDS:
                 groups = max(FEWEST, groups // 2)
@@ -99,7 +107,7 @@ class Making:
             raise _StoppedError
 
     async def _write(self, function: Callable[[Transaction], T]) -> T:
-        return await self._store.write(function, announce=lambda: False)
+        return await self._transactions.write(function, announce=lambda: False)
 
 
 def _copy(tx: Transaction, mark: Mark, up_to: int) -> tuple[Mark, float]:

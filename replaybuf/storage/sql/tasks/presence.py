@@ -1,27 +1,31 @@
 """Presence: what this process tells others of itself, every few seconds, in the background.
 
-Calls only count in memory. A beat writes the counts, the waits and those that gave up: within a second or so when a
-wait has begun or ended, every `_NEWS_SECONDS` if anything was counted, every `_WAIT_SECONDS` while anybody waits, and
-every `_SIGN_SECONDS` otherwise. Commits to a SQLite file wake all that wait there, so there are no more. A process
-that has neither put nor drawn nor waited writes nothing.
+Calls only count in memory. A beat writes the counts, the waits and reported events: within a second or so when a wait
+has begun or ended, every `_NEWS_SECONDS` if anything was counted, every `_WAIT_SECONDS` while anybody waits, and every
+`_SIGN_SECONDS` otherwise. Commits to a SQLite file wake all that wait there, so there are no more. A wait that ends by
+its timeout is written before its error is raised (`flush`), for the process may end of it. A process that has neither
+put nor drawn nor waited writes nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 
 from replaybuf.errors import ReplayBufError
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.presence import GaveUp, Waiting
-from replaybuf.storage.sql.engine.port import Engine
+from replaybuf.storage.presence import EventKind, Waiting, WorkerEvent, kind_of_wait
+from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.schema.records import HISTORY_SECONDS
-from replaybuf.storage.sql.statements.encoded import EncodedGroup
+from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, is_noted, note_minute, write_beat
+from replaybuf.storage.values import NewGroup
 from replaybuf.worker_name import host_name
 
 # Waits of which nothing was heard for 15 seconds count as those of the dead.
@@ -39,14 +43,16 @@ _logger = logging.getLogger("replaybuf.presence")
 class Presence:
     """What the workers of this process have done since the last beat, and their waits."""
 
-    def __init__(self, engine: Engine, scope: Scope) -> None:
+    def __init__(self, engine: Database, scope: Scope) -> None:
         self._engine = engine
         self._scope = scope
         self._process = Process(host_name(), os.getpid(), time.time())
         self._done: dict[str, Activity] = {}
         self._names: dict[str, None] = {}  # the most recent one last
         self._waits: dict[int, Waiting] = {}
-        self._gave_up: deque[GaveUp] = deque(maxlen=_MOST_WAITS)  # of more, the last ones are told
+        self._events: deque[WorkerEvent] = deque(maxlen=_MOST_WAITS)  # of more, the last ones are told
+        self._limits_noted: set[bool] = set()  # of a worker that draws, of any
+        self._writing = asyncio.Lock()  # of the database's loop
         self._shown: set[int] = set()  # the numbers of waits in the store
         self._beat_at = self._sign_at = 0.0
         self._minute = 0
@@ -65,15 +71,18 @@ class Presence:
         return done
 
     def count_puts(self, stored: Iterable[EncodedGroup]) -> None:
-        """Count groups that were put."""
+        """Count groups that were put, and stored."""
         for one in stored:
-            new = one.group
-            done = self.of(new.worker)
-            done.groups += 1
-            done.rollouts += len(new.rollouts)
-            done.tokens += one.tokens
-            if new.status is Status.FAILED:
-                done.failures += 1
+            self.count_put(one.group, one.tokens)
+
+    def count_put(self, new: NewGroup, tokens: int = 0) -> None:
+        """Count a group that was put, stored or not; the tokens of one that wasn't are nobody's."""
+        done = self.of(new.worker)
+        done.groups += 1
+        done.rollouts += len(new.rollouts)
+        done.tokens += tokens
+        if new.status is Status.FAILED:
+            done.failures += 1
 
     # Any thread
 
@@ -85,9 +94,9 @@ class Presence:
         """Show a wait no longer."""
         self._waits.pop(waiting.number, None)
 
-    def give_up(self, gave_up: GaveUp) -> None:
-        """Tell with the next beat that a wait ended by its timeout."""
-        self._gave_up.append(gave_up)
+    def report(self, event: WorkerEvent) -> None:
+        """Note an event with the next beat."""
+        self._events.append(event)
 
     # In the background
 
@@ -96,16 +105,23 @@ class Presence:
         now = time.monotonic()
         if now - self._beat_at < _SOON_SECONDS:
             return
-        waits = list(self._waits.values())[:_MOST_WAITS]
-        news = bool(self._gave_up) or self._shown != {one.number for one in waits}
+        waits = self._shown_waits()
+        news = bool(self._events) or self._shown != {one.number for one in waits}
         counted = bool(self._done) and now - self._beat_at >= _NEWS_SECONDS
         waiting = bool(waits) and now - self._beat_at >= _WAIT_SECONDS
         sign = bool(self._names) and now - self._sign_at >= _SIGN_SECONDS
         if not (news or counted or waiting or sign or (self._done and not self._names)):
             return
-        self._beat_at = now
+        await self._beat(all_names=sign)
+
+    async def flush(self) -> None:
+        """Write at once what there is to tell. Raises nothing: the next beat may succeed."""
+        await self._beat(all_names=False)
+
+    async def _beat(self, *, all_names: bool) -> None:
+        self._beat_at = time.monotonic()
         try:
-            await self._write(waits, all_names=sign)
+            await self._write(all_names=all_names)
             await self._note_minute()
             self._failing_since = None
             self._complained = False
@@ -114,17 +130,26 @@ class Presence:
 
     async def end(self) -> None:
         """Say that the workers of this process have ended, and none of them waits. Raises nothing."""
-        if not (self._names or self._done or self._shown or self._gave_up):
+        if not (self._names or self._done or self._shown or self._events):
             return
+        self._waits.clear()
         try:
-            await self._write([], all_names=True, ended=True)
+            await self._write(all_names=True, ended=True)
         except Exception as error:
             self._failed(error)
 
-    async def _write(self, waits: list[Waiting], *, all_names: bool, ended: bool = False) -> None:
+    def _shown_waits(self) -> list[Waiting]:
+        return list(self._waits.values())[:_MOST_WAITS]
+
+    async def _write(self, *, all_names: bool, ended: bool = False) -> None:
+        async with self._writing:
+            await self._write_alone(all_names=all_names, ended=ended)
+
+    async def _write_alone(self, *, all_names: bool, ended: bool) -> None:
+        waits = self._shown_waits()
         done, self._done = self._done, {}
-        gave_up = [self._gave_up.popleft() for _ in range(len(self._gave_up))]
-        active = [*done, *(one.worker for one in waits), *(one.worker for one in gave_up)]
+        events = [self._events.popleft() for _ in range(len(self._events))]
+        active = [*done, *(one.worker for one in waits), *(one.worker for one in events)]
         for name in active:
             self._names.pop(name, None)
             self._names[name] = None
@@ -133,16 +158,19 @@ class Presence:
         named = self._names if all_names else ()
         workers = {name: done.get(name) or Activity() for name in (*named, *active)}
         numbers = {one.number for one in waits}
-        beat = Beat(workers, waits, sorted(self._shown - numbers), gave_up, ended)
+        draws = any(one.taken for one in done.values()) or any(one.wait.kind == "groups" for one in waits)
+        draws = draws or any(kind_of_wait(one.detail) == "groups" for one in events if one.kind == EventKind.GAVE_UP)
+        noted = {draws, False}
+        beat = Beat(workers, waits, sorted(self._shown - numbers), events, ended, noted - self._limits_noted)
         try:
-            await self._engine.write(
-                lambda tx: write_beat(tx, self._process, beat), self._scope, brief=True, patience=_PATIENCE
-            )
+            write = partial(write_beat, process=self._process, beat=beat)
+            await self._engine.write(write, self._scope, brief=True, patience=_PATIENCE, fenced=False)
         except BaseException:
             for name, counts in done.items():
                 self.of(name).add(counts)
-            self._gave_up = deque([*gave_up, *self._gave_up], _MOST_WAITS)
+            self._events = deque([*events, *self._events], _MOST_WAITS)
             raise
+        self._limits_noted |= noted
         self._shown = numbers
         if all_names:
             self._sign_at = time.monotonic()
@@ -151,7 +179,7 @@ class Presence:
         minute = int(time.time() // HISTORY_SECONDS)
         if minute != self._minute:
             if not await self._engine.read(is_noted, self._scope):
-                await self._engine.write(note_minute, self._scope, patience=_PATIENCE)
+                await self._engine.write(note_minute, self._scope, patience=_PATIENCE, fenced=False)
             self._minute = minute
 
     def _failed(self, error: Exception) -> None:

@@ -15,15 +15,13 @@ from collections.abc import Callable
 from functools import partial
 
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql.engine.port import Engine
+from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.statements.archive import any_to_prune, prune
 from replaybuf.storage.sql.statements.batches import last_beyond, prune_batches
 from replaybuf.storage.sql.statements.checkpoints import sweep_forgotten
-from replaybuf.storage.sql.statements.chores import Chores, find_chores
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.leases import end_leases
-from replaybuf.storage.sql.statements.sweep import forget_old, sweep
+from replaybuf.storage.sql.statements.upkeep import Chores, any_to_prune, find_chores, forget_old, prune, sweep
 from replaybuf.storage.sql.tasks.presence import Presence
 
 GRACE_SECONDS = 2.0
@@ -44,7 +42,7 @@ class Sweeper:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Database,
         scope: Scope,
         changed: Callable[[], object],
         history: int | None,
@@ -96,20 +94,20 @@ class Sweeper:
         look = partial(find_chores, removed_before=now - self._grace, now=now)
         self._chores = await self._engine.read(look, scope, brief=True, single=True)
         if self._chores.overdue:
-            returned = await self._engine.write(end_leases, scope)
+            returned = await self._engine.write(end_leases, scope, fenced=False)
             if returned:
                 self._changed()
         bounded = bool(scope.rules.limits.bounded_aside)
         if bounded and await self._engine.read(lambda tx: any_to_prune(tx, now), scope):
-            await self._engine.write(lambda tx: prune(tx, now, self._limit), scope)
+            await self._engine.write(lambda tx: prune(tx, now, self._limit), scope, fenced=False)
         if time.monotonic() > self._tidy_at:
             self._tidy_at = time.monotonic() + _TIDY_SECONDS
             await self._tidy()
 
     async def _tidy(self) -> None:
         if self._engine.dialect.locks_rows:
-            await self._engine.write(merge_shards)
-            await self._engine.write(forget_old)
+            await self._engine.write(merge_shards, fenced=False)
+            await self._engine.write(forget_old, fenced=False)
         await self.prune_history()
 
     async def prune_history(self) -> None:
@@ -119,7 +117,7 @@ class Sweeper:
             return
         until = await self._engine.read(lambda tx: last_beyond(tx, keep), self._scope)
         while until is not None and pruned == _BATCHES:
-            pruned = await self._engine.write(lambda tx: prune_batches(tx, until, _BATCHES), self._scope)
+            pruned = await self._engine.write(lambda tx: prune_batches(tx, until, _BATCHES), self._scope, fenced=False)
 
     async def _step(self) -> bool:
         """Run one small sweep of each kind that is due; return whether more is waiting."""
@@ -136,7 +134,7 @@ class Sweeper:
     async def _sweep(self, work: Callable[[Transaction, int], bool]) -> bool:
         """Sweep for a moment; return whether more is left."""
         limit, started = self._limit, time.monotonic()
-        more = await self._engine.write(lambda tx: work(tx, limit))
+        more = await self._engine.write(lambda tx: work(tx, limit), fenced=False)
         elapsed = time.monotonic() - started
         self._limit = max(_FEWEST, limit // 2) if elapsed > _LONGEST_SECONDS else min(512, limit * 2)
         return more

@@ -7,12 +7,13 @@ sooner.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
+from collections.abc import Callable
 
-from replaybuf.storage.sql.engine.pace import Pace
-from replaybuf.storage.sql.engine.port import Engine
-from replaybuf.storage.sql.engine.thread import DatabaseThread
-from replaybuf.storage.wakes import Wakes
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.thread import DatabaseThread, Pace
 
 # How often hints wake callers, who then read the store, however much others commit.
 _BURST, _PER_SECOND = 16, 50
@@ -25,7 +26,7 @@ _logger = logging.getLogger("replaybuf.watch")
 class Watch:
     """Wakes callers that wait for a change, in any event loop."""
 
-    def __init__(self, thread: DatabaseThread, engine: Engine) -> None:
+    def __init__(self, thread: DatabaseThread, engine: Database) -> None:
         self._thread = thread
         self._wakes = Wakes()
         self._changes = engine.changes(self._hint)
@@ -114,3 +115,51 @@ class Watch:
             _logger.debug("can't announce a commit: %s", error)
         finally:
             self._announcing = None
+
+
+class Wakes:
+    """A number that grows with every change, and the callers waiting for the next one."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._lock = threading.Lock()
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def wake(self) -> None:
+        """Wake all waiting callers: something has changed."""
+        with self._lock:
+            self.version += 1
+            waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            with contextlib.suppress(RuntimeError):  # its loop was closed
+                future.get_loop().call_soon_threadsafe(_resolve, future)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether anyone waits."""
+        return bool(self._waiting)
+
+    async def wait(self, timeout: float, since: int, begun: Callable[[], object] = lambda: None) -> None:
+        """Return when something has changed after `version` was `since`, or after `timeout` seconds.
+
+        `begun()` is called once it waits and can no longer miss a change.
+        """
+        waiting = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if self.version != since:
+                return
+            self._waiting.add(waiting)
+        try:
+            begun()
+            async with asyncio.timeout(timeout):
+                await waiting
+        except TimeoutError:
+            pass
+        finally:
+            with self._lock:
+                self._waiting.discard(waiting)
+
+
+def _resolve(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

@@ -1,0 +1,242 @@
+"""The chunk buffer: fragments in, chunks out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.buffer.telling import Reports
+from replaybuf.checks import ENTERED_ASYNC, check_seconds, check_task_name, check_timeout
+from replaybuf.chunks.fragments import Chunk, Fragment, Selection, Session, check_number, check_session
+from replaybuf.chunks.joining import Joining
+from replaybuf.chunks.ledger import Ledger
+from replaybuf.errors import ConfigError, InputError, NotReadyError, ReplayBufError
+from replaybuf.rollouts.rollout import Status
+
+OnProblem = Literal["error", "drop"]
+BeginSessions = Literal["advance", "put"]
+
+_LOOK_SECONDS = 0.02
+
+
+class ChunkBuffer:
+    """Joins fragments of workers into chunks of `fragments_per_chunk` consecutive ones, for the trainer to draw.
+
+    A layer over a `ReplayBuffer`, `buffer`, with the same guarantees: puts are committed when they return, a draw goes
+    to one taker, calls are safe to cancel, any number of processes share a database. Usually built by
+    `ChunkBufferConfig`.
+
+    A worker's chunks start at the index of its first fragment in the session, and then every `fragments_per_chunk`.
+    The version of a chunk is the lowest of its fragments' versions; it is too stale when the model's version is more
+    than `max_staleness` ahead of it. If the first fragments of a chunk are too stale when it is complete, they leave,
+    and the chunk begins after them.
+
+    Sessions are numbers that grow, or texts. `begin_sessions` says who begins one: only `advance`, so that a worker
+    with a wrong session does no harm; or also the first fragment of a session ("put").
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        *,
+        name: str = "chunks",
+        fragments_per_chunk: int,
+        max_staleness: int | None = None,
+        on_problem: OnProblem = "error",
+        begin_sessions: BeginSessions = "advance",
+        lease_seconds: float = 60.0,
+    ) -> None:
+        if begin_sessions not in ("advance", "put"):
+            raise ConfigError(f"begin_sessions must be 'advance' or 'put', got {begin_sessions!r:.100}")
+        if on_problem not in ("error", "drop"):
+            raise ConfigError(f"on_problem must be 'error' or 'drop', got {on_problem!r:.100}")
+        self.buffer = buffer
+        self.name = check_task_name(name, "name")
+        size = check_number(fragments_per_chunk, "fragments_per_chunk", least=1)
+        most = None if max_staleness is None else check_number(max_staleness, "max_staleness")
+        self._ledger = Ledger(buffer, name, size, most)
+        self._joining = Joining(self._ledger, drops=on_problem == "drop", begins=begin_sessions == "put")
+        self._lease_seconds = check_seconds(lease_seconds, "lease_seconds")
+
+    if not TYPE_CHECKING:
+        __enter__ = __exit__ = ENTERED_ASYNC
+
+    async def __aenter__(self) -> Self:
+        await self.buffer.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the store. Idempotent."""
+        await self.buffer.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.buffer!r})"
+
+    def __len__(self) -> int:
+        """Return the number of chunks, without those that a fetch holds now. Blocks for the time of one query."""
+        return len(self.buffer)
+
+    def __bool__(self) -> bool:
+        """Return True, also for an empty buffer."""
+        return True
+
+    # Putting
+
+    async def put(self, data: Any, *, worker: str, index: int, session: Session, version: int) -> bool:
+        """Store a fragment, and make the chunk that it completes. Return False if it was dropped and counted.
+
+        `data` is a value that the codec can write: numpy arrays, dicts, lists, numbers, texts, bytes. `index` is the
+        fragment's place among those of the worker, `session` the training session (a number or a text), `version` the
+        version of the model that made it. The first fragment of all begins its session, with the model at the
+        fragment's version; later sessions are begun by `advance`, or with `begin_sessions="put"` by any fragment.
+
+        When this returns True, the fragment is committed, and so is the chunk that it completed. After a put that
+        failed or was cancelled, the fragment may or may not be stored: put it again.
+
+        A fragment that doesn't follow the ones before it is a problem: a "duplicate" has an index below the one
+        expected, a "gap" one above it, and a "session" is over or hasn't begun. With `on_problem="error"` the put
+        raises FragmentError and changes nothing. With "drop" the fragment is counted (`dropped`) and not stored. At a
+        gap, the unfinished fragments before it are dropped instead, because nothing can follow them any more, and the
+        next chunk starts at this one.
+
+        Also raises InputError, EncodeError and StorageError; then nothing is stored.
+        """
+        return await self._joining.put(Fragment(data, worker, index, session, version))
+
+    async def forget(self, worker: str) -> int:
+        """Remove the unfinished fragments of a worker that starts anew; its next one may have any index.
+
+        Return the number removed.
+        """
+        check_task_name(worker, "worker")
+        self._joining.forget(worker)
+        return await self._ledger.forget(worker)
+
+    async def expected(self, worker: str) -> int | None:
+        """Return the index expected of a worker's next fragment, or None if any will do."""
+        check_task_name(worker, "worker")
+        state = await self._ledger.state()
+        progress = state and await self._ledger.settle(worker, state.session)
+        return progress.next if progress else None
+
+    async def dropped(self) -> dict[str, int]:
+        """Return the number of problems of each kind since the beginning, over all processes.
+
+        "gap", "duplicate" and "session" are counted by `put` with `on_problem="drop"`, "stale" counts chunks that were,
+        or became, too stale, and "damaged" those with a fragment that can't be decoded.
+        """
+        return await self._ledger.dropped()
+
+    # The model
+
+    async def advance(self, version: int, *, session: Session | None = None) -> int:
+        """Move the model to this version (of this session; default: the store's). Return how many chunks left.
+
+        A `session` that is above the store's, or a text that is new, begins: unfinished fragments, chunks and the
+        selection of older ones leave. Chunks whose version is more than `max_staleness` below leave, too. Every rank
+        may call it: a version that the store has already reached or passed changes nothing. Raises InputError if the
+        session is over, or isn't known yet.
+        """
+        version = check_number(version, "version")
+        label = None if session is None else check_session(session)
+        if label is None and await self._ledger.state() is None:
+            raise InputError(f"no fragment of {self.name} was put yet, so its session isn't known: give session=")
+        state = await self._ledger.move(label, version)
+        if label is not None and label != state.label:
+            raise InputError(f"session {session!r} is over: {self.name} is in session {state.label!r}")
+        return await self._ledger.clear(state)
+
+    # Drawing
+
+    async def fetch(self, n: int, *, timeout: float | None) -> Selection:
+        """Draw `n` chunks uniformly at random, as soon as there are enough; each is drawn up to `max_reuse` times.
+
+        From now on `prepared()` returns this selection in every process. It is written before the draw is settled, so
+        nothing is lost if this process dies within the call, or the call is cancelled: either the chunks are back,
+        after `lease_seconds` at the latest, and the draw doesn't count, though `prepared()` may already show the
+        selection; or the draw counts, and `prepared()` has the selection.
+
+        Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what was missing; then
+        nothing was drawn. Raises InputError for more chunks than `max_chunks`.
+        """
+        n = check_number(n, "n", least=1)
+        limit = check_timeout(timeout)
+        deadline = time.monotonic() + limit
+        for worker, session in await self._ledger.unmade():  # their processes died just then
+            await self._ledger.settle(worker, session)
+        while True:
+            try:
+                selection = await self._draw(n, max(0.0, deadline - time.monotonic()))
+            except NotReadyError:
+                raise NotReadyError(await self._describe_missing(n, limit)) from None
+            if selection is not None:
+                return selection
+
+    async def prepared(self, *, after: int | None = None, timeout: float | None = 0) -> Selection:
+        """Return the selection of the last `fetch` of any process; with `after`, one with a higher number than that.
+
+        Raises NotReadyError (a TimeoutError) if there is none within `timeout` seconds (None: for ever).
+        """
+        least = -1 if after is None else check_number(after, "after")
+        limit = check_timeout(timeout)
+        deadline = time.monotonic() + limit
+        query = {"task_name": self._ledger.prepared, "uid": {"$gt": least}}
+        reports = Reports("waiting for a selection")
+        while True:
+            for item in [item async for item in self.buffer.find(query, order_by="-uid", limit=1)]:
+                if item.error is not None:
+                    raise ReplayBufError(f"selection {item.uid} of {self.name} can't be read: {item.error}")
+                return Selection.of(item)
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or reports.due:
+                what = "nothing was fetched yet" if after is None else f"nothing was fetched after selection {after}"
+                if remaining <= 0:
+                    raise NotReadyError(f"after {limit:g} s: {what} from {self.name}")
+                reports.tell(f"{what} from {self.name}")
+            await asyncio.sleep(min(_LOOK_SECONDS, remaining))
+
+    async def _draw(self, n: int, timeout: float) -> Selection | None:
+        """Draw and prepare a selection. Return None if some of the chunks had to leave instead."""
+        lease = await self.buffer.lease_batch({self.name: n}, at_least=n, timeout=timeout, seconds=self._lease_seconds)
+        try:
+            items = lease.items[self.name]
+            all_tags: list[Any] = [item.tags for item in items]
+            state = await self._ledger.state()
+            if state is not None and any(self._ledger.has_to_leave(tags, state) for tags in all_tags):
+                await lease.give_back()
+                await self._ledger.clear(state)
+                return None
+            chunks = [Chunk.of(item) for item in items]
+            number = await self._prepare(chunks, max(int(tags["session"]) for tags in all_tags))
+            await lease.acknowledge()
+            return Selection(number, tuple(chunks))
+        except BaseException:
+            with contextlib.suppress(ReplayBufError):  # otherwise they come back when the lease ends
+                await lease.give_back()
+            raise
+        finally:
+            lease.stop()
+
+    async def _prepare(self, chunks: list[Chunk], session: int) -> int:
+        number = await self.buffer.put(
+            [chunk.rollout() for chunk in chunks], self._ledger.prepared, tags={"session": session}, key="selection"
+        )
+        assert number is not None  # there is at least one chunk
+        return number
+
+    async def _describe_missing(self, n: int, limit: float) -> str:
+        there = await self.buffer.count(self.name, Status.COMPLETED)
+        waiting = await self.buffer.count_where({"task_name": self._ledger.fragments})
+        return (
+            f"after {limit:g} s: {there} of {n} chunks are there in {self.name!r}, and {waiting} fragments wait for "
+            "the rest of theirs; nothing was drawn"
+        )

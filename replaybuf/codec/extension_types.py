@@ -1,0 +1,164 @@
+"""Extension types of payloads: the msgpack extension codes of values that msgpack itself doesn't know.
+
+Such a value is stored as a map of one entry: an empty extension object, its *type tag*, as the key, and the value's
+content. The codes are part of the format: never change the meaning of one. `TypeHandler` is what a module implements
+that stores a library's values; `wrapped` protects values that msgpack would silently store as something else.
+
+`TaggedValue` is a value as the payload has it: its code and content. Files of rollouts are written from trees of such
+values and read into them, so they hold all that a payload can hold, without the class of a value or its library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, Protocol, runtime_checkable
+
+import msgpack  # type: ignore[import-untyped]
+
+TUPLE, SET, FROZENSET, BYTEARRAY, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 13)
+RANGE, DEQUE, PATH, MEMORYVIEW, ORDERED_DICT, DEFAULT_DICT, COUNTER = range(13, 20)
+ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES, PLAIN_ARRAY, OUT_OF_BAND_ARRAY, STATUS = range(20, 28)
+OBJECT, NAMEDTUPLE = range(30, 32)
+OBJECT_ARRAY, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(40, 45)
+
+#: Codes whose contents hold users' values, unchanged.
+HOLDERS = frozenset({OBJECT, NAMEDTUPLE})
+
+#: A type tag, and the function that returns a value's content. With None as the tag, the content stands for the value.
+Encoder = tuple[Any, Callable[[Any], Any]]
+#: The function that returns the value for a content, which may be damaged or hostile.
+Decoder = Callable[[Any], Any]
+
+
+class TypeHandler(Protocol):
+    """Encodes and decodes types that only some codecs know: tensors, images, instances of classes, ..."""
+
+    @property
+    def decoders(self) -> Mapping[int, Decoder]:
+        """The decoders by the codes of their type tags."""
+
+    def encoder(self, kind: type) -> Encoder | None:
+        """Return the encoder of a class's instances, None for a class that isn't this handler's. Called once a class.
+
+        A TypeError, of this or of the encoder's function, says why a value can't be stored, and what to do. Contents
+        that hold users' values have to pass through `wrapped`, unless their code is one of HOLDERS.
+        """
+
+
+@runtime_checkable
+class NestingHandler(Protocol):
+    """A handler whose values hold others: it can say where in them something is that can't be stored."""
+
+    def parts(self, value: Any) -> Iterable[tuple[str, Any]]:
+        """Yield the values inside one, each with the step that leads to it (`.field`, `[0]`); none of other types."""
+
+
+def type_tag(code: int) -> Any:
+    """Return the type tag with this code, as msgpack packs it."""
+    return msgpack.ExtType(code, b"")
+
+
+#: Types that hold no other values and that msgpack packs unchanged.
+SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
+_NUMBERS: Final = frozenset({int, float})
+_CONTAINERS: Final = frozenset({list, tuple, set, frozenset})
+_LONG: Final = 32
+_MISREAD: Final = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
+_LOOKED_INTO: Final = _CONTAINERS | _MISREAD | {dict}
+
+
+class StandIn:
+    """Stands for an object that msgpack would silently store as something else, while it is packed."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class BytearrayStandIn(StandIn):
+    """Stands for a bytearray."""
+
+
+class MemoryviewStandIn(StandIn):
+    """Stands for a memoryview."""
+
+
+_STAND_INS: Final[dict[type, type[StandIn]]] = {
+    bytearray: BytearrayStandIn,
+    memoryview: MemoryviewStandIn,
+}
+
+
+def needs_wrapping(values: Iterable[Any]) -> bool:
+    """Return whether values that packed well hold objects that need a stand-in, dict keys aside.
+
+    A long list that begins and ends with a number is taken for a list of numbers, because looking at each token would
+    cost a third of the whole encoding. In such a list, and only there, a bytearray or memoryview is restored as bytes.
+    """
+    stack = [values]
+    while stack:
+        for item in stack.pop():
+            kind = type(item)
+            if kind not in _LOOKED_INTO:
+                continue
+            if kind is dict:
+                stack.append(item.values())
+            elif kind in _MISREAD:
+                return True
+            elif not (kind is list and _holds_numbers(item)) and not SCALARS.issuperset(map(type, item)):
+                stack.append(item)
+    return False
+
+
+def _holds_numbers(items: list[Any]) -> bool:
+    """Return whether a list is taken for one of numbers. Nothing else adds up to one, even where it can be added."""
+    if not items or type(items[0]) not in _NUMBERS or type(items[-1]) not in _NUMBERS:
+        return False
+    if len(items) > _LONG:
+        return True
+    try:
+        return type(sum(items)) in _NUMBERS
+    except Exception:
+        return False
+
+
+def wrapped(value: Any) -> Any:
+    """Return the value with stand-ins where it needs them, as far as it consists of dicts, lists, tuples and sets.
+
+    A value without any may be returned itself. RecursionError for values nested too deeply, or inside themselves.
+    """
+    kind = type(value)
+    if kind in _MISREAD:
+        return _STAND_INS.get(kind, StandIn)(value)
+    if kind is dict:
+        return {wrapped(key): wrapped(item) for key, item in value.items()}
+    if kind in _CONTAINERS:
+        return value if SCALARS.issuperset(map(type, value)) else kind(map(wrapped, value))
+    return value
+
+
+#: The names of codes in files: of all but arrays, tensors and our statuses, which have forms of their own there.
+TAG_NAMES: Final[dict[int, str]] = {
+    code: name.strip("_").lower()
+    for name, code in list(globals().items())
+    if type(code) is int and name[0] != "_" and code not in (PLAIN_ARRAY, OUT_OF_BAND_ARRAY, STATUS, TENSOR)
+}
+
+
+class TaggedValue:
+    """A value as it is stored: the code of its type tag, and its content."""
+
+    __slots__ = ("code", "content")
+
+    def __init__(self, code: int, content: Any) -> None:
+        self.code = code
+        self.content = content
+
+
+class TaggedValueHandler:
+    """Reads all values with type tags as `TaggedValue`, and writes these as they were read."""
+
+    decoders: Mapping[int, Decoder] = {code: partial(TaggedValue, code) for code in TAG_NAMES}
+
+    def encoder(self, kind: type) -> Encoder | None:
+        return (None, lambda tagged: {type_tag(tagged.code): tagged.content}) if kind is TaggedValue else None

@@ -1,0 +1,257 @@
+"""Values as msgpack, and back: types that msgpack knows as they are, others with a type tag.
+
+Tuples, sets, enums, datetimes, arrays and the like are stored as a map of one entry whose key is a *type tag*, an empty
+msgpack extension object whose code says what the value is: `{tag: content}`. msgpack itself packs and unpacks the
+content, so nesting costs no Python recursion, and a tag can't be mistaken for a user's key. Only plain arrays and our
+statuses are extension objects that hold something: the array's head and bytes, or only its head if the bytes are out
+of band (`codec.numpy_arrays`); and the status.
+
+The bytes to be unpacked may be damaged or hostile: content is checked before it reaches a constructor that could
+allocate more memory than the payload, and nothing that the payload names is imported or called.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+
+from replaybuf.codec import extension_types as ext
+from replaybuf.codec.extension_types import (
+    HOLDERS,
+    Decoder,
+    Encoder,
+    NestingHandler,
+    StandIn,
+    TypeHandler,
+    needs_wrapping,
+    type_tag,
+    wrapped,
+)
+from replaybuf.codec.numpy_arrays import (
+    OutOfBandReader,
+    RawBytes,
+    array_reference,
+    decode_plain_array,
+    encode_objects,
+)
+from replaybuf.codec.object_refs import UnfetchedError
+from replaybuf.codec.standard_types import DECODERS, ENCODERS
+from replaybuf.codec.user_classes import Converters, name_of
+from replaybuf.errors import EncodeError
+from replaybuf.rollouts.rollout import Status
+
+_STATUS_EXTENSIONS: Final = {status.value: msgpack.ExtType(ext.STATUS, status.value.encode()) for status in Status}
+_ENCODERS: Final = ENCODERS | {Status: (None, lambda status: _STATUS_EXTENSIONS[status._value_])}
+_ARRAY: Final = ENCODERS[np.ndarray]
+_OBJECT_ARRAY: Final[Encoder] = (type_tag(ext.OBJECT_ARRAY), encode_objects)
+_DICTS: Final = frozenset({dict, OrderedDict, defaultdict, Counter})
+_SEQUENCES: Final = frozenset({list, tuple, set, frozenset, deque})
+_HOLDERS: Final = frozenset(map(type_tag, HOLDERS))
+# Looked up for every extension object.
+_PLAIN_ARRAY: Final = ext.PLAIN_ARRAY
+_OUT_OF_BAND_ARRAY: Final = ext.OUT_OF_BAND_ARRAY
+_STATUS: Final = ext.STATUS
+_STATUSES: Final = {status.value.encode(): status for status in Status}
+
+
+@dataclass(slots=True)
+class Packed:
+    """Packed values: the length of each one's msgpack, the msgpack of all, and the out-of-band buffers of arrays."""
+
+    lengths: list[int]
+    msgpack: memoryview
+    out_of_band: list[Any]
+
+
+class Packing:
+    """How one codec packs values.
+
+    `handlers` encode the types that `standard_types` doesn't have; `converters` are asked before all others.
+    """
+
+    def __init__(self, handlers: Sequence[TypeHandler], converters: Converters) -> None:
+        self._handlers = (converters, *handlers)
+        self._converters = converters
+        self._encoders = _ENCODERS | converters.encoders  # and those that the handlers have found
+        self._arrays = frozenset({np.ndarray, RawBytes} - converters.encoders.keys())
+
+    def pack(self, values: Sequence[Any]) -> Packed:
+        """Pack values; out-of-band buffers may be in their own memory.
+
+        Raises TypeError, ValueError, RecursionError or the like for what can't be stored; `explain` then says where it
+        is.
+        """
+        held: list[Any] = []
+        packed = self._pack(values, partial(self._stand_in, held))
+        # After packing, which made sure that no value contains itself.
+        if needs_wrapping(values) or (held and needs_wrapping(held)):
+            packed = self._pack([wrapped(value) for value in values], self._wrapped_stand_in)
+        return packed
+
+    def explain(self, value: Any, path: str) -> EncodeError | None:
+        """Return the EncodeError that names the innermost culprit in the value at `path`; None when it packs well."""
+        error = self._packing_error(value)
+        if error is None:
+            return None
+        while not (isinstance(error, RecursionError) or "recursion limit" in str(error)):
+            for step, child in self._children(value):
+                if (child_error := self._packing_error(child)) is not None:
+                    value, path, error = child, path + step, child_error
+                    break
+            else:
+                return EncodeError(f"{path}: {error}")
+        return EncodeError(f"{path}: nested too deeply, or holds itself")
+
+    def _packing_error(self, value: Any) -> Exception | None:
+        try:
+            self.pack([value])
+        except UnfetchedError:  # nothing is wrong with it
+            return None
+        except Exception as error:
+            return error
+        return None
+
+    def _children(self, value: Any) -> Iterator[tuple[str, Any]]:
+        kind = type(value)
+        if kind in _DICTS:
+            for key, item in list(value.items()):  # packing may call users' code, which may change it
+                yield f"[key {key!r:.80}]", key
+                yield f"[{key!r:.80}]", item
+        elif kind in _SEQUENCES:
+            for index, item in enumerate(list(value)):
+                yield f"[{index}]", item
+        elif kind is np.ndarray and value.dtype.char == "O":
+            for place, item in np.ndenumerate(value):
+                yield f"[{', '.join(map(str, place))}]", item
+        for handler in self._handlers:
+            if isinstance(handler, NestingHandler):
+                yield from handler.parts(value)
+
+    def _pack(self, values: Sequence[Any], stand_in: Callable[[list[Any], Any], Any]) -> Packed:
+        out_of_band: list[Any] = []
+        # One growing buffer, read in place, halves the copies that packing value by value would make.
+        packer = msgpack.Packer(
+            default=partial(stand_in, out_of_band),
+            strict_types=True,
+            unicode_errors="surrogatepass",
+            autoreset=False,
+            buf_size=4096,
+        )
+        lengths, end = [], 0
+        for value in values:
+            packer.pack(value)
+            start, end = end, len(packer.getbuffer())
+            lengths.append(end - start)
+        return Packed(lengths, packer.getbuffer(), out_of_band)
+
+    def _stand_in(self, held: list[Any], out_of_band: list[Any], value: Any) -> Any:
+        """Return the object that msgpack packs in place of a value; the values inside instances are added to `held`."""
+        kind = type(value)
+        if kind in self._arrays and (reference := array_reference(value, out_of_band)) is not None:
+            return reference
+        encoder = self._encoders.get(kind) or self._find(kind)
+        if encoder is None:
+            raise TypeError(self._refusal(value.value if kind is StandIn else value))
+        if encoder is _ARRAY and value.dtype.char == "O":
+            encoder = _OBJECT_ARRAY
+        tag, encode = encoder
+        content = encode(value)
+        if tag is None:
+            return content
+        if tag in _HOLDERS:
+            held.append(content[1])
+        return {tag: content}
+
+    def _wrapped_stand_in(self, out_of_band: list[Any], value: Any) -> Any:
+        held: list[Any] = []
+        stand_in = self._stand_in(held, out_of_band, value)
+        return {key: wrapped(content) for key, content in stand_in.items()} if held else stand_in
+
+    def _find(self, kind: type) -> Encoder | None:
+        encoder = next(filter(None, (handler.encoder(kind) for handler in self._handlers)), None)
+        if encoder is None and issubclass(kind, np.generic):
+            encoder = _ENCODERS[np.generic]
+        if encoder is not None:
+            self._encoders[kind] = encoder
+        return encoder
+
+    def _refusal(self, value: Any) -> str:
+        """Return why a value can't be stored, and what to do about it."""
+        kind = type(value)
+        name, advice = name_of(kind), self._converters.advice(kind)
+        for plain in (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float):
+            if isinstance(value, plain):
+                plain_name = "numpy.ndarray (np.asarray)" if plain is np.ndarray else plain.__name__
+                return f"a {name} would not come back as such: convert it to a plain {plain_name}, or {advice}"
+        return f"a value of type {name} can't be stored: {advice}"
+
+
+class _TypeTag:
+    """A type tag met while unpacking; `decode(content)` returns the value that it stands for."""
+
+    __slots__ = ("decode",)
+
+    def __init__(self, decode: Decoder) -> None:
+        self.decode = decode
+
+
+def type_tags(handlers: Iterable[TypeHandler]) -> Mapping[int, _TypeTag]:
+    """Return the type tags that payloads may hold by their codes, those of these handlers included."""
+    decoders = dict(DECODERS)
+    for handler in handlers:
+        decoders.update(handler.decoders)
+    return {code: _TypeTag(decode) for code, decode in decoders.items()}
+
+
+class Unpacking:
+    """The reading of a payload: `unpack` the fields of each rollout in order, then `finish`. Anything wrong raises."""
+
+    __slots__ = ("_open_tags", "_out_of_band", "_tags")
+
+    def __init__(self, tags: Mapping[int, _TypeTag], out_of_band: OutOfBandReader) -> None:
+        self._tags = tags
+        self._out_of_band = out_of_band
+        self._open_tags = 0
+
+    def unpack(self, packed: memoryview) -> Any:
+        """Return the next value."""
+        return msgpack.unpackb(
+            packed,
+            object_hook=self._decode_map,
+            ext_hook=self._extension,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+        )
+
+    def finish(self) -> None:
+        """Raise ValueError when there were type tags without content, or buffers that nothing refers to."""
+        if self._open_tags:
+            raise ValueError("it holds type tags without content")
+        self._out_of_band.finish()
+
+    def _extension(self, code: int, content: bytes) -> Any:
+        if code == _OUT_OF_BAND_ARRAY:
+            return self._out_of_band.read(content)
+        if code == _PLAIN_ARRAY:
+            return decode_plain_array(content)
+        if code == _STATUS:
+            return _STATUSES[content]
+        tag = self._tags.get(code)
+        if tag is None or content:
+            raise ValueError(f"unknown kind of value ({code}); was it written by a newer replaybuf?")
+        self._open_tags += 1
+        return tag
+
+    def _decode_map(self, fields: dict[Any, Any]) -> Any:
+        if len(fields) == 1:
+            for tag in fields:
+                if type(tag) is _TypeTag:
+                    self._open_tags -= 1
+                    return tag.decode(fields[tag])
+        return fields

@@ -1,0 +1,171 @@
+"""Checks of SQLite: the file, the files beside it, its disk, and its settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from sqlalchemy import text
+
+from replaybuf import units
+from replaybuf.doctor.findings import Check, CheckContext, Finding, Level, fine, problem, repairable, warning
+from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE
+from replaybuf.storage.sql.engine.sqlite_files import filesystem_type, is_network, is_wal
+from replaybuf.storage.sql.engine.sqlite_log import LONG_PAGES
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.units import some
+
+_INTEGRITY, _FILES, _LOG, _SPACE, _DISK, _SETTINGS = "integrity", "files", "log", "space", "disk", "settings"
+
+# REINDEX mends an index that differs from its table.
+_OF_AN_INDEX = re.compile(r"missing from index |wrong # of entries in index |non-unique entry in index |out of order")
+
+#: A log is copied into the database whenever it has grown by LOG_BYTES, unless a reader holds it back.
+LARGE_LOG = 16 * LONG_PAGES * PAGE_SIZE
+#: Free space on the disk below which the next puts may fail.
+LITTLE_SPACE = 64 * 1024 * 1024
+_MOST_MESSAGES = 100
+#: Free pages that are worth giving back to the disk.
+MUCH_FREE = 256 * 1024 * 1024
+
+
+# Integrity
+
+
+def find_integrity(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Run SQLite's own check of all pages; a quick one doesn't compare indexes with their tables."""
+    name = "quick_check" if context.quick else "integrity_check"
+    messages = _integrity_messages(tx, name)
+    if not messages:
+        return [fine(_INTEGRITY, f"PRAGMA {name} found nothing")]
+    found = f"PRAGMA {name}: {some(messages, 3)}"
+    if _only_of_indexes(messages):
+        return [repairable(_INTEGRITY, found)]
+    mend = f"stop the run; replaybuf doctor {context.where} --rescue FOLDER saves what can be read, to be resumed"
+    return [problem(_INTEGRITY, found, mend)]
+
+
+def repair_integrity(tx: Transaction, context: CheckContext) -> Sequence[str]:
+    """Rebuild indexes that differ from their tables."""
+    messages = _integrity_messages(tx, "integrity_check")
+    if not messages or not _only_of_indexes(messages):
+        return []
+    tx.execute(text("REINDEX"))
+    return ["made all indexes anew"]
+
+
+def _integrity_messages(tx: ReadTransaction, pragma: str) -> list[str]:
+    """Return the findings of SQLite's own check, `quick_check` or `integrity_check`."""
+    rows = tx.values(f"PRAGMA {pragma}({_MOST_MESSAGES})")
+    return [str(row).replace("*** in database main ***\n", "") for row in rows if row != "ok"]
+
+
+def _only_of_indexes(messages: Sequence[str]) -> bool:
+    return all(_OF_AN_INDEX.search(message) for message in messages)
+
+
+# The files
+
+
+def _path(context: CheckContext) -> Path:
+    assert context.path is not None
+    return context.path
+
+
+def _beside(path: Path) -> list[Path]:
+    return [file for suffix in ("-wal", "-shm", "-journal") if (file := Path(f"{path}{suffix}")).exists()]
+
+
+def find_files(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether this user may write the file and the files beside it."""
+    path = _path(context)
+    found: list[Finding] = []
+    closed = [str(file) for file in (path, *_beside(path)) if not os.access(file, os.R_OK | os.W_OK)]
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        closed.append(f"{path.parent} (where the log is made)")
+    if closed:
+        found.append(problem(_FILES, f"not writable: {some(closed)}", "chmod u+rw, or the user that the run has"))
+    own = path.stat()
+    for file in _beside(path):
+        other = file.stat()
+        if (other.st_uid, stat.S_IMODE(other.st_mode)) != (own.st_uid, stat.S_IMODE(own.st_mode)):
+            what = f"{file.name} has not the owner and mode of {path.name}: not all may write it who may write that"
+            found.append(warning(_FILES, what, f"chown --reference={path} {file}; chmod --reference={path} {file}"))
+    return found or [fine(_FILES, f"{path.name} and what is beside it can be written")]
+
+
+def find_log(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check the size of the write-ahead log."""
+    size = _log_size(context)
+    if is_log_large(context):
+        what = f"the write-ahead log has {units.size(size)}: something reads for long, or nothing closed the database"
+        return [repairable(_LOG, what, level=Level.WARNING)]
+    return [fine(_LOG, f"the write-ahead log has {units.size(size)}")]
+
+
+def _log_size(context: CheckContext) -> int:
+    log = Path(f"{context.path}-wal")
+    return log.stat().st_size if log.exists() else 0
+
+
+def is_log_large(context: CheckContext) -> bool:
+    """Return whether the write-ahead log is longer than it becomes in normal use."""
+    return _log_size(context) >= LARGE_LOG
+
+
+# Space
+
+
+def find_space(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check how much of the file is free pages."""
+    page = tx.value("PRAGMA page_size")
+    used, free = page * tx.value("PRAGMA page_count"), page * tx.value("PRAGMA freelist_count")
+    what = f"{units.size(used)}, of which {units.size(free)} are free for what comes"
+    if free >= MUCH_FREE and free > used / 2:
+        return [warning(_SPACE, what, f"to give it back to the disk: stop the run, then sqlite3 {context.path} VACUUM")]
+    return [fine(_SPACE, what)]
+
+
+def find_disk(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether there is room on the disk."""
+    path = _path(context)
+    free, size = shutil.disk_usage(path.parent).free, path.stat().st_size
+    what = f"{units.size(free)} free on the disk, the database has {units.size(size)}"
+    if free < LITTLE_SPACE:
+        return [problem(_DISK, what, "free some space: puts fail when there is none (what was committed is safe)")]
+    if free < size / 10:
+        return [warning(_DISK, what, "free some space, or set a capacity")]
+    return [fine(_DISK, what)]
+
+
+# Settings
+
+
+def find_settings(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether the file is set up as replaybuf makes it, and is on a disk that SQLite can trust."""
+    found = []
+    path, kind = _path(context), filesystem_type(_path(context))
+    size, encoding = tx.value("PRAGMA page_size"), tx.value("PRAGMA encoding")
+    if not is_wal(path):  # the pragma doesn't show it when nobody has the file open
+        what = "no write-ahead log (a snapshot has none): writers and readers wait for each other"
+        found.append(warning(_SETTINGS, what, "nothing: a run that opens it makes one"))
+    if size != PAGE_SIZE:
+        what = f"pages of {size:,} bytes: large payloads are written more slowly than with {PAGE_SIZE:,}"
+        found.append(warning(_SETTINGS, what, "replaybuf save URL FOLDER, and replaybuf resume into a new file"))
+    if encoding != "UTF-8":
+        found.append(problem(_SETTINGS, f"its texts are {encoding}", "save it, and resume into a new file"))
+    if is_network(kind):
+        what = f"on a network file system ({kind}), where the write-ahead log is unsafe"
+        found.append(problem(_SETTINGS, what, "a local disk, or PostgreSQL"))
+    version = tx.value("SELECT sqlite_version()")
+    return found or [fine(_SETTINGS, f"wal, pages of {size:,} bytes, {encoding}, SQLite {version}")]
+
+
+FIRST = (Check(_FILES, find_files), Check(_DISK, find_disk), Check(_SETTINGS, find_settings))
+CHECKS = (Check(_INTEGRITY, find_integrity, repair_integrity),)
+LAST = (Check(_SPACE, find_space), Check(_LOG, find_log))

@@ -1,0 +1,178 @@
+"""Checks of PostgreSQL: the server's settings, what holds it back, and what it knows of its own files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from replaybuf import units
+from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, warning
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.schema.records import metadata
+from replaybuf.storage.sql.schema.tables import uid_sequence
+from replaybuf.units import some
+
+_ACCESS, _SETTINGS, _CONNECTIONS, _HELD, _INTEGRITY, _SPACE = (
+    "access",
+    "settings",
+    "connections",
+    "vacuum",
+    "integrity",
+    "space",
+)
+
+#: The version that the statements need; the oldest one tested is newer.
+OLDEST_VERSION = 130000
+#: The share of all connections that may be in use.
+MOST_CONNECTIONS = 0.8
+#: Seconds after which an open transaction is a finding: it keeps dead rows from being cleaned up.
+LONG_SECONDS = 300
+#: The number of dead rows of a table that autovacuum should have cleaned up.
+MANY_DEAD = 100_000
+
+_TABLES = sorted(metadata.tables)
+
+#: Settings that should be on, and why.
+_WANTED = {
+    "fsync": "a power cut or a crash of the system can destroy the database",
+    "full_page_writes": "a power cut in the middle of a write can destroy pages",
+    "autovacuum": "dead rows pile up, and everything becomes slower",
+}
+_CHANGE = "ALTER SYSTEM SET {0} = on; SELECT pg_reload_conf()"
+_NEW_DATABASE = "createdb -T template0 -E UTF8 NAME, and move there with replaybuf save and resume"
+
+_LACKING = """
+SELECT r || ' on ' || t FROM unnest(CAST(:tables AS text[])) t, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) r
+WHERE NOT has_table_privilege(t, r)
+UNION ALL SELECT 'USAGE on ' || s FROM CAST(:sequence AS text) s WHERE NOT has_sequence_privilege(s, 'USAGE')"""
+
+
+def find_access(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether this user has the privileges that a run needs."""
+    [(user, standby)] = tx.table("SELECT current_user, pg_is_in_recovery()")[1]
+    if standby:
+        return [problem(_ACCESS, "the server is a standby, which can't be written", "give the URL of the primary")]
+    if lacking := tx.values(_LACKING, tables=_TABLES, sequence=uid_sequence.name):
+        mend = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {user}, and USAGE on sequences"
+        return [problem(_ACCESS, f"the user {user} lacks {some(lacking, 3)}", mend)]
+    return [fine(_ACCESS, f"the user {user} may read and write all tables")]
+
+
+def _setting(tx: ReadTransaction, name: str) -> str:
+    return str(tx.value("SELECT current_setting(:name)", name=name))
+
+
+def find_settings(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether the server keeps commits and cleans up. Every run sets synchronous_commit itself."""
+    version = f"PostgreSQL {_setting(tx, 'server_version')}"
+    encoding = tx.value("SELECT pg_encoding_to_char(encoding) FROM pg_database WHERE datname = current_database()")
+    found = [
+        problem(_SETTINGS, f"{name} is off: {why}", _CHANGE.format(name))
+        for name, why in _WANTED.items()
+        if _setting(tx, name) == "off"
+    ]
+    if int(_setting(tx, "server_version_num")) < OLDEST_VERSION:
+        found.append(problem(_SETTINGS, f"{version} is too old", "PostgreSQL 13 or newer"))
+    if encoding != "UTF8":
+        found.append(problem(_SETTINGS, f"its encoding is {encoding}: not every text can be stored", _NEW_DATABASE))
+    return found or [fine(_SETTINGS, f"{version}, {encoding}, fsync, full_page_writes and autovacuum are on")]
+
+
+def find_connections(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether there is room for more connections."""
+    used = tx.value("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
+    most = int(_setting(tx, "max_connections"))
+    what = f"{used:,} of {most:,} connections are in use"
+    if used >= MOST_CONNECTIONS * most:
+        mend = "raise max_connections, or put pgbouncer in between (each open buffer takes up to 16)"
+        return [warning(_CONNECTIONS, what, mend)]
+    return [fine(_CONNECTIONS, what)]
+
+
+_LONG_SESSIONS = """
+SELECT pid, application_name, state FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+    AND xact_start < clock_timestamp() - make_interval(secs => :seconds) ORDER BY xact_start"""
+_LONG_PREPARED = """
+SELECT gid FROM pg_prepared_xacts
+WHERE database = current_database() AND prepared < clock_timestamp() - make_interval(secs => :seconds)"""
+
+
+def find_held(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether a forgotten transaction keeps dead rows from being cleaned up."""
+    found = []
+    if idle := tx.table(_LONG_SESSIONS, seconds=LONG_SECONDS)[1]:
+        sessions = some([f"{pid} ({application}, {state})" for pid, application, state in idle])
+        what = f"sessions with a transaction open for more than {LONG_SECONDS} s, so that nothing is cleaned up: "
+        mend = f"end them in their programs, or SELECT pg_terminate_backend({idle[0][0]})"
+        found.append(warning(_HELD, what + sessions, mend))
+    if prepared := tx.values(_LONG_PREPARED, seconds=LONG_SECONDS):
+        what = f"prepared transactions, so that nothing is cleaned up: {some(prepared)}"
+        found.append(warning(_HELD, what, f"COMMIT PREPARED '{prepared[0]}', or ROLLBACK PREPARED"))
+    return found or [fine(_HELD, "nothing holds back the cleaning up of dead rows")]
+
+
+_DEAD = """
+SELECT relname, n_dead_tup, n_live_tup, greatest(last_vacuum, last_autovacuum)::timestamp(0)::text
+FROM pg_stat_user_tables WHERE relname = ANY(:names) ORDER BY relname"""
+
+
+def find_space(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether dead rows are cleaned up."""
+    tables = tx.table(_DEAD, names=_TABLES)[1]
+    if bloated := [row for row in tables if row[1] >= MANY_DEAD and row[1] > row[2]]:
+        shown = some(
+            [f"{name} ({dead:,} dead, {live:,} live, vacuum {last or 'never'})" for name, dead, live, last in bloated]
+        )
+        return [warning(_SPACE, f"more dead rows than live ones: {shown}", f"VACUUM (ANALYZE) {bloated[0][0]}")]
+    dead = sum(row[1] for row in tables)
+    return [fine(_SPACE, f"{units.size(tx.database_bytes())}, {dead:,} dead rows wait for autovacuum")]
+
+
+_PAGES = """
+SELECT coalesce(checksum_failures, 0), current_setting('data_checksums') <> 'off'
+FROM pg_stat_database WHERE datname = current_database()"""
+
+
+def find_integrity(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check what the server knows of damaged pages, and, with the extension amcheck, its indexes."""
+    [(failures, has_checksums)] = tx.table(_PAGES)[1]
+    if failures:
+        return [problem(_INTEGRITY, f"the server found {failures:,} damaged pages", "restore it from a backup")]
+    if has_checksums:
+        found = [fine(_INTEGRITY, "the server checks its pages, and found no damage")]
+    else:
+        mend = "stop the server, then pg_checksums --enable"
+        found = [warning(_INTEGRITY, "the server has no checksums of its pages: it doesn't see damage", mend)]
+    if not tx.value("SELECT 1 FROM pg_extension WHERE extname = 'amcheck'"):
+        return found
+    if damaged := _damaged_indexes(tx):
+        mend = f"REINDEX INDEX CONCURRENTLY {next(iter(damaged))}"
+        wrong = some([f"{name}: {why}" for name, why in damaged.items()], 3)
+        return [*found, problem(_INTEGRITY, f"damaged indexes: {wrong}", mend)]
+    return [*found, fine(_INTEGRITY, "amcheck found nothing in the indexes")]
+
+
+_INDEXES = """
+SELECT c.oid, c.relname FROM pg_index i
+JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_class t ON t.oid = i.indrelid JOIN pg_am a ON a.oid = c.relam
+WHERE a.amname = 'btree' AND i.indisvalid AND t.relname = ANY(:names) ORDER BY c.relname"""
+
+
+def _damaged_indexes(tx: ReadTransaction) -> dict[str, str]:
+    """Return what is wrong with damaged indexes, by name."""
+    wrong: dict[str, str] = {}
+    rows: list[tuple[Any, ...]] = tx.table(_INDEXES, names=_TABLES)[1]
+    for oid, name in rows:
+        tx.table("SAVEPOINT rb_index")
+        try:
+            tx.table("SELECT bt_index_check(:index)", index=oid)
+        except Exception as error:
+            wrong[name] = str(error.__cause__ or error)
+            tx.table("ROLLBACK TO SAVEPOINT rb_index")
+    return wrong
+
+
+FIRST = (Check(_ACCESS, find_access), Check(_SETTINGS, find_settings), Check(_CONNECTIONS, find_connections))
+CHECKS = (Check(_INTEGRITY, find_integrity),)
+LAST = (Check(_HELD, find_held), Check(_SPACE, find_space))

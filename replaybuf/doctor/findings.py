@@ -1,0 +1,89 @@
+"""Checks and their findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from replaybuf import units
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.transaction import Transaction
+    from replaybuf.storage.sql.inspection.reader import ReadTransaction
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"  # nothing is wrong with the data; somebody should know
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check: what is fine, or what is wrong and how to mend it.
+
+    `repairable`: `--repair` mends it.
+    """
+
+    check: str
+    level: Level
+    text: str
+    mend: str = ""
+    repairable: bool = False
+
+
+@dataclass(slots=True)
+class CheckContext:
+    """The state that checks share: how thorough to be, where the database is, and the damage found so far.
+
+    Checks that take long call `tell(done, total)` from time to time.
+    """
+
+    where: str
+    path: Path | None = None  # of a SQLite file
+    quick: bool = False
+    tell: Callable[[int, int], None] = lambda done, total: None
+    damaged: dict[int, str] = field(default_factory=dict)  # why a group's payload can't be read, by uid
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check.
+
+    `find` reads, in one read transaction. `repair` mends what is safe to mend, in one write transaction without any
+    other writer, and says what it did; it finds out by itself what is wrong, because that may have changed.
+    """
+
+    name: str
+    find: Callable[[ReadTransaction, CheckContext], Sequence[Finding]]
+    repair: Callable[[Transaction, CheckContext], Sequence[str]] | None = None
+
+
+def fine(check: str, text: str) -> Finding:
+    """Return the finding that nothing is wrong."""
+    return Finding(check, Level.OK, text)
+
+
+def problem(check: str, text: str, mend: str) -> Finding:
+    """Return a problem that `--repair` can't mend."""
+    return Finding(check, Level.PROBLEM, text, mend)
+
+
+def repairable(check: str, text: str, *, level: Level = Level.PROBLEM) -> Finding:
+    """Return a problem that `--repair` mends."""
+    return Finding(check, level, text, "replaybuf doctor URL --repair", repairable=True)
+
+
+def warning(check: str, text: str, mend: str = "") -> Finding:
+    """Return a warning: no problem, but worth knowing."""
+    return Finding(check, Level.WARNING, text, mend)
+
+
+def groups(count: int) -> str:
+    """Return `1 group`, `1,234 groups`."""
+    return units.number_of(count, "group")

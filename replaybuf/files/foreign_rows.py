@@ -1,0 +1,264 @@
+"""Rows of other programs: their columns as fields of rollouts, and consecutive rows as groups."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from replaybuf.checks import check_task_name
+from replaybuf.codec.torch_tensors import StoredTensor
+from replaybuf.errors import FileError, InputError
+from replaybuf.files.json_values import to_json
+from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, is_number
+from replaybuf.redact import redact_path
+from replaybuf.rollouts.rollout import RolloutState, Status, group_status
+from replaybuf.rollouts.statuses import OUR_STATUSES
+
+#: Names that others give our fields, the likeliest first: those of TRL, verl, OpenRLHF, slime and prime-rl.
+SYNONYMS: Final[dict[str, tuple[str, ...]]] = {
+    "message": ("messages", "prompt", "input", "question", "problem", "query"),
+    "response": ("completion", "output", "response_text", "answer_text"),
+    "response_ids": ("completion_ids", "output_ids", "output_token_ids"),
+    "prompt_ids": ("prompt_token_ids", "input_token_ids"),
+    "response_mask": ("completion_mask", "loss_mask", "action_mask"),
+    "logprobs": ("old_logprobs", "completion_logprobs", "rollout_log_probs"),
+    "reward": ("score", "rewards"),
+    "group_id": ("group_index", "prompt_id", "uid_group"),
+    "task_name": ("task",),
+}
+FIELDS: Final = frozenset(RolloutState.model_fields)
+_METADATA: Final = ("priority", "tags", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMapping:
+    """How foreign rows are read.
+
+    `fields` gives the columns of our fields, {"response": "completion"}; others go by their own names, by those of
+    `SYNONYMS`, and the rest into `extra_fields`, or, with `as_they_are`, stay fields of those names. `task` and
+    `status` are those of rows that have none. The columns `key`, `priority` and `tags` are the group's; `key` names
+    another one for it. `names` are those that our fields may have, None for any. Raises InputError.
+    """
+
+    fields: Mapping[str, str] = field(default_factory=dict)
+    task: str | None = None
+    status: Status | None = None
+    key: str | None = None
+    as_they_are: bool = False
+    names: frozenset[str] | None = FIELDS
+
+    def __post_init__(self) -> None:
+        columns = self.fields.items() if isinstance(self.fields, Mapping) else [(None, None)]
+        if not all(type(name) is str for pair in columns for name in pair):
+            raise InputError(f'fields must be a dict such as {{"response": "completion"}}, got {self.fields!r:.100}')
+        if self.names is not None and not self.as_they_are:
+            for name in self.fields:
+                _check_name(name, self.names)
+        if self.task is not None:
+            check_task_name(self.task, "as_task")
+        if self.key is not None and type(self.key) is not str:
+            raise InputError(f"key must be the name of a column, got {self.key!r:.100}")
+
+
+def _check_name(name: str, names: frozenset[str]) -> None:
+    """Raise InputError for a name that no field has, which nothing would ever read."""
+    if name in names:
+        return
+    near = [ours for ours, theirs in SYNONYMS.items() if name in theirs]
+    near += difflib.get_close_matches(name[:100], names, n=1)
+    if near:
+        raise InputError(f"{redact_path(name):.60} is no field of rollouts; did you mean {near[0]}?")
+    raise InputError(
+        f"{redact_path(name):.60} is no field of rollouts; a mapping is OURS=THEIRS, such as response=completion. "
+        "Rollouts that are dicts may have any field (as_they_are=True, --as-they-are)"
+    )
+
+
+def foreign_groups(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[FileGroup]:
+    """Yield the groups of others' rows. Rows that follow each other and have the same group_id are a group.
+
+    Without a group_id, those with the same prompt are; a row with a list `rollouts` is one by itself.
+    """
+    group: FileGroup | None = None
+    last: Any = None
+    for place, row in rows:
+        members = row.pop(ROLLOUTS, None)
+        if type(members) is list:
+            if group is not None:
+                yield _finished(group, mapped)
+                group = None
+            yield _whole(place, row, members, mapped)
+            continue
+        rollout, metadata, odd = _rollout(place, row, mapped)
+        named = rollout.get("group_id")
+        same = [rollout.get("message"), rollout.get("prompt_ids")] if named is None else named
+        mine = (named is None, _comparable(same), rollout["task_name"])
+        if group is None or mine != last:
+            if group is not None:
+                yield _finished(group, mapped)
+            group, last = _begin(place, rollout, metadata, odd), mine
+            group.by = "prompt" if named is None else "group_id"
+            if named is None:
+                group.odd.append(
+                    "rows without a group_id: those that follow each other with the same prompt are a group"
+                )
+        else:
+            group.rollouts.append(rollout)
+            group.odd += [what for what in odd if what not in group.odd]
+    if group is not None:
+        yield _finished(group, mapped)
+
+
+def _whole(place: str, row: Row, members: list[Any], mapped: ColumnMapping) -> FileGroup:
+    group: FileGroup | None = None
+    for index, one in enumerate(members):
+        where = f"{place}, rollouts[{index}]"
+        if type(one) is not dict:
+            raise FileError(f"{where} is {one!r:.60}; expected an object with the fields of a rollout")
+        rollout, metadata, odd = _rollout(where, {**row, **one}, mapped)
+        if group is None:
+            group = _begin(place, rollout, metadata, odd)
+        else:
+            group.rollouts.append(rollout)
+    if group is None:
+        raise FileError(f"{place}: rollouts is an empty list; expected the rollouts of a group")
+    return _finished(group, mapped)
+
+
+def _begin(place: str, rollout: Row, metadata: Row, odd: list[str]) -> FileGroup:
+    priority = metadata.get("priority", 1.0)
+    key = metadata.get("key")
+    if not is_number(priority):
+        raise FileError(f"{place}: priority is {priority!r:.60}; expected a number")
+    if key is not None and type(key) not in (str, int):
+        raise FileError(f"{place}: the key is {key!r:.60}; expected a text or a whole number")
+    if metadata.get("tags") is not None and type(metadata["tags"]) is not dict:
+        raise FileError(f"{place}: tags is {metadata['tags']!r:.60}; expected an object")
+    return FileGroup(
+        place=place,
+        task_name=rollout["task_name"],
+        status=Status.INIT,
+        rollouts=[rollout],
+        priority=float(priority),
+        tags=metadata.get("tags"),
+        key=None if key is None else str(key),
+        odd=odd,
+        guessed=metadata["guessed"],
+    )
+
+
+def _finished(group: FileGroup, mapped: ColumnMapping) -> FileGroup:
+    """Return the group with its status and staleness: those of its rollouts."""
+    group.status = mapped.status or group_status(rollout["status"] for rollout in group.rollouts)
+    group.staleness = max(int(rollout.get("seq_staleness") or 0) for rollout in group.rollouts)
+    return group
+
+
+def _rollout(place: str, row: Row, mapped: ColumnMapping) -> tuple[Row, Row, list[str]]:
+    """Return a rollout of RolloutState's fields, the metadata of its group, and notices about the row."""
+    row = dict(row)
+    rollout: Row = {}
+    odd: list[str] = []
+    for ours, theirs in mapped.fields.items():
+        if theirs not in row:
+            raise FileError(
+                f"{place} has no field {redact_path(theirs)!r:.60} (for {redact_path(ours):.60}); it has "
+                f"{', '.join(map(str, row)):.200}"
+            )
+        rollout[ours] = row.pop(theirs)
+    key = mapped.key or "key"
+    metadata = {
+        name: row.pop(column)
+        for name, column in zip(_METADATA, ("priority", "tags", key), strict=True)
+        if column in row
+    }
+    if mapped.key is not None and "key" not in metadata:
+        raise FileError(f"{place} has no field {redact_path(mapped.key)!r:.60}, which was to be its key")
+    for name in [name for name in row if name in FIELDS and name not in rollout]:
+        rollout[name] = row.pop(name)
+    for ours, names in SYNONYMS.items():
+        found = next((name for name in names if name in row and rollout.get(ours) is None), None)
+        if found is not None:
+            rollout[ours] = row.pop(found)
+    if row and mapped.as_they_are:
+        rollout |= row
+    elif row:
+        if type(extra := rollout.get("extra_fields") or {}) is not dict:
+            raise FileError(f"{place}: extra_fields is {extra!r:.60}; expected an object")
+        rollout["extra_fields"] = {**extra, **row}
+        odd.append(f"fields that rollouts don't have, kept in extra_fields: {', '.join(sorted(map(str, row))):.200}")
+    metadata["guessed"] = mapped.status is None and rollout.get("status") is None
+    _check(place, rollout, mapped, odd)
+    return rollout, metadata, odd
+
+
+def _check(place: str, rollout: Row, mapped: ColumnMapping, odd: list[str]) -> None:
+    """Bring a rollout's fields into the form that features expect. Raises FileError."""
+
+    def wrong(name: str, expected: str) -> FileError:
+        return FileError(f"{place}: {name} is {rollout[name]!r:.60}; expected {expected}")
+
+    if type(message := rollout.get("message")) is str:
+        rollout["message"] = [{"role": "user", "content": message}]
+    elif message is not None and not (type(message) is list and all(type(one) is dict for one in message)):
+        raise wrong("message", "a text, or a list of messages with role and content")
+    elif message is None:
+        rollout["message"] = []
+        odd.append("rollouts without a prompt: message is []")
+    for name in ("response_ids", "prompt_ids", "response_mask", "response_model_steps", "logprobs"):
+        values = _as_list(rollout.get(name))
+        numbers = {int, float} if name == "logprobs" else {int, bool}
+        if values is not None and not (type(values) is list and set(map(type, values)) <= numbers):
+            raise wrong(name, "a list of numbers")
+    if type(rollout.get("response")) not in (str, type(None)):
+        raise wrong("response", "a text")
+    reward = rollout.get("reward")
+    if isinstance(reward, StoredTensor) and reward.numpy().size == 1:
+        reward = float(reward.numpy().reshape(-1)[0])
+    if reward is not None and type(reward) is not dict:
+        if type(reward) is not bool and not is_number(reward):
+            raise wrong("reward", "a finite number, or an object with the score")
+        rollout["reward"] = {"score": float(reward)}
+    if type(rollout.get("seq_staleness", 0)) is not int:
+        raise wrong("seq_staleness", "a whole number")
+    task = rollout.get("task_name") or mapped.task
+    if type(task) is not str:
+        raise FileError(f"{place} has no task_name: say of which task the rollouts are (as_task=, --as-task NAME)")
+    rollout["task_name"] = task
+    rollout["status"] = _status(place, rollout, mapped)
+
+
+def _as_list(values: Any) -> Any:
+    """Return a row of numbers in an array or a tensor as a list, anything else as it is."""
+    if isinstance(values, StoredTensor):
+        values = values.numpy()
+    return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
+
+
+def _comparable(value: Any) -> Any:
+    """Return a value that can be compared: of arrays and tensors the numbers, wherever in it they are."""
+    if type(value) is list:
+        return list(map(_comparable, value))
+    if type(value) is dict:
+        return {name: _comparable(item) for name, item in value.items()}
+    return to_json(_as_list(value))
+
+
+def _status(place: str, rollout: Row, mapped: ColumnMapping) -> Status:
+    if mapped.status is not None:
+        return mapped.status
+    value = rollout.get("status")
+    if value is None:
+        answered = rollout.get("response") is not None or rollout.get("response_ids") is not None
+        return Status.COMPLETED if answered else Status.INIT
+    status = OUR_STATUSES.get(value) if isinstance(value, str) else None
+    if status is None:
+        raise FileError(
+            f"{place}: status is {value!r:.60}; expected one of {', '.join(Status)} (or give all one: as_status=, "
+            "--as-status)"
+        )
+    return status

@@ -1,0 +1,311 @@
+"""Prompt datasets: JSONL files, and records in the usual chat formats as rollouts to be generated."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, SupportsIndex
+
+import numpy as np
+from pydantic import ValidationError
+
+from replaybuf.errors import InputError, RolloutError
+from replaybuf.rollouts.rollout import RolloutState
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class _Index(NamedTuple):
+    """The offsets of the lines of a file, and the size and time of the file at that moment."""
+
+    offsets: array[int]
+    stamp: tuple[int, int]
+
+
+class JSONLines:
+    """The objects in one or more JSONL files, as an indexed dataset of dicts, in the order of the files.
+
+    Blank lines are skipped. The files are read once, at the first use, to find where their lines begin (8 bytes of
+    memory for each); after that, only the lines that are used. May be used by several threads, forked, and pickled: no
+    file stays open.
+
+    Raises InputError if a file is missing, can't be read, or has changed since that first use (its size or modification
+    time), and for a line that isn't a JSON object in UTF-8, with the file and the number of the line.
+    """
+
+    def __init__(self, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
+        several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+        if isinstance(several, (bytes, bytearray)) or not isinstance(several, Iterable):
+            raise InputError(f"expected the path of a JSONL file, or a list of them, got {paths!r:.100}")
+        self.paths = tuple(map(_check_path, several))
+        if not self.paths:
+            raise InputError("the list of JSONL files is empty")
+        self._found: tuple[list[_Index], list[int]] | None = None
+
+    def __len__(self) -> int:
+        return self._indexes()[1][-1]
+
+    def __getitem__(self, number: SupportsIndex) -> dict[str, Any]:
+        indexes, ends = self._indexes()
+        wanted = operator.index(number)
+        at = wanted + ends[-1] if wanted < 0 else wanted
+        if not 0 <= at < ends[-1]:
+            raise IndexError(f"there is no item {wanted}: the files have {ends[-1]}")
+        place = bisect_right(ends, at)
+        path, (offsets, stamp) = self.paths[place], indexes[place]
+        offset = offsets[at - (ends[place - 1] if place else 0)]
+        with _opened(path) as file:
+            if _stamp(file) != stamp:
+                raise InputError(
+                    f"{path} was changed since its lines were counted: files of prompts must stay as they are during a "
+                    "run; build JSONLines anew"
+                )
+            file.seek(offset)
+            line = file.readline()
+            try:
+                return _parse(line)
+            except ValueError as error:
+                file.seek(0)
+                raise InputError(f"{path}, line {_line_number(file, offset)}: {error}") from error
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[number] for number in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"JSONLines({', '.join(map(str, self.paths))})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy finds the lines anew: on another host the same file may have another time.
+        return {"paths": self.paths, "_found": None}
+
+    def _indexes(self) -> tuple[list[_Index], list[int]]:
+        """Return the index of each file, and the number of items up to its end.
+
+        Without a lock, which a fork could leave held for ever: two threads that come first do the same work twice.
+        """
+        if self._found is None:
+            indexes = [_find_lines(path) for path in self.paths]
+            self._found = indexes, list(accumulate(len(index.offsets) for index in indexes))
+        return self._found
+
+
+def _check_path(path: Any) -> Path:
+    try:
+        file = Path(path).absolute()  # the process that reads it may be in another folder
+        if file.is_dir():
+            raise InputError(f"{file} is a folder; give the JSONL files in it")
+        if not file.exists():
+            raise InputError(f"there is no file {file}")
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"expected the path of a JSONL file, got {path!r:.100}") from error
+    return file
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror}") from error
+
+
+def _stamp(file: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def _find_lines(path: Path) -> _Index:
+    offsets, offset = array("q"), 0
+    with _opened(path) as file:
+        stamp = _stamp(file)
+        for line in file:
+            if line.removeprefix(b"" if offset else _BOM).strip():
+                offsets.append(offset)
+            offset += len(line)
+        if _stamp(file) != stamp or offset != stamp[0]:
+            raise InputError(f"{path} was changed while its lines were counted: wait until it is whole")
+    return _Index(offsets, stamp)
+
+
+def _line_number(file: BinaryIO, offset: int) -> int:
+    number = 1
+    while offset > 0 and (block := file.read(min(offset, 1 << 20))):
+        number += block.count(b"\n")
+        offset -= len(block)
+    return number
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """Return the object in a line. Raises ValueError that says why there is none."""
+    try:
+        record = json.loads(line.removeprefix(_BOM).decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8: {error}") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"expected a JSON object, got {line.strip()[:100].decode('utf-8', 'replace')}")
+    return record
+
+
+_UNDERSTOOD = (
+    'understood are {"message": [...]} with the fields of RolloutState, {"messages": [...]} (OpenAI), '
+    '{"prompt": [...]} (verl, xtuner), {"prompt": "a text"}, and a RolloutState'
+)
+
+_FIELDS = frozenset(RolloutState.model_fields)
+
+#: Fields of generated results. In records of other formats they mean something else: an answer to compare with.
+_GENERATED = frozenset(
+    {
+        "tokens",
+        "response",
+        "tool_calls",
+        "response_ids",
+        "logprobs",
+        "routed_experts",
+        "finish_reason",
+        "response_mask",
+        "response_model_steps",
+        "seq_staleness",
+        "input_ids",
+        "labels",
+        "reward",
+        "status",
+        "error_msg",
+        "position_ids",
+    }
+)
+
+
+def to_rollout(record: Any) -> RolloutState:
+    """Return the rollout to be generated for a record of a dataset; it shares no list or dict with the record.
+
+    A record has one of these forms; if it has several of the three fields that hold messages, the first one counts:
+
+    - `{"message": [...]}`: the fields of RolloutState, all of them taken as they are; or a RolloutState (copied);
+    - `{"messages": [...]}`, OpenAI's chat format: assistant turns at the end are the reference answer. They are removed
+      from the prompt, and become `reward_model["ground_truth"]` if the record gives none: the content, if it is one
+      turn with a content, otherwise the list of turns. Turns with more than the ground truth are kept in
+      `extra_fields["reference"]`;
+    - `{"prompt": [...]}`, the format of verl and xtuner, as it is (`data_source`, `reward_model`, ...);
+    - `{"prompt": "7+5="}`: becomes one message of the user.
+
+    Fields that RolloutState doesn't have go to `extra_fields` under their names (`ability`, `extra_info`, ...). Except
+    with `message`, so do its fields for generated results (`response`, `reward`, `status`, ...), which mean other
+    things in datasets. Tuples and arrays of objects, as parquet readers give them, become lists; arrays of numbers
+    stay.
+
+    Raises RolloutError for anything else, and for messages that aren't dicts with a "role".
+    """
+    if isinstance(record, RolloutState):
+        return record.model_copy(deep=True)
+    if not isinstance(record, Mapping):
+        raise RolloutError(
+            f"expected a record of a prompt, got {type(record).__name__}: {record!r:.100}; {_UNDERSTOOD}"
+        )
+    fields = {name: _plain(value) for name, value in record.items()}
+    if fields.get("message") is not None:
+        own = _FIELDS
+        fields["message"] = _check_messages(fields["message"], "message")
+    else:
+        own = _FIELDS - _GENERATED
+        fields = _from_messages(fields) if fields.get("messages") is not None else _from_prompt(fields)
+    return _build(fields, own)
+
+
+def _from_messages(fields: dict[str, Any]) -> dict[str, Any]:
+    messages = _check_messages(fields.pop("messages"), "messages")
+    end = len(messages)
+    while end and messages[end - 1]["role"] == "assistant":
+        end -= 1
+    if not end:
+        raise RolloutError("messages: all of them are the assistant's, and nothing is left to be answered")
+    fields["message"], turns = messages[:end], messages[end:]
+    return _with_reference(fields, turns) if turns else fields
+
+
+def _with_reference(fields: dict[str, Any], turns: list[dict[str, Any]]) -> dict[str, Any]:
+    given = fields.get("reward_model")
+    is_open = given is None or (isinstance(given, dict) and given.get("ground_truth") is None)
+    has_content = len(turns) == 1 and turns[0].get("content") is not None
+    if is_open:
+        fields["reward_model"] = {**(given or {}), "ground_truth": turns[0]["content"] if has_content else turns}
+    says_all = is_open and (not has_content or turns[0].keys() == {"role", "content"})
+    return fields if says_all else _with_extra(fields, "reference", turns)
+
+
+def _from_prompt(fields: dict[str, Any]) -> dict[str, Any]:
+    prompt = fields.pop("prompt", None)
+    if prompt is None:
+        raise RolloutError(f"the record has no prompt, only {_names(fields)}: {_UNDERSTOOD}")
+    if isinstance(prompt, str):
+        fields["message"] = [{"role": "user", "content": prompt}]
+    else:
+        fields["message"] = _check_messages(prompt, "prompt")
+    return fields
+
+
+def _build(fields: dict[str, Any], own: frozenset[str]) -> RolloutState:
+    extra = [name for name in fields if name not in own]
+    for name in extra:
+        fields = _with_extra(fields, name, fields.pop(name))
+    try:
+        # Readers give None for a field that only other records have.
+        return RolloutState(**{name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
+        raise RolloutError(f"the record can't be a rollout: {problems}") from error
+
+
+def _with_extra(fields: dict[str, Any], name: Any, value: Any) -> dict[str, Any]:
+    extra = fields.get("extra_fields") or {}
+    if not isinstance(extra, dict):
+        raise RolloutError(f"extra_fields must be a dict, got {type(extra).__name__}: {extra!r:.100}")
+    if not isinstance(name, str):
+        raise RolloutError(f"the names of a record's fields must be texts, got {name!r:.100}")
+    if name in extra:
+        raise RolloutError(
+            f"the field {name!r} belongs to extra_fields, which has one of that name; rename one of them"
+        )
+    return {**fields, "extra_fields": {**extra, name: value}}
+
+
+def _check_messages(messages: Any, name: str) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise RolloutError(
+            f'{name} must be a list of messages, such as [{{"role": "user", "content": "7+5="}}], got '
+            f"{type(messages).__name__}: {messages!r:.100}"
+        )
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RolloutError(
+                f'{name}[{number}] is {message!r:.100}: a message is a dict with a "role", which is a text'
+            )
+    return messages
+
+
+def _plain(value: Any) -> Any:
+    """Return a copy with dicts and lists in place of the types that table readers give."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
+        return _plain(value.item()) if isinstance(value, np.ndarray) else value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
+        return [_plain(one) for one in value.tolist()]
+    if type(value) in (list, tuple):
+        return [_plain(one) for one in value]
+    return value
+
+
+def _names(fields: dict[Any, Any]) -> str:
+    return ", ".join(map(repr, list(fields)[:10])) + (", ..." if len(fields) > 10 else "") if fields else "no fields"

@@ -1,0 +1,292 @@
+"""Disaggregated production: a worker that produces for a trainer in another process, through the store they share.
+
+The trainer publishes its state, its step and its newest weights, as a cursor: a small versioned value that is part of
+step checkpoints and snapshots. A restore brings the old state back, until the trainer publishes anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+import msgpack  # type: ignore[import-untyped]
+
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.buffer.telling import Telling
+from replaybuf.checks import check_step, check_timeout, whole
+from replaybuf.errors import InputError, NotReadyError, ProduceError
+from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
+from replaybuf.produce.generations import Generations
+from replaybuf.produce.produce_summary import ProduceSummary
+from replaybuf.produce.sampler import Sampler
+from replaybuf.produce.strategies import PRODUCE_TIMEOUT, WAITING, AsyncProduceStrategy, check_size
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.rate import Level
+from replaybuf.rules.train_state import TRAINER, TrainState
+from replaybuf.rules.transitions import Tally, levels
+from replaybuf.worker_name import working_as
+
+_POLL_SECONDS = 0.1
+_NOTHING: bytes = msgpack.packb(None)
+
+
+async def publish(buffer: ReplayBuffer, state: TrainState | None, *, name: str = TRAINER) -> None:
+    """Publish the trainer's state to all workers; None withdraws it. Raises FencedError, StorageError."""
+    position, value = (0, _NOTHING) if state is None else (max(0, state.train_step), state.encode())
+    while True:
+        now = await buffer.cursors.read(name)
+        if await buffer.cursors.move(replace(now, position=position, value=value)):
+            return  # otherwise another trainer has published at this moment
+
+
+async def published(buffer: ReplayBuffer, *, name: str = TRAINER) -> TrainState | None:
+    """Return the state published last; None before the first, or if it was withdrawn.
+
+    Raises InputError if it can't be read.
+    """
+    now = await buffer.cursors.read(name)
+    return TrainState.decode(now.value) if now.version and now.value != _NOTHING else None
+
+
+async def wait_published(
+    buffer: ReplayBuffer, *, after: TrainState | None = None, timeout: float | None, name: str = TRAINER
+) -> TrainState:
+    """Return the published state as soon as it differs from `after`.
+
+    Raises NotReadyError after `timeout` seconds (None: never), FencedError if the buffer was restored.
+    """
+    patience = check_timeout(timeout)
+    deadline = time.monotonic() + patience
+    news = "nothing" if after is None else f"nothing since step {after.train_step}"
+    with closing(buffer.waits.for_trainer(patience)) as telling:
+        while True:
+            await buffer.check_fence()
+            state = await published(buffer, name=name)
+            if state is not None and state != after:
+                return state
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                if telling.is_long:
+                    why = await buffer.waits.why(telling.wait, await buffer.tallies(), over=True)
+                    await telling.give_up(why.recorded)
+                raise NotReadyError(f"after {patience:g} s: the trainer has published {news}; is it running?")
+            if telling.due:
+                why = await buffer.waits.why(telling.wait, await buffer.tallies())
+                telling.tell(why.recorded, str(why))
+            await asyncio.sleep(min(_POLL_SECONDS, remaining))
+
+
+#: Loads the weights of a state that the trainer has published. Returns the model step loaded, if it is another one.
+LoadWeights = Callable[[TrainState], Awaitable[int | None]]
+
+_REPORT_SECONDS = 60.0
+
+_logger = logging.getLogger("replaybuf.produce")
+
+
+async def produce_loop(
+    strategy: AsyncProduceStrategy,
+    agent_loop: AgentLoop,
+    sampler: Sampler,
+    batch_size: int,
+    *,
+    load_weights: LoadWeights | None = None,
+    max_lag: int = 0,
+    stop: asyncio.Event | None = None,
+    timeout: float | None = PRODUCE_TIMEOUT,
+    worker: str | None = None,
+) -> ProduceSummary:
+    """Produce groups until the trainer has finished, or `stop` is set. Return a summary of this worker's production.
+
+    Any number of workers may run this over one database, on any hosts, each with its own engine. Together they keep as
+    many groups completed or in flight as the strategy needs for a batch of `batch_size`, and no more than the buffer's
+    capacity and rate limits leave room for; that holds them back when the trainer is slower.
+
+    The trainer publishes its state with `publish`. When its weights are more than `max_lag` steps newer, `load_weights`
+    is called while nothing is being generated. With `enable_partial_rollout` generation is interrupted, and unfinished
+    groups are put back to be continued with the new weights; otherwise the groups in flight are finished first.
+
+    `worker` is the name under which its groups are put and held (default: that of the buffer's config).
+
+    Raises NotReadyError if nothing could be done for `timeout` seconds (None: never), FencedError if the buffer was
+    restored (build it anew, and join the restored run), ProduceError if generation fails again and again, or if
+    `give_up_after` times the batch was wasted since a group was completed last.
+    After any error, every prompt is either finished or handed out again.
+    """
+    if not isinstance(strategy, AsyncProduceStrategy):
+        raise InputError(f"a worker needs an AsyncProduceStrategy, got {type(strategy).__name__}")
+    check_agent_loop(agent_loop)
+    size, lag = check_size(batch_size, sampler), whole(max_lag)
+    if lag is None or lag < 0:
+        raise InputError(f"max_lag must be a whole number of at least 0, got {max_lag!r:.100}")
+    patience = check_timeout(timeout)
+    summary = ProduceSummary()
+    with working_as(worker):
+        state = await _first_state(sampler, patience, stop)
+        if state is None:
+            return summary
+        work = _Work(strategy, agent_loop, sampler, size, lag, load_weights, summary, patience)
+        with summary.producing():
+            await work.run(state, stop or asyncio.Event())
+    return summary
+
+
+async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event | None) -> TrainState | None:
+    """Return the first state that the trainer publishes; None if `stop` is set before."""
+    if stop is None:
+        return await wait_published(sampler.buffer, timeout=patience)
+    waiting = asyncio.create_task(wait_published(sampler.buffer, timeout=patience))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return await waiting if waiting.done() else None
+    finally:
+        for task in (waiting, stopping):
+            task.cancel()
+        await asyncio.gather(waiting, stopping, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class _Work:
+    strategy: AsyncProduceStrategy
+    agent_loop: AgentLoop
+    sampler: Sampler
+    batch_size: int
+    max_lag: int
+    load_weights: LoadWeights | None
+    summary: ProduceSummary
+    patience: float
+    running: Generations = field(init=False)
+    loaded: int | None = None  # the published step of the weights at the last load
+    busy: float = field(default_factory=time.monotonic)  # when there was last something to do
+    idle: Telling | None = None  # since there was nothing to do
+    began: float = field(default_factory=time.monotonic)
+    reported: float = field(default_factory=time.monotonic)
+    produced: int = 0  # groups
+    wasted: int = 0  # groups, until the last one was produced
+
+    async def run(self, state: TrainState, stop: asyncio.Event) -> None:
+        """Work, beginning with this published state."""
+        self.running = Generations(
+            self.agent_loop,
+            self.sampler,
+            self.strategy.group_settings(),
+            self.summary,
+            train_step=state.train_step,
+            model_step=state.model_step,
+        )
+        async with self.running.ending(self.strategy.pause_timeout):
+            try:
+                await self._until_finished(state, stop)
+            finally:
+                self._go_on()
+            await self.running.pause(self.strategy.pause_timeout)
+
+    async def _until_finished(self, state: TrainState, stop: asyncio.Event) -> None:
+        while not state.finished and not stop.is_set():
+            self.running.train_step = state.train_step
+            self.running.check()
+            if await self._weights_are_new(state) and await self._start():
+                self._go_on()
+            else:
+                await self._wait(state)
+            self._check_waste()
+            self._report(state)
+            state = await published(self.sampler.buffer) or state
+
+    async def _weights_are_new(self, state: TrainState) -> bool:
+        """Return whether generation may go on. Loads newer weights if there are any and nothing is being generated."""
+        before = self.running.model_step
+        fresh = not self.strategy.too_old(before, state.train_step)
+        lags = self.loaded is None or state.model_step - self.loaded > self.max_lag
+        if not lags and (fresh or state.model_step <= before):
+            return fresh
+        if self.strategy.partial:
+            await self.running.pause(self.strategy.pause_timeout)
+        if self.running:
+            return False
+        loaded = None if self.load_weights is None else await self.load_weights(state)
+        self.running.model_step = state.model_step if loaded is None else check_step(loaded, "load_weights()")
+        if self.running.model_step != before or self.loaded is None:
+            self.busy = time.monotonic()
+        self.loaded = max(self.running.model_step, state.model_step)
+        await resume(self.agent_loop, self.strategy.pause_timeout)
+        return not self.strategy.too_old(self.running.model_step, state.train_step)
+
+    async def _start(self) -> int:
+        """Start as many groups as there is room for. Return their number."""
+        tail, again = await self.strategy.again(self.sampler)
+        wanted = await self._room(tail)
+        if wanted < 1:
+            return 0
+        return await self.running.start(wanted, again) or await self.running.start(wanted, self.strategy.waiting)
+
+    async def _room(self, tail: bool) -> int:
+        """Return how many groups may start now, given all workers' groups, the limits and this worker's concurrency."""
+        level, flying = await self._level()
+        room = self.batch_size + (0 if tail else self.strategy.ahead(self.batch_size)) - level.completed - flying
+        limits = self.sampler.buffer.limits
+        return self.strategy.bounded(room, limits, level, flying, len(self.running))
+
+    async def _level(self) -> tuple[Level, int]:
+        """Return the level of the task, and how many groups are in flight, over all workers."""
+        task_name = self.sampler.task_name
+        tallies = await self.sampler.buffer.tallies()
+        flying = sum(tallies.get((task_name, status, Tally.LEASED), 0) for status in (*WAITING, Status.INIT))
+        return levels(tallies, [task_name])[task_name], flying
+
+    async def _wait(self, state: TrainState) -> None:
+        """Wait a moment for a group to be done, or for room. Raises NotReadyError if that takes too long."""
+        await self.sampler.buffer.check_fence()
+        if self.running:
+            await self.running.wait(_POLL_SECONDS)
+            self._go_on()
+            return
+        self.idle = self.idle or self.sampler.buffer.waits.for_trainer(self.patience)
+        await asyncio.sleep(_POLL_SECONDS)
+        if time.monotonic() - self.busy > self.patience:
+            why = await self._why_idle(state)
+            await self.idle.give_up(why, self.sampler.task_name)
+            raise NotReadyError(f"after {self.patience:g} s: {why}")
+        if self.idle.due:
+            self.idle.tell(await self._why_idle(state))
+
+    def _go_on(self) -> None:
+        """Note that there is something to do."""
+        self.busy = time.monotonic()
+        if self.idle is not None:
+            self.idle.close()
+            self.idle = None
+
+    def _report(self, state: TrainState) -> None:
+        """Log the work so far from time to time."""
+        if time.monotonic() - self.reported >= _REPORT_SECONDS:
+            self.reported = time.monotonic()
+            so_far = replace(self.summary, seconds=time.monotonic() - self.began)
+            text = "task %s, train step %d: %s; %d in flight"
+            _logger.info(text, self.sampler.task_name, state.train_step, so_far, len(self.running))
+
+    def _check_waste(self) -> None:
+        """Raise ProduceError if one group after the other is wasted."""
+        failures = self.running.failures
+        if self.summary.produced > self.produced:
+            self.produced, self.wasted = self.summary.produced, failures.wasted
+        if failures.wasted - self.wasted >= self.strategy.give_up_after * self.batch_size:
+            text = f"task {self.sampler.task_name}: none was completed lately, {failures.describe()}"
+            raise ProduceError(text) from failures.last_raised
+
+    async def _why_idle(self, state: TrainState) -> str:
+        task = f"task {self.sampler.task_name}"
+        if self.strategy.too_old(self.running.model_step, state.train_step):
+            return (
+                f"{task}: weights of step {self.running.model_step} are too old for train step {state.train_step}, and "
+                "the trainer has published no newer ones"
+            )
+        level, flying = await self._level()
+        if await self._room(tail=False) > 0:
+            return f"{task}: no prompt is left ({flying} in flight), and the trainer has not finished; is it running?"
+        return f"{task}: {level.completed} completed groups wait, and nobody takes them; is the trainer running?"

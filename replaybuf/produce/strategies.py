@@ -1,0 +1,383 @@
+"""Produce strategies: which groups are generated for a train step, synchronously or ahead of the trainer."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import Field, ImportString, field_validator
+
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.buffer.waits import check_possible
+from replaybuf.checks import check_step, check_timeout, check_train_step, whole
+from replaybuf.errors import InputError, NotReadyError, ProduceError, PromptsExhaustedError
+from replaybuf.produce.agent_loop import INTERRUPTED, AgentLoop, check_agent_loop, resume
+from replaybuf.produce.generations import Generations, GroupSettings
+from replaybuf.produce.produce_summary import ProduceSummary
+from replaybuf.produce.sampler import Sampler
+from replaybuf.progress import progress_bar
+from replaybuf.prompts.prompt_ledger import Again
+from replaybuf.readable_config import ReadableConfig
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
+from replaybuf.rules.limits import Limits
+from replaybuf.rules.rate import Level
+from replaybuf.storage.values import Draw
+
+#: Seconds that the production of a batch may take by default.
+PRODUCE_TIMEOUT = 3600.0
+
+_POLL_SECONDS = 1.0
+
+Hook = Callable[..., Any] | ImportString[Any]
+
+
+def always(group: list[Any]) -> bool:
+    """Return True: every completed group is valid."""
+    return True
+
+
+def until_complete(completed: int, batch_size: int) -> bool:
+    """Return whether there are fewer completed groups in the buffer than the batch needs."""
+    return completed < batch_size
+
+
+@dataclass(slots=True)
+class BatchPlan:
+    """A batch that is being produced."""
+
+    sampler: Sampler
+    size: int
+    train_step: int
+    model_step: int
+    patience: float
+    summary: ProduceSummary = field(default_factory=ProduceSummary)
+    ahead: int = 0  # groups that are generated beyond the batch
+    again: Sequence[Again] = ()  # groups of the buffer that come before new prompts
+    rest: Sequence[Again] = ()  # groups that come after them
+
+    @property
+    def task_name(self) -> str:
+        return self.sampler.task_name
+
+
+class ProduceStrategy(ReadableConfig):
+    """Produces the groups of a batch. A strategy only has settings: the same one serves any number of batches.
+
+    At most `max_concurrency` groups are generated at the same time (None: as many as are wanted).
+
+    Hooks (functions, or "module:function"): `is_valid(group)` says whether a completed group may be trained on; others
+    become FILTERED. `should_continue(completed, batch_size)` says whether to go on. `on_group(generated)` is called for
+    every group, for logging. `tags(group)` returns the tags that a group is stored with. An exception from a hook ends
+    the batch.
+
+    A group that fails is tried again, up to the buffer's `max_deliveries`. The batch ends with ProduceError after
+    `max_failures` in a row, or when `give_up_after` times its size was wasted (failed, filtered, too old when done, or
+    interrupted unasked, without a token). The prompts that failed since the last success are kept as if they hadn't:
+    the agent loop is at fault. `pause_timeout` bounds the time that it may take to interrupt generation, and to resume,
+    in seconds.
+    """
+
+    env_prefix: ClassVar[str] = "REPLAYBUF_PRODUCE_"
+
+    max_concurrency: int | None = Field(default=None, ge=1)
+    max_failures: int = Field(default=32, ge=1)
+    give_up_after: float = Field(default=10.0, gt=0)
+    pause_timeout: float = Field(default=30.0, gt=0, le=86_400)
+    is_valid: Hook = always
+    should_continue: Hook = until_complete
+    on_group: Hook | None = None
+    tags: Hook | None = None
+
+    @field_validator("is_valid", "should_continue", "on_group", "tags")
+    @classmethod
+    def _plain_function(cls, hook: Any) -> Any:
+        if hook is not None and not callable(hook):
+            raise ValueError(f"expected a function, or 'module:function', got {hook!r:.100}")
+        if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(type(hook), "__call__", None)):  # noqa: B004
+            raise ValueError("it must be a plain function, not a coroutine (async def): nobody would wait for it")
+        return hook
+
+    async def produce_batch(
+        self,
+        agent_loop: AgentLoop,
+        sampler: Sampler,
+        batch_size: int,
+        *,
+        train_step: int,
+        model_step: int,
+        timeout: float | None = PRODUCE_TIMEOUT,
+        progress: bool = True,
+    ) -> ProduceSummary:
+        """Generate until `batch_size` completed groups of the sampler's task are in the buffer. Return a summary.
+
+        `train_step` is the step that they are for, `model_step` that of the weights which generate. Groups that are
+        there already count. Afterwards no generation is running; `buffer.take_batch` gives the batch. With
+        `progress` a bar is shown if stderr is a terminal.
+
+        Raises PromptsExhaustedError if the dataset has no more prompts, and ProduceError if the groups can't be made
+        for other reasons (its cause is the last error of the agent loop), both with the `summary` so far;
+        NotReadyError, a TimeoutError, after `timeout` seconds (None: never); FencedError if the buffer was restored.
+        After any error, and after cancellation, every prompt is either finished or handed out again.
+        """
+        batch = BatchPlan(
+            sampler,
+            check_size(batch_size, sampler),
+            check_train_step(train_step, "train_step"),
+            check_step(model_step, "model_step"),
+            check_timeout(timeout),
+        )
+        with batch.summary.producing():
+            await self._plan(batch)
+            await self._produce(check_agent_loop(agent_loop), batch, progress)
+        return batch.summary
+
+    # What differs between strategies
+
+    @property
+    def partial(self) -> bool:
+        """Whether interrupted rollouts are continued."""
+        return False
+
+    @property
+    def expiry(self) -> ExpiryRule:
+        """The rule by which groups expire."""
+        return ExpiryRule()
+
+    async def _plan(self, batch: BatchPlan) -> None:
+        """Decide how far to run ahead, and which groups are handed out again."""
+
+    # What strategies share
+
+    def group_settings(self) -> GroupSettings:
+        """Return how groups are generated and stored."""
+        return GroupSettings(self.partial, self.expiry, self.max_failures, self.is_valid, self.on_group, self.tags)
+
+    async def _produce(self, agent_loop: AgentLoop, batch: BatchPlan, progress: bool) -> None:
+        running = Generations(
+            agent_loop,
+            batch.sampler,
+            self.group_settings(),
+            batch.summary,
+            train_step=batch.train_step,
+            model_step=batch.model_step,
+        )
+        batch.summary.reused = await self._completed(batch)
+        await resume(agent_loop, self.pause_timeout)
+        async with running.ending(self.pause_timeout):
+            name = f"{batch.task_name}, step {batch.train_step}"
+            # Even an empty bar takes the cursor from the terminal while it is open.
+            with progress_bar(name) if progress else nullcontext(lambda done, total: None) as tell:
+                await self._fill(running, batch, tell)
+            await running.pause(self.pause_timeout)
+
+    async def _fill(self, running: Generations, batch: BatchPlan, tell: Callable[[int, int], None]) -> None:
+        """Keep groups in flight until the batch is complete."""
+        deadline = time.monotonic() + batch.patience
+        while True:
+            running.check()  # before the count, which includes the groups that are done
+            completed = await self._completed(batch)
+            tell(min(completed, batch.size), batch.size)
+            if not self.should_continue(completed, batch.size):
+                return
+            self._check_waste(running, batch, completed)
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                await running.pause(self.pause_timeout)  # which may complete the missing groups
+                completed = await self._completed(batch)
+                if not self.should_continue(completed, batch.size):
+                    return
+                raise NotReadyError(f"after {batch.patience:g} s: {_missing(batch, completed)}")
+            wanted = await self._wanted(running, batch, completed)
+            if wanted > 0 and await self._start(running, batch, wanted):
+                continue  # until as many are in flight as are wanted, or no prompt is left
+            if running:
+                await running.wait(min(remaining, _POLL_SECONDS))
+            elif wanted > 0:
+                await self._wait_for_others(batch, completed, min(remaining, _POLL_SECONDS))
+
+    async def _start(self, running: Generations, batch: BatchPlan, wanted: int) -> int:
+        started = await running.start(wanted, batch.again)
+        if not started and batch.rest:
+            started = await running.start(wanted, batch.rest)
+        return started
+
+    async def _completed(self, batch: BatchPlan) -> int:
+        return await batch.sampler.buffer.count(batch.task_name, Status.COMPLETED)
+
+    async def _wanted(self, running: Generations, batch: BatchPlan, completed: int) -> int:
+        """Return how many groups to start now."""
+        wanted = batch.size + batch.ahead - completed - len(running)
+        buffer, level = batch.sampler.buffer, Level()
+        limits = buffer.limits
+        if limits.slows_puts:
+            level = (await buffer.levels([batch.task_name]))[batch.task_name]
+        wanted = self.bounded(wanted, limits, level, len(running), len(running))
+        return wanted if running else max(1, wanted)  # should_continue asked for more
+
+    def bounded(self, wanted: int, limits: Limits, level: Level, flying: int, running: int) -> int:
+        """Bound a number of groups by the room that the groups in flight leave, and by the concurrency here."""
+        room = limits.insertable(level, Status.COMPLETED)
+        if room is not None:
+            wanted = min(wanted, room - flying)
+        if self.max_concurrency is not None:
+            wanted = min(wanted, self.max_concurrency - running)
+        return wanted
+
+    def _check_waste(self, running: Generations, batch: BatchPlan, completed: int) -> None:
+        failures = running.failures
+        if failures.wasted >= self.give_up_after * batch.size:
+            raise ProduceError(f"{_missing(batch, completed)}, {failures.describe()}") from failures.last_raised
+
+    async def _wait_for_others(self, batch: BatchPlan, completed: int, timeout: float) -> None:
+        """Wait for prompts that are in flight elsewhere: none is left to draw. Raises ProduceError without any."""
+        waits = batch.sampler.buffer.waits
+        seen = waits.version()
+        check = batch.sampler.buffer.rollout_type.statuses.check
+        handed_out = {check(one[0] if type(one) is tuple else one) for one in (*batch.again, *batch.rest)}
+        counts = await batch.sampler.counts({*handed_out, Status.INIT})
+        if not counts.in_flight and not counts.waiting:
+            if await self._completed(batch) > completed:
+                return
+            waiting = (await batch.sampler.counts()).waiting
+            raise PromptsExhaustedError(
+                f"{_missing(batch, completed)}, and no prompt is left in the dataset"
+                + (f" ({waiting} interrupted or expired ones wait: SamplerWithReplayBuffer draws them)" * bool(waiting))
+            )
+        await waits.changed(seen, timeout)
+
+
+class SyncProduceStrategy(ProduceStrategy):
+    """For synchronous training: exactly `batch_size` completed groups for this step, no more.
+
+    Groups that fail or are filtered are replaced. The sampler decides which prompts come first.
+    """
+
+    async def _plan(self, batch: BatchPlan) -> None:
+        batch.again = batch.sampler.again
+
+
+def check_size(batch_size: Any, sampler: Any) -> int:
+    """Check that the sampler's buffer can deliver a batch of this size. Raises InputError."""
+    if not isinstance(sampler, Sampler):
+        raise InputError(f"expected a Sampler, got {type(sampler).__name__}")
+    size = whole(batch_size)
+    if size is None or size < 1:
+        raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r:.100}")
+    needed = {sampler.task_name: size}
+    check_possible(Draw(needed, at_least=needed), sampler.buffer.limits)
+    return size
+
+
+def _missing(batch: BatchPlan, completed: int) -> str:
+    return f"task {batch.task_name}: {completed} of {batch.size} completed groups"
+
+
+#: The groups of the buffer that are generated again.
+WAITING = (Status.ABORTED, Status.EXPIRED)
+
+
+class AsyncProduceStrategy(ProduceStrategy):
+    """For asynchronous training: runs ahead, and interrupts the remaining groups when the batch is complete.
+
+    `over_sample`: the number of groups generated at the same time beyond the batch, as a ratio of its size, rounded up.
+    The batch is complete when enough of them are, so the slowest don't hold it up. The others are interrupted and put
+    back as ABORTED: with their partial response, to be continued, if `enable_partial_rollout` is set; otherwise for a
+    fresh start. They come before new prompts. The tag "interrupted" counts the interruptions.
+
+    `max_staleness`: a rollout expires when it is more train steps old than that. `max_token_staleness`: tokens that are
+    more steps old than that are masked out, and a rollout expires when no trainable one is left (None: never). Both
+    count in steps between updates of the generating weights, `sync_weights_interval` train steps each: n allows
+    (n + 1) * sync_weights_interval - 1 steps.
+
+    Tail batches: once there are `tail_batch_trigger_size` groups that have expired, or were interrupted at least
+    `tail_batch_max_tries` times (None: only expired ones), the next batch is produced from them, without running ahead,
+    so that the slowest prompts are generated to their end. Until then they wait, unless no other prompt is left. 0: no
+    tail batches; such groups come before new prompts like others. -1: groups that expire are dropped, and new prompts
+    take their place.
+
+    The names are xtuner's, except `over_sample` (there `over_sample_threshold`).
+    """
+
+    over_sample: float = Field(default=0.0, ge=0, le=1000)
+    enable_partial_rollout: bool = False
+    max_staleness: int | None = Field(default=None, ge=0)
+    max_token_staleness: int | None = Field(default=None, ge=0)
+    sync_weights_interval: int = Field(default=1, ge=1)
+    tail_batch_trigger_size: int = Field(default=0, ge=-1)
+    tail_batch_max_tries: int | None = Field(default=None, ge=1)
+
+    @property
+    def partial(self) -> bool:
+        return self.enable_partial_rollout
+
+    @property
+    def expiry(self) -> ExpiryRule:
+        thresholds = self._threshold(self.max_staleness), self._threshold(self.max_token_staleness)
+        return ExpiryRule(*thresholds, retryable=self._retries_expired)
+
+    @property
+    def waiting(self) -> tuple[Status, ...]:
+        """The statuses of groups in the buffer that are generated again."""
+        return WAITING if self._retries_expired else (Status.ABORTED,)
+
+    @property
+    def _retries_expired(self) -> bool:
+        return self.tail_batch_trigger_size >= 0
+
+    def _threshold(self, most: int | None) -> int | None:
+        return None if most is None else (most + 1) * self.sync_weights_interval
+
+    def ahead(self, batch_size: int) -> int:
+        """Return how many groups are generated beyond the batch."""
+        return math.ceil(round(self.over_sample * batch_size, 9))
+
+    async def refresh(self, buffer: ReplayBuffer, task_name: str, train_step: int) -> int:
+        """Move the task to a train step, and expire the groups that are too old for it. Return their number."""
+        rule = self.expiry
+        if not rule.active:
+            return 0
+        expired = await buffer.refresh_staleness(
+            task_stale_thresholds={task_name: rule.stale_threshold},
+            task_token_stale_thresholds={task_name: rule.token_stale_threshold},
+            expired_groups_retryable_by_task={task_name: rule.retryable},
+            current_train_step=train_step,
+            statuses=EXPIRING_STATUSES,
+        )
+        return expired[task_name]
+
+    def too_old(self, model_step: int, train_step: int) -> bool:
+        """Return whether all groups that these weights generate would expire at once."""
+        rule = self.expiry
+        return rule.expires(staleness_of(model_step, train_step), model_step, train_step)
+
+    async def again(self, sampler: Sampler) -> tuple[bool, list[Again]]:
+        """Return whether it is time for a tail batch, and which groups of the buffer come before new prompts."""
+        if self.tail_batch_trigger_size <= 0:
+            return False, [*self.waiting]
+        task = {"task_name": sampler.task_name, "status": Status.ABORTED}
+        tries = self.tail_batch_max_tries
+        often = None if tries is None else {f"tags.{INTERRUPTED}": {"$gte": tries}}
+        gathered = await sampler.buffer.count(sampler.task_name, Status.EXPIRED)
+        if often is not None:
+            gathered += await sampler.buffer.count_where(task | often)
+        if gathered >= self.tail_batch_trigger_size:
+            return True, [Status.EXPIRED, (Status.ABORTED, often), Status.ABORTED]
+        return False, [(Status.ABORTED, None if often is None else {"$not": often})]
+
+    async def _plan(self, batch: BatchPlan) -> None:
+        if self.too_old(batch.model_step, batch.train_step):
+            raise ProduceError(
+                f"weights of step {batch.model_step} are too old for train step {batch.train_step}: all groups would "
+                f"expire at once (max_staleness {self.max_staleness}, max_token_staleness {self.max_token_staleness}); "
+                "load newer weights"
+            )
+        batch.summary.expired += await self.refresh(batch.sampler.buffer, batch.task_name, batch.train_step)
+        tail, batch.again = await self.again(batch.sampler)
+        batch.rest = self.waiting
+        batch.ahead = 0 if tail else self.ahead(batch.size)

@@ -1,0 +1,329 @@
+"""The prompt ledger: where every prompt of a dataset is, kept in the store with everything else.
+
+A prompt that is drawn becomes a group of the buffer, leased from the beginning, in the same transaction that moves the
+dataset's cursor. Finishing it stores the result and removes the prompt in one transaction. A prompt whose worker died
+comes back when its lease ends, and is handed out before new ones. So at any moment, and after any crash, a prompt is in
+the dataset, in flight, or finished: none is skipped, none is finished twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+from replaybuf.buffer.cancellation import to_its_end
+from replaybuf.buffer.lease import Lease
+from replaybuf.buffer.putting import PutOptions
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, whole
+from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
+from replaybuf.prompts.datasets import PromptDataset
+from replaybuf.query import Query
+from replaybuf.rollouts.normalise import as_group
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.staleness import reset_response
+from replaybuf.rollouts.statuses import Statuses, StatusLike
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
+
+
+class Prompt:
+    """A prompt in flight: `group` has its rollouts, with their partial responses; `attempt` counts from 1.
+
+    `status` and `tags` are those with which it waited: INIT for a new one. It is finished or given back once. While
+    this process lives, its lease is extended.
+    """
+
+    def __init__(self, lease: Lease, item: StorageItem, kind: RolloutType) -> None:
+        self._lease, self._kind = lease, kind
+        self.task_name = item.task_name
+        self.uid = item.uid
+        self.group: list[Any] = item.item
+        self.status = item.status
+        self.tags: Tags = dict(item.tags or {})
+        self.attempt = item.deliveries
+
+    def __repr__(self) -> str:
+        number = self._kind.get(self.group[0], "group_id") if self.group else None
+        group = "" if number is None else f", group {number!r:.50}"
+        return f"<Prompt {self.uid} of {self.task_name}{group}, attempt {self.attempt}>"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is known to be lost, or the buffer restored: stop generating then.
+
+        Known within a third of the ledger's `seconds`; `finish` finds out at once.
+        """
+        return self._lease.lost
+
+    async def finish(
+        self,
+        group: Sequence[Any] | None = None,
+        *,
+        timeout: float | Unset | None = UNSET,
+        **options: Unpack[PutOptions],
+    ) -> int | None:
+        """Store the result (default: `group` as it is now) in place of the prompt, in one transaction.
+
+        Options, rules and result are those of `ReplayBuffer.put`. Raises LeaseLostError if the lease had ended and the
+        prompt was handed to another worker, and FencedError after a restore; then nothing is stored, and the prompt
+        isn't ours any more. Raises InputError if nothing was generated.
+        """
+        rollouts = list(self.group if group is None else group)
+        if rollouts and all(map(self._is_new, rollouts)):
+            raise InputError(
+                f"nothing was generated for prompt {self.uid}: its rollouts have the status init, and it would be "
+                "handed out again; set their status to COMPLETED, or call give_back()"
+            )
+        return await self._lease.finish(rollouts, self.task_name, replaces=[self.uid], timeout=timeout, **options)
+
+    def _is_new(self, rollout: Any) -> bool:
+        """Return whether nothing was generated for a rollout. Raises RolloutError."""
+        self._kind.check_class(rollout)
+        return self._kind.status(rollout) == Status.INIT
+
+    async def save(self, group: Sequence[Any] | None = None) -> None:
+        """Save the partial responses: if this worker dies, the next one goes on from there.
+
+        A caller that is cancelled during the call still has the prompt.
+        """
+        await to_its_end(self._save(group))
+
+    async def _save(self, group: Sequence[Any] | None) -> None:
+        rollouts = list(self.group if group is None else group)
+        unsaid = not all(self._kind.has(rollout, "status") for rollout in rollouts)  # only the group has a status
+        uid = await self._lease.save(
+            rollouts, self.task_name, replaces=[self.uid], status=self.status if unsaid else None
+        )
+        self.uid = self.uid if uid is None else uid
+
+    async def give_back(self, group: Sequence[Any] | None = None, *, failed: str | None = None) -> None:
+        """Let the prompt be handed out again, with partial responses if a `group` is given.
+
+        `failed` says why it could not be generated; a prompt that failed `max_deliveries` times is set aside as FAILED.
+        """
+        if group is not None:
+            await self.save(group)
+        await self._lease.give_back([self.uid], failed=failed)
+
+
+def begin_anew(rollouts: Iterable[Any], kind: RolloutType) -> None:
+    """Remove what interrupted rollouts have generated; expired ones have lost it already, the others are done."""
+    for rollout in rollouts:
+        if kind.status(rollout) == Status.ABORTED:
+            reset_response(rollout, kind)
+            kind.set_status(rollout, Status.INIT)
+
+
+#: Prompts that are handed out again: those of dead workers, interrupted ones, and expired ones.
+AGAIN = (Status.ABORTED, Status.EXPIRED, Status.INIT)
+
+#: Prompts of a status, optionally narrowed by a query.
+Narrowed = tuple[Status, Query | None]
+Again = StatusLike | Narrowed
+
+_LONGEST_WAIT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """Where the prompts are.
+
+    `drawn` from the dataset so far; of these, `in_flight` with workers, `waiting` to be handed out again, and
+    `finished`, including those that were given up as FAILED.
+    """
+
+    drawn: int
+    in_flight: int
+    waiting: int
+    finished: int
+
+
+class PromptLedger:
+    """Hands out the prompts of a dataset to any number of workers, each until it is finished.
+
+    `dataset` is indexed, or has `state_dict`, `load_state_dict` and `iter`, or is any other iterable. Every worker has
+    its own copy of it, and all follow the cursor `name` in the store, which is part of checkpoints and snapshots. It is
+    read `epochs` times (None: for ever), with `shuffle` (a seed) in another order every time. `make_group(item,
+    number)` makes a group of an item of the dataset: a list of rollouts of the buffer's type, which become INIT
+    (default: the item is such a list, or one rollout). `number` counts the drawn prompts from 0, over all epochs.
+
+    Prompts that have come back are handed out first: groups of the task with one of the statuses `again`, or INIT. With
+    `partial_rollouts` they keep their partial responses; otherwise interrupted rollouts begin anew. `seconds` is the
+    time after which a dead worker's prompts come back.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        dataset: Any,
+        task_name: str,
+        *,
+        name: str | None = None,
+        make_group: Callable[[Any, int], list[Any]] | None = None,
+        epochs: int | None = 1,
+        shuffle: int | None = None,
+        partial_rollouts: bool = False,
+        again: Iterable[StatusLike] = AGAIN,
+        seconds: float = 60.0,
+    ) -> None:
+        times = whole(epochs)
+        if epochs is not None and (times is None or times < 0):
+            raise InputError(f"epochs must be a whole number, or None for no end, got {epochs!r:.100}")
+        self.buffer = buffer
+        self.task_name = check_task_name(task_name)
+        self.name = check_task_name(task_name if name is None else name, "name")
+        self._source = PromptDataset(dataset, times, shuffle)
+        self._make_group = make_group or _as_group
+        self._partial_rollouts = partial_rollouts
+        self._again = tuple(status for status, _ in _returning(again, self.rollout_type.statuses))
+        self._seconds = check_seconds(seconds, "seconds")
+        buffer.task_names.add(self.task_name)
+        self._ended_at: int | None = None  # the number of prompts drawn at the end of the dataset that was reported
+
+    @property
+    def rollout_type(self) -> RolloutType:
+        """The class of the rollouts."""
+        return self.buffer.rollout_type
+
+    async def draw(
+        self,
+        count: int = 1,
+        *,
+        timeout: float | None = 0,
+        again: Iterable[Again] | None = None,
+        partial_rollouts: bool | None = None,
+    ) -> list[Prompt]:
+        """Return up to `count` prompts: first those that have come back, then new ones. An empty list: none is left.
+
+        With a timeout (seconds; None: for ever) the call waits if there are none but some in flight, which may come
+        back. Then an empty list means that all are finished; NotReadyError is raised at the timeout.
+
+        `again` and `partial_rollouts` are those of the ledger unless given for this draw. In `again` a status may come
+        with a query that narrows its prompts: `(Status.ABORTED, {"tags.tries": {"$lt": 3}})`. Prompts with INIT are
+        always handed out.
+        """
+        wanted = whole(count)
+        if wanted is None or wanted < 1:
+            raise InputError(f"count must be a whole number of at least 1, got {count!r:.100}")
+        patience = check_timeout(timeout)
+        returning = _returning(self._again if again is None else again, self.rollout_type.statuses)
+        partial = self._partial_rollouts if partial_rollouts is None else partial_rollouts
+        deadline = time.monotonic() + patience
+        while True:
+            seen = self.buffer.waits.version()
+            prompts = await self._draw_again(wanted, returning, partial) or await self._draw_new(wanted)
+            if prompts or patience <= 0:
+                return prompts
+            counts = await self.counts(status for status, _ in returning)
+            if not counts.in_flight and not counts.waiting:
+                return []
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise NotReadyError(
+                    f"after {patience:g} s: task {self.task_name}: no prompt is left in the dataset, and "
+                    f"{counts.in_flight} are in flight with workers"
+                )
+            await self.buffer.waits.changed(seen, min(remaining, _LONGEST_WAIT))
+
+    async def counts(self, waiting: Iterable[Status] | None = None) -> LedgerCounts:
+        """Return where the prompts are, by counts of the task: its other groups of these statuses count too.
+
+        `waiting` narrows the waiting ones to some statuses (default: all that the ledger hands out again).
+        """
+        drawn = (await self.buffer.cursors.read(self.name)).position
+        tallies = await self.buffer.tallies()
+
+        def total(name: Tally, statuses: Iterable[Status]) -> int:
+            return sum(tallies.get((self.task_name, status, name), 0) for status in statuses)
+
+        there, in_flight = total(Tally.SIZE, self._again), total(Tally.LEASED, self._again)
+        chosen = there if waiting is None else total(Tally.SIZE, {*waiting})
+        return LedgerCounts(drawn, in_flight, chosen, drawn - there - in_flight)
+
+    async def _draw_again(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:
+        tallies = await self.buffer.tallies()
+        drawn: list[Prompt] = []
+        try:
+            for status, where in again:
+                size = min(count - len(drawn), tallies.get((self.task_name, status, Tally.SIZE), 0))
+                if size > 0:
+                    lease = await self.buffer.lease_batch(
+                        {self.task_name: size}, group_status=status, where=where, seconds=self._seconds
+                    )
+                    drawn += [Prompt(lease, item, self.rollout_type) for item in lease.items[self.task_name]]
+        except BaseException:
+            await to_its_end(_give_back(drawn))
+            raise
+        if not partial:
+            for prompt in drawn:
+                begin_anew(prompt.group, self.rollout_type)
+        return drawn
+
+    async def _draw_new(self, count: int) -> list[Prompt]:
+        """Draw new prompts from the dataset; if another worker moves the cursor meanwhile, from its new position."""
+        cursors, attempt = self.buffer.cursors, 0
+        while True:
+            now = await cursors.read(self.name)
+            groups, after = await asyncio.to_thread(self._read, now, count)
+            if not groups:
+                if self._ended_at != now.position:
+                    self.buffer.waits.dataset_ended(self.task_name, self.name, now.position)
+                    self._ended_at = now.position
+                return []
+            moved = replace(now, position=now.position + len(groups), value=after)
+            lease = await cursors.claim(groups, moved, self._seconds)
+            if lease is not None:
+                return [Prompt(lease, item, self.rollout_type) for item in lease.items[self.task_name]]
+            attempt += 1  # another worker made progress
+            await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
+
+    def _read(self, now: Cursor, count: int) -> tuple[list[NewGroup], bytes]:
+        """Return the next groups of the dataset, and the position after them; blocks."""
+        items, after = self._source.read(now.value, count)
+        return [self._new_group(item, now.position + offset) for offset, item in enumerate(items)], after
+
+    def _new_group(self, item: Any, number: int) -> NewGroup:
+        try:
+            made = as_group(self._make_group(item, number))
+            rollouts = [copy.copy(rollout) for rollout in made]  # the dataset's own rollouts stay as they are
+            for rollout in rollouts:
+                self.rollout_type.check_class(rollout)
+        except RolloutError as error:
+            raise RolloutError(
+                f"item {number} of the dataset (counted as drawn, from 0) can't be made a group of rollouts, by "
+                f"make_group or make_rollout: {error}"
+            ) from error
+        if not rollouts:
+            raise InputError(f"make_group gave an empty group for {item!r:.200}")
+        for rollout in rollouts:
+            self.rollout_type.set_status(rollout, Status.INIT)
+        return NewGroup(self.task_name, Status.INIT, 0, rollouts, time.time())
+
+
+def _returning(again: Iterable[Again], statuses: Statuses) -> list[Narrowed]:
+    """Return the statuses that are handed out again, in order. INIT is included, for prompts of dead workers."""
+    chosen: list[Narrowed] = []
+    for one in check_list(again, "again"):
+        status, where = one if type(one) is tuple and len(one) == 2 else (one, None)
+        chosen.append((statuses.check(status), where))
+    if (Status.INIT, None) not in chosen:
+        chosen.append((Status.INIT, None))
+    return list(dict.fromkeys(chosen)) if all(where is None for _, where in chosen) else chosen
+
+
+async def _give_back(prompts: Iterable[Prompt]) -> None:
+    for prompt in prompts:
+        with contextlib.suppress(ReplayBufError, RuntimeError):  # otherwise it comes back when its lease ends
+            await prompt.give_back()
+
+
+def _as_group(item: Any, number: int) -> list[Any]:
+    return list(item) if isinstance(item, (list, tuple)) else [item]

@@ -1,0 +1,303 @@
+"""Connections to PostgreSQL: asyncpg's pool, the connections' settings, and statements of synchronous functions.
+
+Both sides notice within `SILENCE_SECONDS` when the other falls silent (a cut network, a host without power), so that
+the client doesn't wait for an answer that will never come, and the server holds no locks for a client that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import asyncpg
+from pydantic_core import from_json
+from sqlalchemy.engine import URL
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from replaybuf.errors import ReplayBufError, UnreachableError
+from replaybuf.storage.sql.engine import postgres_dialect
+from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
+from replaybuf.storage.sql.engine.outage import MARKING, Identity, next_identity
+from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
+from replaybuf.storage.sql.engine.transaction import Row, Session
+from replaybuf.storage.sql.engine.urls import driver_options
+
+T = TypeVar("T")
+
+#: How long the other side may be silent when it should answer, before a TCP connection is given up.
+SILENCE_SECONDS = 20
+#: A transaction whose client does nothing for this long (a stopped process) is rolled back, to free its locks. The
+#: longest pause of a working one is while a snapshot writes a batch to a slow disk.
+_IDLE_SECONDS = 300
+#: How many connections a store opens at most, and how many of them stay open when they are idle for so many seconds.
+MOST_CONNECTIONS = 16
+KEPT_SECONDS = 60.0
+#: How long the server may take to say goodbye.
+_CLOSING_SECONDS = 2.0
+#: Texts and byte strings up to this length are not looked at more closely before they are sent.
+LARGE = 1 << 26
+
+
+class PoolBusyError(UnreachableError):
+    """All connections of the store were in use for too long."""
+
+
+class Connection(asyncpg.Connection):
+    """asyncpg's connection, which numbers its transactions (`identity`)."""
+
+    __slots__ = ("_identity",)
+
+    def next_identity(self) -> Identity:
+        """Return the identity of the next transaction."""
+        self._identity = next_identity(getattr(self, "_identity", None))
+        return self._identity
+
+
+class Pool:
+    """Up to MOST_CONNECTIONS connections; of those that are idle, the last used is lent first."""
+
+    def __init__(self, url: URL, *, lock_timeout: float, read_only: bool) -> None:
+        self._lock_timeout = lock_timeout
+        self._options = _connect_options(url, lock_timeout=lock_timeout, read_only=read_only)
+        self._pool: Any = None
+
+    @property
+    def size(self) -> int:
+        """The number of connections."""
+        return 0 if self._pool is None else int(self._pool.get_size())
+
+    @property
+    def lent(self) -> int:
+        """The number of connections in use."""
+        return 0 if self._pool is None else int(self._pool.get_size() - self._pool.get_idle_size())
+
+    async def take(self) -> asyncpg.Connection[Any]:
+        """Return a connection outside any transaction, to be given back or discarded. Raises PoolBusyError."""
+        if self._pool is None:  # the pool belongs to the loop in which it is made
+            self._pool = asyncpg.create_pool(**self._options)
+            await self._pool
+        async with asyncio.timeout(self._lock_timeout) as limit:
+            waits = self._pool.get_size() == MOST_CONNECTIONS and not self._pool.get_idle_size()
+            try:
+                connection: asyncpg.Connection[Any] = await self._pool.acquire()
+                return connection
+            except asyncio.CancelledError as error:
+                if waits and limit.expired():
+                    raise PoolBusyError(
+                        f"all {MOST_CONNECTIONS} connections of this buffer were in use for more than "
+                        f"{self._lock_timeout:g} s"
+                    ) from error
+                raise
+
+    async def give_back(self, connection: asyncpg.Connection[Any]) -> None:
+        """Take back a connection outside any transaction."""
+        await self._pool.release(connection)
+
+    async def discard(self, connection: asyncpg.Connection[Any]) -> None:
+        """Take back a connection that can't be used any more, and close it."""
+        await asyncio.shield(self._close(connection))
+
+    async def _close(self, connection: asyncpg.Connection[Any]) -> None:
+        if not is_closed(connection):
+            try:
+                await connection.close(timeout=_CLOSING_SECONDS)  # cancels what still runs there
+            except Exception:
+                if not is_closed(connection):
+                    connection.terminate()
+        await self._pool.release(connection)
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """Lend a connection. It is closed when it is not known in what state it is."""
+        connection = await self.take()
+        try:
+            yield connection
+        except BaseException as error:
+            known = isinstance(error, ReplayBufError) or isinstance(getattr(error, "sqlstate", None), str)
+            await (self._give_back_idle(connection) if known else self.discard(connection))
+            raise
+        await self._give_back_idle(connection)
+
+    async def _give_back_idle(self, connection: asyncpg.Connection[Any]) -> None:
+        if is_closed(connection) or connection.is_in_transaction():
+            await self.discard(connection)
+        else:
+            await self.give_back(connection)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._pool is not None:
+            try:
+                await asyncio.wait_for(self._pool.close(), _CLOSING_SECONDS)
+            except Exception:
+                self._pool.terminate()
+
+
+def is_closed(connection: asyncpg.Connection[Any]) -> bool:
+    """Return whether a connection was closed, by either side: then the pool has it back already."""
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:
+        return True
+
+
+def _connect_options(url: URL, *, lock_timeout: float, read_only: bool) -> dict[str, Any]:
+    url, options = driver_options(url)
+    settings = {"application_name": options.pop("application_name", "replaybuf"), "jit": "off"}
+    settings |= {"lock_timeout": str(max(1, int(lock_timeout * 1000))), **_server_settings()}
+    if not read_only:  # readers see the server's own settings
+        settings["synchronous_commit"] = "on"
+    else:
+        settings["default_transaction_read_only"] = "on"
+    # The level and READ ONLY are said in every BEGIN: a database or role may have other defaults, and a connection
+    # pooler such as PgBouncer may drop the settings that a connection asks for.
+    _, target = POSTGRES.compiler.create_connect_args(url)  # type: ignore[no-untyped-call]
+    return {
+        **target,
+        "timeout": 10,
+        "command_timeout": 600,
+        **options,
+        "server_settings": settings,
+        "connection_class": Connection,
+        "min_size": 0,
+        "max_size": MOST_CONNECTIONS,
+        "max_inactive_connection_lifetime": KEPT_SECONDS,
+        "max_queries": 1 << 62,
+        "connect": asyncpg.connect,
+        "init": _watch,
+        "reset": _leave_as_it_is,
+    }
+
+
+def _server_settings() -> dict[str, str]:
+    idle, interval, count = _keepalive()
+    return {
+        "tcp_keepalives_idle": str(idle),
+        "tcp_keepalives_interval": str(interval),
+        "tcp_keepalives_count": str(count),
+        "tcp_user_timeout": str(SILENCE_SECONDS * 1000),
+        "idle_in_transaction_session_timeout": str(_IDLE_SECONDS * 1000),
+    }
+
+
+def _keepalive() -> tuple[int, int, int]:
+    """Return after how many seconds of silence to probe the other side, at what interval, and how many times."""
+    return max(1, SILENCE_SECONDS // 2), max(1, SILENCE_SECONDS // 4), 2
+
+
+async def _watch(connection: asyncpg.Connection[Any]) -> None:
+    """Set up a new connection, so that its loss is noticed."""
+    connection.add_termination_listener(partial(_go_on, getattr(connection, "_protocol", None)))
+    _watch_socket(connection)
+
+
+async def _leave_as_it_is(_: asyncpg.Connection[Any]) -> None:
+    """Every transaction is ended explicitly and leaves no settings: nothing has to be asked of the server."""
+
+
+def _go_on(protocol: Any, _: Any) -> None:
+    # An executemany that waits until it may send more would go on waiting when the connection is lost.
+    if protocol is not None:
+        protocol.resume_writing()
+
+
+def _watch_socket(connection: Any) -> None:
+    transport = getattr(connection, "_transport", None)
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
+        return
+    idle, interval, count = _keepalive()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", idle),
+        ("TCP_KEEPINTVL", interval),
+        ("TCP_KEEPCNT", count),
+        ("TCP_USER_TIMEOUT", SILENCE_SECONDS * 1000),
+    ):
+        if hasattr(socket, name):  # not every system has all options
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+# Statements
+
+
+class PostgresSession(Session):
+    """Runs statements on a connection of asyncpg, which keeps them prepared; only in functions that `run` calls.
+
+    Errors are asyncpg's; raises OSError when the connection can't be used any more.
+    """
+
+    dialect = POSTGRES
+
+    def __init__(self, connection: asyncpg.Connection[Any]) -> None:
+        self._raw = connection
+        #: Whether anything but queries was sent.
+        self.has_written = False
+
+    def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
+        self._check(sql, values)
+        return await_only(_answered(self._raw, self._raw.fetch, sql, *values))
+
+    def change(self, sql: str, values: Row = ()) -> int:
+        self._check(sql, values)
+        status: str = await_only(_answered(self._raw, self._raw.execute, sql, *values))
+        return int(status.rpartition(" ")[2])
+
+    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
+        on_statement(sql, rows, many=True)
+        self.has_written = True
+        await_only(_answered(self._raw, self._raw.executemany, sql, rows))
+
+    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
+        self._check(sql, values)
+        prepared: Any = await_only(_answered(self._raw, self._raw.prepare, sql))
+        rows: list[Row] = await_only(_answered(self._raw, prepared.fetch, *values))
+        columns = prepared.get_attributes()
+        for at, column in enumerate(columns):
+            if column.type.name in ("json", "jsonb"):
+                rows = [(*row[:at], None if row[at] is None else from_json(row[at]), *row[at + 1 :]) for row in rows]
+        return [column.name for column in columns], rows
+
+    def _check(self, sql: str, values: Row) -> None:
+        on_statement(sql, values)
+        if not sql.startswith(("SELECT", MARKING)):
+            self.has_written = True
+        # The server would end the connection, and the same would be sent again and again. (Groups, which come as many
+        # rows, are looked at before.)
+        if any(isinstance(value, (bytes, str)) and len(value) > LARGE for value in values):
+            postgres_dialect.ROW_LIMIT.check("what was to be stored", values)
+
+
+async def run(function: Callable[[], T]) -> T:
+    """Return the result of a function that runs statements of a PostgresSession: others go on while it waits."""
+    return await greenlet_spawn(function)
+
+
+async def _answered(connection: asyncpg.Connection[Any], ask: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return await ask(*arguments)
+    except Exception as error:
+        if is_closed(connection) and not isinstance(error, OSError):
+            raise ConnectionResetError(str(error)) from error
+        raise
+
+
+async def send(connection: asyncpg.Connection[Any], message: str) -> None:
+    """Send one message, and wait for its answer. Raises OSError when the connection can't be used any more."""
+    try:
+        await connection.execute(message)
+    except Exception as error:
+        if isinstance(error, OSError) or isinstance(getattr(error, "sqlstate", None), str):
+            raise
+        raise ConnectionResetError(str(error)) from error  # it ended while nothing was asked
+
+
+async def commit(connection: asyncpg.Connection[Any], last: Sequence[str] = ()) -> None:
+    """Commit the transaction of a connection, after its last statements, in one message."""
+    on_commit()
+    await send(connection, "".join(f"{statement};" for statement in (*last, "COMMIT")))
+    after_commit()

@@ -1,0 +1,281 @@
+"""Groups that match a query: lists, pages, payloads, how the database answers a query, and what deleting would remove.
+
+A page is asked for by the key of the last group of the one before (keyset paging), so that the thousandth costs what
+the first does. In the order of uids, each lane is read from its own index as far as the page needs, and the lanes are
+merged; other orders sort all groups that match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true, union_all
+
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError
+from replaybuf.query import LogicNode, Node
+from replaybuf.query.sql_conditions import compile_sql
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rules.policies import Order, OrderTerm
+from replaybuf.storage.sql.engine.dialect import PlanStep
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.inspection.groups import (
+    Described,
+    Listing,
+    buffers_of,
+    check_buffer,
+    describe_group,
+    extreme_rollouts,
+    read_metadata,
+)
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.statements.columns import FIELDS
+from replaybuf.storage.sql.statements.lanes import find_lanes
+from replaybuf.storage.sql.statements.matching import count_groups, find_uids, finding, read_groups, select_matching
+from replaybuf.storage.sql.statements.ordering import Source
+from replaybuf.storage.sql.statements.rows import GroupRow
+
+#: Decodes rollouts as dicts, whatever their class and those in their fields were, and needs neither torch nor Ray.
+AS_DICTS = Codec(RolloutType(dict), tensors="numpy", object_refs="value", as_plain=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Looking(Scope):
+    """The scope of a reader: one buffer or all, including leased groups."""
+
+    @property
+    def lanes(self) -> ColumnElement[bool]:
+        return true() if self.buffer is None else lane.c.buffer == self.buffer
+
+
+@dataclass(slots=True)
+class Shown(Described):
+    """A group and its rollouts, and its payload if that was read."""
+
+    stored: GroupRow | None = None
+
+    def decode(self) -> list[dict[str, Any]]:
+        """Return the full rollouts, if the payload was read. Raises DecodeError."""
+        assert self.stored is not None
+        try:
+            return self.stored.decode(AS_DICTS).item
+        except DecodeError as error:
+            raise DecodeError(f"group {self.stored.uid}: {error} (without --full its metadata can be shown)") from error
+
+
+def looking_at(tx: ReadTransaction, buffer: str | None) -> Transaction:
+    """Return the transaction for queries of one buffer or all. Raises InputError when only other buffers exist."""
+    check_buffer(tx, buffer)
+    return tx.of(Looking(buffer))
+
+
+def list_groups(
+    tx: ReadTransaction, buffer: str | None, query: Node, order: Order, limit: int | None, *, count: bool
+) -> Listing:
+    """Return the groups that match, in order; with `count` also the number of all matches, beyond the limit."""
+    looking = looking_at(tx, buffer)
+    rows = read_metadata(tx, [uid for uid, _ in find_uids(looking, query, order, limit)])
+    matching = count_groups(looking, query, None) if count and len(rows) == limit else len(rows)
+    return Listing(rows, matching, tx.now(), several=buffer is None and len(buffers_of(tx)) > 1)
+
+
+def extremes_matching(
+    tx: ReadTransaction, buffer: str | None, query: Node, count: int, *, worst: bool
+) -> list[tuple[int, int]]:
+    """Return what `extreme_rollouts` does, of the groups that match."""
+    uids = [uid for uid, _ in find_uids(looking_at(tx, buffer), query, (), None)]
+    return extreme_rollouts(tx, buffer, None, count, worst=worst, among=uids)
+
+
+def show_group(tx: ReadTransaction, uid: int, *, payload: bool) -> Shown | None:
+    """Return a group of any buffer, or None when it isn't there."""
+    described = describe_group(tx, uid)
+    if described is None:
+        return None
+    stored = read_groups(looking_at(tx, None), [uid], LogicNode("$and", ())) if payload else []
+    return Shown(described.group, described.rollouts, described.now, described.several, *stored)
+
+
+#: More lanes than this are read in one go; a database has a few for each task.
+_MOST_LANES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which groups, in which order: of a buffer, task and status (None: of all), that match the query."""
+
+    query: Node
+    order: OrderTerm
+    buffer: str | None = None
+    task: str | None = None
+    status: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The place of a group in the order: the value that it is ordered by, and its uid."""
+
+    value: Any
+    uid: int
+
+
+@dataclass(slots=True)
+class Page:
+    """The metadata of the groups of a page, and the key of its last group if there are more behind it."""
+
+    rows: list[dict[str, Any]]
+    last: Key | None
+
+
+def page_of_groups(tx: ReadTransaction, chosen: Chosen, after: Key | None, size: int) -> Page:
+    """Return the page of `size` groups behind a key, or the first."""
+    looking = looking_at(tx, chosen.buffer)
+    lanes = _lanes(looking, chosen)
+    if not lanes:
+        return Page([], None)
+    keys = [(uid, value) for uid, value in looking.execute(_statement(looking, chosen, lanes, after, size + 1))]
+    rows = read_metadata(tx, [uid for uid, _ in keys[:size]])
+    last = Key(keys[size - 1][1], keys[size - 1][0]) if len(keys) > size else None
+    return Page(rows, last)
+
+
+def _lanes(tx: Transaction, chosen: Chosen) -> list[int]:
+    found = select(lane.c.id).where(tx.scope.lanes)
+    if chosen.task is not None:
+        found = found.where(lane.c.task_name == chosen.task)
+    if chosen.status is not None:
+        found = found.where(lane.c.status == chosen.status)
+    return list(tx.execute(found).scalars())
+
+
+def _statement(tx: Transaction, chosen: Chosen, lanes: list[int], after: Key | None, limit: int) -> Any:
+    """Return the statement for the uids of a page, each with the value that it is ordered by."""
+    value, down = FIELDS[chosen.order.field], chosen.order.descending
+    by_uid = value is group.c.uid
+    matching = (
+        select(group.c.uid.label("uid"), value.label("value"))
+        .select_from(group.join(lane, lane.c.id == group.c.lane))
+        .where(compile_sql(chosen.query, FIELDS, tx.dialect.name))
+        .order_by(*([] if by_uid else [_directed(value, down).nulls_last()]), _directed(group.c.uid, down))
+        .limit(limit)
+    )
+    if after is not None:
+        matching = matching.where(_behind(value, after, down))
+    if not by_uid or len(lanes) > _MOST_LANES:
+        return matching.where(group.c.lane.in_(lanes))
+    merged = union_all(*(select(matching.where(group.c.lane == one).subquery()) for one in lanes)).subquery()
+    return select(merged).order_by(_directed(merged.c.uid, down)).limit(limit)
+
+
+def _directed(key: ColumnElement[Any], down: bool) -> ColumnElement[Any]:
+    return key.desc() if down else key.asc()
+
+
+def _behind(value: ColumnElement[Any], after: Key, down: bool) -> ColumnElement[bool]:
+    """Return the condition of being behind a key; groups without a value come last, by uid."""
+    uid = group.c.uid < after.uid if down else group.c.uid > after.uid
+    if value is group.c.uid:
+        return uid
+    if after.value is None:
+        return and_(value.is_(None), uid)
+    beyond = value < after.value if down else value > after.value
+    return or_(beyond, and_(value == after.value, uid), value.is_(None))
+
+
+_GROUPS = group.name
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """A statement as the database gets it, its parameters in their order, its plan, and a sentence about that."""
+
+    sql: str
+    parameters: list[Any]
+    plan: list[PlanStep]
+    sentence: str
+
+    @property
+    def indexes(self) -> list[str]:
+        """The indexes by which groups are found."""
+        return sorted({step.index for step in self.plan if step.table == _GROUPS and step.index})
+
+    @property
+    def sorts(self) -> bool:
+        return any(step.sorts for step in self.plan)
+
+
+def explain_query(tx: ReadTransaction, buffer: str | None, query: Node, order: Order, limit: int | None) -> QueryPlan:
+    """Explain how the groups that match are found, in order, as `find` and `replaybuf ls` do it."""
+    looking = looking_at(tx, buffer)
+    return _explain(looking, finding(looking, query, order, limit), {})
+
+
+def explain_draw(
+    tx: ReadTransaction, buffer: str, task: str, status: Status, where: Node | None, order: Order, size: int
+) -> list[QueryPlan]:
+    """Explain how the first `size` groups of a task and status are drawn that match `where`.
+
+    An order by staleness needs two statements. Returns [] when there never was such a group.
+    """
+    drawing = tx.of(Scope(buffer))
+    home = find_lanes(drawing, [(task, status)]).get((task, status))
+    if home is None:
+        return []
+    return [_explain(drawing, *one) for one in Source(home, where).selects(drawing, size, order)]
+
+
+def _explain(tx: Transaction, statement: Select[Any], values: dict[str, Any]) -> QueryPlan:
+    sql, parameters = tx.bound(statement, values)
+    plan = tx.dialect.explain(tx, sql, parameters)
+    sentence = _sentence(plan, _count(tx), limited=statement._limit_clause is not None)
+    return QueryPlan(sql, list(parameters), plan, sentence)
+
+
+def _count(tx: ReadTransaction) -> int:
+    """Return the number of groups in the database, which is what a scan reads."""
+    return int(tx.value("SELECT sum(amount) FROM rb_tally WHERE name IN ('size', 'leased')") or 0)
+
+
+def _sentence(plan: Sequence[PlanStep], groups: int, *, limited: bool) -> str:
+    reads = [step for step in plan if step.table == _GROUPS]
+    indexes = ", ".join(dict.fromkeys(step.index for step in reads if step.index))
+    if not reads:
+        how = "reads no group: nothing can match"
+    elif any(step.whole for step in reads):
+        along = f" along {indexes}" if indexes else ""
+        if limited and not any(step.sorts for step in plan):
+            return f"scans groups{along} until enough match, at worst all {groups:,} of the database, without a sort"
+        how = f"scans all {groups:,} groups of the database{along}"
+    else:
+        how = f"reads groups by {indexes}"
+    return f"{how}, and sorts those that match" if any(step.sorts for step in plan) else f"{how}, without a sort"
+
+
+@dataclass(frozen=True, slots=True)
+class Removable:
+    """The groups that a query would remove: a row for each task and status, the number of leased ones, which stay, and
+    the last uid of all of them."""
+
+    rows: list[dict[str, Any]]
+    leased: int
+    last: int
+
+    @property
+    def groups(self) -> int:
+        return sum(row["groups"] for row in self.rows)
+
+
+def removable(tx: ReadTransaction, name: str, query: Node) -> Removable:
+    """Return what deleting the groups of a buffer that match would remove."""
+    columns = lane.c.task_name, lane.c.status, lane.c.leased
+    counted = (*columns, func.count().label("groups"), func.max(group.c.uid).label("last"))
+    looking = tx.of(Looking(name))
+    chosen = select_matching(looking, query, *counted)
+    found = list(looking.execute(chosen.group_by(*columns).order_by(*columns)))
+    rows = [{"task_name": row.task_name, "status": row.status, "groups": row.groups} for row in found if not row.leased]
+    leased = sum(row.groups for row in found if row.leased)
+    return Removable(rows, leased, max((row.last for row in found), default=0))

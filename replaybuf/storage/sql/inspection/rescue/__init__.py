@@ -1,1 +1,0 @@
-"""Rescuing a damaged SQLite file: `salvage` reads its rows, `rows` and `metadata` mend them, `snapshot` writes them."""

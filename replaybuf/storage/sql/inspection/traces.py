@@ -1,0 +1,336 @@
+"""What `trace` tells: what a train step was trained on, what a worker made, and the life of a group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from replaybuf.rules.comparison import Part, by_task, by_worker, mean, verdict
+from replaybuf.storage.sql.inspection.drawn_batches import (
+    STEPS_BEFORE,
+    Batch,
+    Member,
+    StepKey,
+    batches_before,
+    batches_by,
+    batches_of_steps,
+    batches_with,
+    list_steps,
+    whereabouts,
+)
+from replaybuf.storage.sql.inspection.groups import buffers_of, read_metadata
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.statements.buffer_facts import last_uid as last_uid
+from replaybuf.units import time_of
+
+_DRAWS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """The draws for a train step in one run: `restores` is the number of restores before it.
+
+    Groups that came back aren't among its `groups`, unless all have. Rewards and staleness are those of the groups that
+    were consumed; of a step of which none is yet, of all that were drawn. `resumed` and `undone` are those of
+    `StepKey`.
+    """
+
+    step: int
+    restores: int
+    resumed: bool
+    undone: bool
+    first_at: datetime
+    last_at: datetime
+    batches: int
+    groups: int
+    settled: int
+    reward: float | None
+    min_reward: float | None
+    max_reward: float | None
+    staleness: float | None
+    max_staleness: int | None
+    oldest_model_step: int | None
+    newest_model_step: int | None
+    taken_by: list[str]
+
+    @classmethod
+    def of(cls, key: StepKey, batches: Sequence[Batch]) -> StepSummary:
+        """Return the summary of these draws."""
+        trained = consumed(batches)
+        return cls(
+            step=key.step,
+            restores=key.restores,
+            resumed=key.resumed,
+            undone=key.undone,
+            first_at=min(one.taken_at for one in batches),
+            last_at=max(one.taken_at for one in batches),
+            batches=len(batches),
+            groups=sum(one.groups - one.back for one in batches) or sum(one.groups for one in batches),
+            settled=sum(one.settled for one in batches),
+            reward=_weighted(trained, "reward"),
+            min_reward=min((one.min_reward for one in trained if one.min_reward is not None), default=None),
+            max_reward=max((one.max_reward for one in trained if one.max_reward is not None), default=None),
+            staleness=_weighted(trained, "staleness"),
+            max_staleness=max((one.max_staleness for one in trained if one.max_staleness is not None), default=None),
+            oldest_model_step=min(
+                (one.oldest_model_step for one in trained if one.oldest_model_step is not None), default=None
+            ),
+            newest_model_step=max(
+                (one.newest_model_step for one in trained if one.newest_model_step is not None), default=None
+            ),
+            taken_by=sorted({one.worker for one in batches if one.worker is not None}),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """A train step in one run, with its draws and groups.
+
+    `groups` are those that were trained on, each once, lowest reward first, and `places` says where they are now
+    (`batches.whereabouts`). `before` has the mean reward of the up to `STEPS_BEFORE` steps before. `verdict` says in a
+    sentence what stands out.
+    """
+
+    summary: StepSummary
+    batches: list[Batch]
+    groups: list[tuple[Batch, Member]]
+    places: dict[int, str]
+    workers: list[Part]
+    tasks: list[Part]
+    before: float | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStep:
+    """The groups of one worker in a train step, and what they are compared with; None where there were none."""
+
+    summary: StepSummary
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTrace:
+    """What a worker made: of the last train steps those that had groups of it, newest first; its groups in the buffer.
+
+    `lowest` are its groups in these steps, lowest reward first. `buffered` has a row for each task and status. `draws`
+    are the last ones that it made itself.
+    """
+
+    steps: list[WorkerStep]
+    lowest: list[tuple[Batch, Member]]
+    buffered: list[dict[str, Any]]
+    draws: list[Batch]
+
+
+def summarise_steps(
+    tx: ReadTransaction, buffer: str, *, before: int | None = None, limit: int | None = None
+) -> list[StepSummary]:
+    """Return the last steps of a buffer, `before` one of them, newest first; a step of several runs has several."""
+    steps = list_steps(tx, buffer, before=before, limit=limit)
+    return [StepSummary.of(key, batches) for key, batches in batches_of_steps(tx, buffer, steps).items()]
+
+
+def trace_step(tx: ReadTransaction, buffer: str, step: int) -> list[StepTrace]:
+    """Return a train step of a buffer, for each run that trained on it, the last run first; [] if none did."""
+    return [
+        _trace(tx, buffer, key, batches) for key, batches in batches_of_steps(tx, buffer, [step], members=True).items()
+    ]
+
+
+def trace_worker(tx: ReadTransaction, buffer: str, worker: str, limit: int | None) -> WorkerTrace | None:
+    """Return what a worker made and drew in the last `limit` steps, or None if nothing is known of it."""
+    steps: list[WorkerStep] = []
+    lowest: list[tuple[Batch, Member]] = []
+    newest = list_steps(tx, buffer, limit=limit)
+    for key, batches in batches_of_steps(tx, buffer, newest, members=True).items():
+        groups = _groups(batches)
+        parts = [part for part in by_worker([one for _, one in groups], []) if part.name == worker]
+        steps += [WorkerStep(StepSummary.of(key, batches), part) for part in parts]
+        lowest += [(drawn, one) for drawn, one in groups if one.worker == worker]
+    buffered = [{**row, "leased": bool(row["leased"])} for row in tx.rows(_BUFFERED, buffer=buffer, worker=worker)]
+    draws = batches_by(tx, buffer, worker, _DRAWS_SHOWN)
+    if not (steps or buffered or draws):
+        return None
+    return WorkerTrace(steps, sorted(lowest, key=_by_reward), buffered, draws)
+
+
+def workers_of(tx: ReadTransaction, buffer: str) -> list[str]:
+    """Return the names of those who made the groups in a buffer, or of the last steps."""
+    found = {name for (name,) in tx.table(_MAKERS, buffer=buffer)[1]}
+    for batches in batches_of_steps(tx, buffer, list_steps(tx, buffer, limit=STEPS_BEFORE), members=True).values():
+        found |= {member.worker for one in batches for member in one.members if member.worker is not None}
+        found |= {one.worker for one in batches if one.worker is not None}
+    return sorted(found)
+
+
+def consumed(batches: Sequence[Batch]) -> list[Batch]:
+    """Return the draws of which groups were consumed; all of them while none is."""
+    return [one for one in batches if one.settled] or list(batches)
+
+
+def _trace(tx: ReadTransaction, buffer: str, key: StepKey, batches: list[Batch]) -> StepTrace:
+    groups = _groups(batches)
+    members, earlier = [one for _, one in groups], batches_before(tx, buffer, key)
+    before = [one for drawn in earlier if drawn.settled for one in drawn.members]
+    workers, tasks = by_worker(members, before), by_task(members, before)
+    summary, mean_before = StepSummary.of(key, batches), mean(one.reward for one in before)
+    return StepTrace(
+        summary=summary,
+        batches=batches,
+        groups=sorted(groups, key=_by_reward),
+        places=whereabouts(tx, batches),
+        workers=workers,
+        tasks=tasks,
+        before=mean_before,
+        verdict=verdict(workers, tasks, summary.reward, mean_before),
+    )
+
+
+def _groups(batches: Sequence[Batch]) -> list[tuple[Batch, Member]]:
+    """Return the groups that were trained on, each once, with the last draw that had it."""
+    return list({member.uid: (drawn, member) for drawn in consumed(batches) for member in drawn.members}.values())
+
+
+def _by_reward(drawn: tuple[Batch, Member]) -> tuple[bool, float, int]:
+    reward = drawn[1].reward
+    return reward is None, 0.0 if reward is None else reward, drawn[1].uid
+
+
+def _weighted(batches: Sequence[Batch], field: str) -> float | None:
+    """Return the mean of a field of draws, weighted by the groups that were consumed, or else drawn."""
+    known = [(value, one.settled or one.groups) for one in batches if (value := getattr(one, field)) is not None]
+    return sum(value * count for value, count in known) / sum(count for _, count in known) if known else None
+
+
+_MAKERS = """
+SELECT DISTINCT g.worker FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE l.buffer = :buffer AND g.worker IS NOT NULL"""
+_BUFFERED = """
+SELECT
+    l.task_name AS task_name, l.status AS status, l.leased AS leased, count(*) AS groups, avg(g.reward) AS reward,
+    max(g.uid) AS last_uid
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer AND g.worker = :worker
+GROUP BY l.task_name, l.status, l.leased ORDER BY l.task_name, l.status, l.leased"""
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that befell a group: the `kind` of an event, when, by whom, at which train step."""
+
+    at: datetime
+    kind: str
+    worker: str | None
+    step: int | None
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What is known of a group's put, also when it has left: from its row, a checkpoint's, or a draw's.
+
+    Of a group that only an event or its successor names, it is the buffer.
+    """
+
+    buffer: str
+    task_name: str
+    created_at: datetime | None
+    worker: str | None
+    train_step: int | None
+    oldest_model_step: int | None
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """All that is known of a group.
+
+    `there` is its row in the view `groups` with its trained step, None when it has left. `replaces` are the groups that
+    it was put in place of, as far as they are known (`schema.tables`), `replaced_by` those that were put in its place.
+    `checkpoints` are the train steps of the checkpoints that hold it.
+    """
+
+    uid: int
+    origin: Origin
+    there: dict[str, Any] | None
+    draws: Sequence[Batch]
+    happenings: Sequence[Happening]
+    replaces: Sequence[int]
+    replaced_by: Sequence[int]
+    checkpoints: Sequence[int]
+    now: datetime
+    several: bool
+
+
+def life_of(tx: ReadTransaction, uid: int) -> Life | None:
+    """Return the life of a group of any buffer, or None when nothing is known of it."""
+    kept = tx.rows(_IN_CHECKPOINTS, uid=uid)
+    rows = tx.rows(_ROW, uid=uid) or kept[-1:]
+    buffers = buffers_of(tx)
+    for buffer in [rows[0]["buffer"]] if rows else buffers:
+        draws = batches_with(tx, buffer, uid)
+        happenings = [_happening(row) for row in tx.rows(_EVENTS[tx.dialect_name].format(uid=int(uid)), buffer=buffer)]
+        later = [row["uid"] for row in tx.rows(_LATER[tx.dialect_name].format(uid=int(uid)), buffer=buffer)]
+        if rows or draws or happenings or later:
+            break
+    else:
+        return None
+    there = read_metadata(tx, [uid])
+    made_from = rows[0]["made_from"] if rows else None
+    return Life(
+        uid=uid,
+        origin=_origin_of_row(rows[0]) if rows else _origin_of_draw(buffer, draws),
+        there=there[0] if there else None,
+        draws=draws,
+        happenings=happenings,
+        replaces=sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ()),
+        replaced_by=later,
+        checkpoints=[row["checkpoint_step"] for row in kept],
+        now=tx.now(),
+        several=len(buffers) > 1,
+    )
+
+
+_PUT = """
+    l.buffer AS buffer, l.task_name AS task_name, g.created_at AS put_at, g.worker AS worker, g.put_step AS put_step,
+    g.oldest_step AS oldest_step, g.reward AS reward, g.made_from AS made_from"""
+_ROW = f"SELECT {_PUT} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"  # noqa: S608
+# A look-up in each checkpoint.
+_IN_CHECKPOINTS = f"""
+SELECT {_PUT}, c.step AS checkpoint_step
+FROM rb_checkpoint c JOIN rb_checkpoint_group g ON g.checkpoint = c.id JOIN rb_lane l ON l.id = g.lane
+WHERE g.uid = :uid AND c.copied_to IS NULL ORDER BY c.id"""  # noqa: S608
+_EVENT = "SELECT happened_at AS at, kind, worker, step, detail FROM rb_event e WHERE buffer = :buffer AND {there}"
+_EVENTS = {
+    "sqlite": _EVENT.format(there="EXISTS (SELECT 1 FROM json_each(e.uids) WHERE value = {uid}) ORDER BY id"),
+    "postgresql": _EVENT.format(there="e.uids @> '{uid}' ORDER BY id"),
+}
+# Groups that are put in place of another have higher uids.
+_REPLACING = """
+SELECT g.uid AS uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE g.uid > {{uid}} AND g.made_from IS NOT NULL AND l.buffer = :buffer AND {there} ORDER BY g.uid"""
+_LATER = {
+    "sqlite": _REPLACING.format(there="EXISTS (SELECT 1 FROM json_each(g.made_from) WHERE value = {uid})"),
+    "postgresql": _REPLACING.format(there="g.made_from @> '{uid}'"),
+}
+
+
+def _origin_of_row(row: dict[str, Any]) -> Origin:
+    at, step = time_of(row["put_at"]), row["put_step"]
+    return Origin(row["buffer"], row["task_name"], at, row["worker"], step, row["oldest_step"], row["reward"])
+
+
+def _origin_of_draw(buffer: str, draws: Sequence[Batch]) -> Origin:
+    if not draws:
+        return Origin(buffer, "", None, None, None, None, None)
+    [mine] = draws[0].members
+    return Origin(buffer, mine.task_name, mine.created_at, mine.worker, None, mine.oldest_model_step, mine.reward)
+
+
+def _happening(row: dict[str, Any]) -> Happening:
+    at = time_of(row["at"])
+    assert at is not None
+    return Happening(at, row["kind"], row["worker"], row["step"], row["detail"])

@@ -1,0 +1,136 @@
+"""What a buffer has: counts, cursors, checkpoints, leases, what its groups hold. Each question is one text of SQL.
+
+The buffer itself asks them, and so do the command line, the pages, metrics and the doctor: without SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.storage.sql.engine.read_transaction import ReadTransaction
+
+if TYPE_CHECKING:
+    from replaybuf.storage.values import Cursor
+
+Tallied = dict[tuple[str, Status, Tally], int]
+
+#: The staleness of a group `g` in a lane `l`, in train steps.
+STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
+
+_TALLIES = """SELECT l.task_name, l.status, t.name, sum(t.amount) FROM rb_lane l JOIN rb_tally t ON t.lane = l.id
+WHERE l.buffer = :buffer GROUP BY l.task_name, l.status, t.name"""
+_CURSORS = "SELECT name, version, position, value FROM rb_cursor WHERE buffer = :buffer AND checkpoint = 0"
+
+
+def read_tallies(tx: ReadTransaction, buffer: str) -> Tallied:
+    """Return the tallies of a buffer by task and status."""
+    return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in tx.tuples(_TALLIES, buffer=buffer)}
+
+
+def read_cursors(tx: ReadTransaction, buffer: str) -> list[Cursor]:
+    """Return the present cursors of a buffer."""
+    rows = tx.tuples(_CURSORS, buffer=buffer)
+    if not rows:  # saves the import
+        return []
+    from replaybuf.storage.values import Cursor
+
+    return [Cursor(*row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A checkpoint, as described in its own row; `created_at` in seconds since the epoch."""
+
+    id: int
+    buffer: str
+    step: int
+    created_at: float
+    groups: int
+    bytes: int
+
+
+_CHECKPOINTS = """SELECT id, buffer, step, created_at, groups, bytes FROM rb_checkpoint
+WHERE copied_to IS NULL AND buffer = coalesce(:buffer, buffer) ORDER BY id"""
+
+
+def list_checkpoints(tx: ReadTransaction, buffer: str | None) -> list[StoredCheckpoint]:
+    """Return the checkpoints of one buffer or of all that are whole, in the order in which they were made."""
+    return [StoredCheckpoint(*row) for row in tx.tuples(_CHECKPOINTS, buffer=buffer)]
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """The leased groups of a buffer, task and status: their number, when the first and the last of their leases end, in
+    seconds since the epoch, and how many are overdue."""
+
+    buffer: str
+    task_name: str
+    status: Status
+    groups: int
+    first: float
+    last: float
+    overdue: int
+
+
+# Leased groups have lanes of their own: without that, SQLite would look at all groups.
+_LEASED = """SELECT l.buffer, l.task_name, l.status, count(*), min(g.leased_until), max(g.leased_until),
+    count(CASE WHEN g.leased_until <= :now THEN 1 END)
+FROM rb_lane l JOIN rb_group g ON g.lane = l.id
+WHERE l.leased AND g.leased_until IS NOT NULL AND l.buffer = coalesce(:buffer, l.buffer)
+GROUP BY l.buffer, l.task_name, l.status"""
+
+
+def list_leased(tx: ReadTransaction, buffer: str | None, now: float) -> list[Leased]:
+    """Return what is leased of one buffer or of all; leases that ended before `now` are overdue.
+
+    Those come back when a process next looks for groups: where all consumers are gone, none has.
+    """
+    rows = tx.tuples(_LEASED, buffer=buffer, now=now)
+    return [Leased(name, task, Status(status), *rest) for name, task, status, *rest in rows]
+
+
+_CONTENTS = f"""SELECT l.task_name AS task_name, l.status AS status, l.leased AS is_leased,
+    g.times_sampled AS times_sampled, {STALENESS} AS staleness, count(*) AS groups, sum(g.bytes) AS bytes,
+    min(g.created_at) AS oldest_at, count(g.reward) AS rewards, sum(g.reward) AS reward, min(g.reward) AS lowest,
+    max(g.reward) AS highest
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer GROUP BY 1, 2, 3, 4, 5"""  # noqa: S608
+
+#: A row for each task, status, whether it is leased, number of draws and staleness: the number of such groups, their
+#: bytes, the time of the oldest, and the number, sum and bounds of their rewards.
+Contents = Sequence[Mapping[str, Any]]
+
+
+def read_contents(tx: ReadTransaction, buffer: str) -> Contents:
+    """Return what the groups of a buffer hold. Reads all of them, once."""
+    return tx.rows(_CONTENTS, buffer=buffer)
+
+
+def histogram_of(contents: Contents, field: str) -> dict[LaneName, dict[int, int]]:
+    """Return the number of groups by `staleness` or `times_sampled`, without leased ones, for each task and status."""
+    found: dict[LaneName, dict[int, int]] = {}
+    for row in contents:
+        if not row["is_leased"]:
+            counts = found.setdefault((row["task_name"], Status(row["status"])), {})
+            counts[int(row[field])] = counts.get(int(row[field]), 0) + int(row["groups"])
+    return found
+
+
+_LAST_UID = {
+    "sqlite": "SELECT value FROM rb_counter WHERE name = 'uid'",
+    "postgresql": "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM rb_uid",
+}
+
+
+def find_last_uid(tx: ReadTransaction) -> int | None:
+    """Return the last uid that was given in the database, 0 when none was; None when the counter is gone."""
+    last: int | None = tx.value(_LAST_UID[tx.dialect_name])
+    return last
+
+
+def last_uid(tx: ReadTransaction) -> int:
+    """Return the last uid that was given in the database, 0 when none was."""
+    return find_last_uid(tx) or 0

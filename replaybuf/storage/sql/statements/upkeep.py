@@ -1,0 +1,143 @@
+"""Work in the background: retention of archived, filtered and failed groups, and the sweep of payloads nobody needs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Integer, Select, bindparam, delete, or_, select
+
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.transitions import Place, Tally, removed
+from replaybuf.storage.sql.engine.dialect import Dialect
+from replaybuf.storage.sql.engine.outage import PREFIX
+from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
+from replaybuf.storage.sql.schema.tables import (
+    Number,
+    checkpoint,
+    checkpoint_group,
+    counter,
+    garbage,
+    group,
+    lane,
+    payload,
+)
+from replaybuf.storage.sql.statements.checkpoints import may_sweep, numbers_with_groups, silent
+from replaybuf.storage.sql.statements.counts import Step, apply, read_sizes
+from replaybuf.storage.sql.statements.lanes import Lane
+from replaybuf.storage.sql.statements.leases import overdue, store_clock
+
+
+def any_to_prune(tx: Transaction, now: float) -> bool:
+    """Return whether any group is beyond the age or number limit of its status."""
+    return any(tx.execute(query.limit(1)).first() for _, query, most in _outdated(tx, now) if most)
+
+
+def prune(tx: Transaction, now: float, limit: int) -> int:
+    """Remove up to `limit` groups per task and status that are beyond its limits, oldest first; return their number."""
+    steps: list[Step] = []
+    lanes: list[Lane] = []
+    for home, query, most in _outdated(tx, now):
+        query = tx.dialect.for_update(query.limit(min(most, limit)), skip_locked=True)
+        found = list(tx.execute(query).scalars()) if most else []
+        steps.append((home.task_name, removed(Place(home.status), Tally.PRUNED), found))
+        lanes.append(home)
+    apply(tx, steps, lanes)
+    return sum(len(uids) for _, _, uids in steps)
+
+
+def _outdated(tx: Transaction, now: float) -> list[tuple[Lane, Select[Any], int]]:
+    """Return for each bounded lane the groups that may have to leave, in order, and the most that may."""
+    limits = tx.scope.rules.limits
+    bounded = select(lane).where(tx.scope.lanes, lane.c.status.in_(limits.bounded_aside))
+    lanes = [Lane.of(row) for row in tx.execute(bounded)]
+    sizes = read_sizes(tx, lanes)
+    found = []
+    for one in lanes:
+        most, (groups, seconds) = sizes.get(one.id, 0), limits.bound_aside(one.status)
+        query = select(group.c.uid).where(group.c.lane == one.id)
+        since: ColumnElement[Any] = group.c.archived_at
+        if groups is not None:
+            most -= groups
+        else:
+            query = query.where(since < now - (seconds or 0))
+        if one.status == Status.ARCHIVED:
+            query = query.where(since.is_not(None))
+        else:  # an older version kept no time for them
+            since = since.nulls_first()
+        found.append((one, query.order_by(since, group.c.uid), max(0, most)))
+    return found
+
+
+#: Longer than any outcome is asked for.
+_KEPT_SECONDS = 7 * 86_400
+
+
+def sweep(tx: Transaction, removed_before: float, limit: int) -> int:
+    """Delete the garbage among the oldest `limit` groups removed before a time; return the number examined."""
+    if not may_sweep(tx):
+        return 0
+    uids = [uid for (uid,) in tx.fetch(_DUE, removed_before, limit)]
+    if uids:
+        listed = tx.dialect.listed(uids)
+        needed = {uid for (uid,) in (*tx.fetch(_STORED, listed), *tx.fetch(_IN_CHECKPOINTS, listed))}
+        tx.fetch(_DELETE, tx.dialect.listed(uid for uid in uids if uid not in needed))
+        tx.fetch(_FORGET, listed)
+    return len(uids)
+
+
+def _due(dialect: Dialect) -> Any:
+    due = garbage.c.removed_at <= bindparam("before", type_=garbage.c.removed_at.type)
+    query = select(garbage.c.uid).where(due).order_by(garbage.c.removed_at)
+    return dialect.for_update(query.limit(bindparam("limit", type_=Integer())), skip_locked=True)
+
+
+def _kept(dialect: Dialect) -> Any:
+    # Those of a checkpoint are garbage again when it is dropped.
+    made = checkpoint_group.c.checkpoint.in_(select(checkpoint.c.id))
+    return select(checkpoint_group.c.uid).where(made, dialect.one_of(checkpoint_group.c.uid, "uids"))
+
+
+_DUE = Prepared(_due, "before", "limit")
+_STORED = Prepared(lambda dialect: select(group.c.uid).where(dialect.one_of(group.c.uid, "uids")), "uids")
+_IN_CHECKPOINTS = Prepared(_kept, "uids")
+_DELETE = Prepared(lambda dialect: delete(payload).where(dialect.one_of(payload.c.uid, "uids")), "uids")
+_FORGET = Prepared(lambda dialect: delete(garbage).where(dialect.one_of(garbage.c.uid, "uids")), "uids")
+
+
+def forget_old(tx: Transaction) -> None:
+    """Delete old outcomes of transactions, which nobody asks for any more."""
+    old = int((time.time() - _KEPT_SECONDS) * 1_000_000)
+    tx.execute(delete(counter).where(counter.c.name.startswith(PREFIX), counter.c.value < old))
+
+
+@dataclass(frozen=True, slots=True)
+class Chores:
+    """Whether leases of the buffer have expired, payloads can be swept, and dropped checkpoints have groups."""
+
+    overdue: bool = False
+    due: bool = False
+    dropped: bool = False
+
+
+def find_chores(tx: Transaction, removed_before: float, now: float) -> Chores:
+    """Return what there is to do: payloads can be swept whose groups were removed before a time."""
+    clock = None if tx.dialect.is_remote else store_clock(tx)  # a server's own is part of the statement
+    [found] = tx.fetch(_CHORES, clock, tx.scope.buffer, removed_before, now)
+    return Chores(*map(bool, found))
+
+
+def _chores(dialect: Dialect) -> Select[bool, bool, bool]:
+    clock = dialect.clock_value(bindparam("clock", type_=Number))
+    late = overdue(clock).limit(1).scalar_subquery()
+    before = garbage.c.removed_at <= bindparam("before", type_=Number)
+    due = select(garbage.c.uid).where(before).order_by(garbage.c.removed_at).limit(1).scalar_subquery()
+    numbers = numbers_with_groups()
+    dropped = numbers.where(numbers.selected_columns[0].not_in(select(checkpoint.c.id))).limit(1).scalar_subquery()
+    wall: ColumnElement[float] = bindparam("now", type_=Number)
+    given_up = select(checkpoint.c.id).where(silent(wall)).limit(1).scalar_subquery()
+    return select(late.is_not(None), due.is_not(None), or_(dropped.is_not(None), given_up.is_not(None)))
+
+
+_CHORES = Prepared(_chores, "clock", "buffer", "before", "now")

@@ -1,0 +1,128 @@
+"""Transactions of one buffer behind its fence, and CPU work beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from replaybuf.errors import FencedError
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.thread import DatabaseThread
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, make_checkpoint
+from replaybuf.storage.sql.statements.fence import check_fence
+from replaybuf.storage.sql.statements.ordering import RaceNotRunError, begin_races
+from replaybuf.storage.sql.statements.restore import restore
+from replaybuf.storage.sql.tasks.watch import Watch
+from replaybuf.storage.values import Checkpoint
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class Transactions:
+    """Runs transactions of one buffer, all in the database's thread.
+
+    Writes are refused with FencedError when another process has restored the buffer since it was opened here. `scope`
+    is the buffer in its present epoch.
+    """
+
+    def __init__(self, engine: Database, thread: DatabaseThread, watch: Watch, scope: Scope) -> None:
+        self.engine = engine
+        self.thread = thread
+        self.scope = scope
+        self._watch = watch
+        self._restoring = asyncio.Lock()
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
+
+    async def read(self, function: Callable[[Transaction], T], *, brief: bool = False, single: bool = False) -> T:
+        """Run `function(tx)` in a read transaction; `brief` and `single` as in `Database.read`."""
+        return await self.engine.read(function, self.scope, brief=brief, single=single)
+
+    async def write(
+        self,
+        function: Callable[[Transaction], T],
+        *,
+        alone: bool = False,
+        brief: bool = False,
+        fenced: bool = True,
+        announce: Callable[[], bool] = lambda: True,
+    ) -> T:
+        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers if `announce()`.
+
+        `alone` and `brief` as in `Database.write`. With `fenced=False` the function checks the fence itself.
+        """
+        while True:
+            scope = self.scope
+            try:
+                result = await self.engine.write(function, scope, alone=alone, brief=brief, fenced=fenced)
+            except RaceNotRunError as need:
+                begin = partial(begin_races, names=need.names, order=need.order)
+                await self.engine.write(begin, scope, alone=True, fenced=False)
+            except FencedError as error:
+                await self._rejoin(scope, error)
+            else:
+                if announce():
+                    self._watch.committed()
+                return result
+
+    async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
+        """Run `function(tx)`, one brief statement that checks the fence. Raises what `check_fence` raises."""
+        while True:
+            scope = self.scope
+            try:
+                return await self.engine.read(function, scope, brief=True, single=True)
+            except FencedError as error:
+                await self._rejoin(scope, error)
+
+    async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
+        """Make a checkpoint in one transaction, while others go on writing (PostgreSQL)."""
+
+        def copy(tx: Transaction) -> Checkpoint:
+            return make_checkpoint(tx, step, keep, time.time())
+
+        while True:
+            scope = self.scope
+            try:
+                return await self.engine.write_beside(copy, keep_sweeps_away, check_fence, scope)
+            except FencedError as error:
+                await self._rejoin(scope, error)
+
+    async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
+        """Restore a checkpoint, and go on in the epoch that begins with it."""
+
+        def work(tx: Transaction) -> tuple[Checkpoint, Scope]:
+            return restore(tx, step, time.time(), keep_new=keep_new), tx.scope
+
+        # A draw that is still to be undone in a checkpoint has to be, before that is restored.
+        await self.thread.catch_up(self.engine.lock_timeout)
+        async with self._restoring:
+            made, self.scope = await self.engine.write(work, self.scope, alone=True, fenced=False)
+        self._watch.committed()
+        return made
+
+    async def _rejoin(self, scope: Scope, error: FencedError) -> None:
+        """Return if the buffer was fenced off by a restore of this object; otherwise raise the error."""
+        async with self._restoring:  # a restore may be committed, but not yet known to be
+            if self.scope.epoch == scope.epoch:
+                raise error
+
+    def committed(self) -> None:
+        """Wake those who wait for a change of the buffer."""
+        self._watch.committed()
+
+    async def compute(self, function: Callable[[S], T], argument: S) -> T:
+        """Run CPU work in another thread and return its result."""
+        try:
+            future = self.thread.loop.run_in_executor(self._executor, function, argument)
+        except RuntimeError:  # the interpreter is shutting down: no new thread can be started
+            return function(argument)
+        return await future
+
+    def end_computing(self, *, wait: bool) -> None:
+        """End the threads of `compute` (any thread)."""
+        self._executor.shutdown(wait=wait)

@@ -1,0 +1,217 @@
+"""Train steps on leased batches, acknowledged after the optimizer's step."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Generator, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from torch.utils.data import DataLoader
+
+from replaybuf.buffer.lease import Lease
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.checks import check_train_step
+from replaybuf.errors import InputError, LeaseLostError, ReplayBufError
+from replaybuf.storage.values import StorageItem
+from replaybuf.sync import run
+from replaybuf.sync.loop import end
+from replaybuf.torch.dataset import GroupDataset
+from replaybuf.torch.handover import MOST_WORKERS, Delivery, GaveUp
+
+_logger = logging.getLogger("replaybuf.torch")
+
+
+class Step:
+    """A batch to train on: `batch` is what `collate` made of it, `items` has its groups by task, without rollouts.
+
+        loss(step.batch).backward()
+        optimizer.step()
+        step.acknowledge()
+
+    Or `with step:` around it, which acknowledges at its end, and gives the groups back as a failed delivery when it
+    raises. Until then this process extends the lease; if it dies, the groups come back. `in_advance` says whether the
+    DataLoader has workers, which lease more than they are asked for.
+
+    `train_step` is the step that is trained on the batch, as `leased_steps` counts; it may be set. The groups are
+    acknowledged for it. Where it is None, they are for the step of the last `refresh_staleness` before that.
+    """
+
+    def __init__(
+        self, batch: Any, lease: Lease[Any], *, in_advance: bool = False, train_step: int | None = None
+    ) -> None:
+        self.batch = batch
+        self.in_advance = in_advance
+        self.train_step = train_step
+        self._lease = lease
+
+    def __repr__(self) -> str:
+        return f"<Step of {self._lease!r}>"
+
+    @property
+    def items(self) -> dict[str, list[StorageItem[Any]]]:
+        return self._lease.items
+
+    @property
+    def open(self) -> frozenset[int]:
+        """The uids of the groups that aren't settled yet."""
+        return self._lease.open
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is known to have ended: then others have the groups (`Lease.lost`)."""
+        return self._lease.lost
+
+    def acknowledge(self, uids: Iterable[int] | None = None, *, train_step: int | None = None) -> None:
+        """Report these groups, or all open ones, as trained on: they leave the buffer, or wait for their next draw.
+
+        `train_step` is the step that was trained on them (default: that of this Step). Raises LeaseLostError if the
+        lease had ended and the groups were passed on; then nothing is changed.
+        """
+        run(self._lease.acknowledge(uids, train_step=self.train_step if train_step is None else train_step))
+
+    def give_back(self, uids: Iterable[int] | None = None, *, failed: str | None = None) -> int:
+        """Let these groups, or all open ones, be drawn again (`Lease.give_back`). Return the number still held."""
+        return run(self._lease.give_back(uids, failed=failed))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.acknowledge(self.open)
+        else:
+            # An interrupt says nothing against the groups; a step that failed may have failed because of them.
+            failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
+            with contextlib.suppress(ReplayBufError):  # then they come back when the lease ends
+                self.give_back(failed=failed)
+
+
+@contextlib.contextmanager
+def leased_steps(loader: DataLoader[Any], *, train_step: int | None = None) -> Iterator[Generator[Step]]:
+    """Iterate over a DataLoader of a GroupDataset: yields an iterator of Steps.
+
+        with leased_steps(loader, train_step=101) as steps:
+            for step in steps: ...
+
+    `train_step` is the train step of the first batch, and each further one is of the next: groups are acknowledged for
+    it (`Step.train_step`), however long before a worker has leased them.
+
+    Groups are adopted by this process as they are received; a batch whose lease had ended by then isn't yielded. At the
+    end of the block, however it ends, workers stop, and all groups that aren't settled are given back: those of steps,
+    and those that workers have leased in advance. Errors of workers are raised here. Raises InputError for a
+    DataLoader with which groups would be held back or torn apart.
+    """
+    dataset = _checked(loader)
+    first = None if train_step is None else check_train_step(train_step, "train_step")
+    dataset.handover.begin()
+    try:
+        with dataset.opened() as buffer:
+            steps: list[Step] = []
+            running = _steps(loader, dataset, buffer, steps, first)
+            try:
+                yield running
+            finally:
+                running.close()
+                for step in steps:
+                    _give_back(step._lease)
+    finally:
+        dataset.handover.end()
+
+
+def _steps(
+    loader: DataLoader[Any], dataset: GroupDataset, buffer: ReplayBuffer[Any], steps: list[Step], first: int | None
+) -> Generator[Step]:
+    """Yield a Step for each delivery, and keep those that aren't settled in `steps`; the first is of step `first`."""
+    deliveries, numbers = iter(loader), itertools.repeat(None) if first is None else itertools.count(first)
+    try:
+        while (delivery := _received(deliveries, dataset)) is not None:
+            steps[:] = [step for step in steps if step.open]
+            lease = buffer.adopt(delivery.leased, seconds=dataset.seconds)
+            if _holds(lease, time.monotonic() - delivery.leased_at):
+                in_advance = loader.num_workers > 0
+                steps.append(Step(delivery.batch, lease, in_advance=in_advance, train_step=next(numbers)))
+                yield steps[-1]
+    finally:
+        dataset.handover.stop()
+        for delivery in _rest(deliveries, loader, dataset):
+            _give_back(buffer.adopt(delivery.leased, heartbeat=False))
+
+
+def _received(deliveries: Iterator[Delivery | GaveUp], dataset: GroupDataset) -> Delivery | None:
+    """Return the next delivery, or None at the end. Raises NotReadyError, and what workers raise."""
+    with dataset.handover.waiting():
+        delivery = next(deliveries, None)
+    if isinstance(delivery, GaveUp):
+        raise delivery.error()
+    if delivery is not None:
+        dataset.handover.receive(delivery)
+    return delivery
+
+
+def _rest(
+    deliveries: Iterator[Delivery | GaveUp], loader: DataLoader[Any], dataset: GroupDataset
+) -> Iterator[Delivery]:
+    """Yield what workers have leased in advance, until they have all ended."""
+    errors = 0
+    while errors <= 2 * loader.num_workers:  # a worker fails once, and may then be found dead
+        try:
+            delivery = _received(deliveries, dataset)
+        except Exception as error:  # what it has leased and not delivered comes back when the leases end
+            errors += 1
+            _logger.debug("a worker ended with %s", error)
+        else:
+            if delivery is None:
+                return
+            yield delivery
+
+
+def _holds(lease: Lease[Any], age: float) -> bool:
+    """Return whether a lease that was begun `age` seconds ago, or a little later, still holds its groups."""
+    if age < lease.seconds / 2:
+        return True
+    try:
+        run(lease.extend())
+    except LeaseLostError as error:
+        _logger.warning("a batch isn't trained on: %s", error)
+        lease.stop()
+        return False
+    return True
+
+
+def _give_back(lease: Lease[Any]) -> None:
+    if not lease.open:
+        return
+    try:
+        end(lease.give_back())
+    except ReplayBufError as error:  # then they come back when the lease ends
+        _logger.warning("%r could not be given back: %s", lease, error)
+        lease.stop()
+
+
+def _checked(loader: DataLoader[Any]) -> GroupDataset:
+    """Return the dataset of a DataLoader that can be iterated over. Raises InputError."""
+    dataset = getattr(loader, "dataset", None)
+    if not isinstance(dataset, GroupDataset):
+        raise InputError(
+            "leased_steps needs the DataLoader of a GroupDataset, got "
+            + (f"one of {type(dataset).__name__}" if dataset is not None else type(loader).__name__)
+        )
+    workers: int = loader.num_workers
+    if loader.batch_size is not None or loader.batch_sampler is not None:
+        raise InputError("the GroupDataset makes the batches: build its DataLoader with batch_size=None")
+    if workers > 0 and isinstance(dataset.source, ReplayBuffer):
+        raise InputError("workers open a buffer of their own: give the GroupDataset a config, or num_workers=0")
+    if workers > MOST_WORKERS:
+        raise InputError(f"num_workers is {workers}; the limit is {MOST_WORKERS}")
+    if workers > 1 and getattr(loader, "in_order", True):
+        raise InputError(
+            "with several workers build the DataLoader with in_order=False (torch 2.6 or later): in order, the trainer "
+            "waits for one worker while another holds the groups"
+        )
+    return dataset

@@ -1,0 +1,220 @@
+"""verl's batches as groups of rollouts: stored without their padding, and given back as they were.
+
+A DataProto holds the rollouts of many prompts as tensors of one width: prompts padded on the left, responses on the
+right. Here each row becomes a RolloutState and the rows of a prompt become a group, so that a buffer can hold, count
+and show them:
+
+| RolloutState | DataProto |
+|---|---|
+| `group_id` | `uid` |
+| `message` | `raw_prompt` |
+| `prompt_ids`, `response_ids` | `prompts`, `responses` |
+| `logprobs`, `response_mask` | `rollout_log_probs`, `response_mask` |
+| `reward` | the sum of `rm_scores`, or else of `token_level_scores` |
+| `response_model_steps` | `min_global_steps`, for every token |
+
+All else is in `extra_fields["verl"]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replaybuf.errors import InputError, MissingDriverError, RolloutError
+from replaybuf.rollouts.rollout import RolloutState, Status
+
+if TYPE_CHECKING:
+    from torch import Tensor  # type: ignore[import-not-found, unused-ignore]
+    from verl import DataProto  # type: ignore[import-not-found, unused-ignore]
+
+_OURS = {
+    "prompts": "prompt_ids",
+    "responses": "response_ids",
+    "rollout_log_probs": "logprobs",
+    "response_mask": "response_mask",
+}
+_REWARDS = ("rm_scores", "token_level_scores")
+
+#: Where the tokens of a row are: the first one, and the one after the last. The others are padding.
+Span = tuple[int, int]
+
+
+def to_groups(batch: DataProto, *, by: str = "uid") -> list[list[RolloutState]]:
+    """Return the rows of a batch as COMPLETED groups: one of each run of rows with the same value of `by`.
+
+    Rows of a prompt are neighbours, as `DataProto.repeat(interleave=True)` makes them. The rollouts share no memory
+    with the batch. Its tensors are on the CPU, `prompts`, `responses` and `attention_mask` among them.
+
+    Raises RolloutError for a batch without these or without `by`, and for rows of a prompt that aren't neighbours.
+    """
+    missing = {"prompts", "responses", "attention_mask"} - set(batch.batch.keys() if batch.batch is not None else ())
+    missing |= {by} - set(batch.non_tensor_batch)
+    if missing:
+        raise RolloutError(f"the batch has no {', '.join(sorted(missing))}: it can't be stored as groups of rollouts")
+    rows = groupby(range(len(batch)), key=lambda row: batch.non_tensor_batch[by][row])
+    runs = [(value, list(numbers)) for value, numbers in rows]
+    if len({value for value, _ in runs}) < len(runs):
+        raise RolloutError(
+            f"rows with the same {by} aren't neighbours in the batch: sort it, or repeat with interleave=True"
+        )
+    return [_group(batch, value, rows) for value, rows in runs]
+
+
+def from_groups(groups: Iterable[Sequence[RolloutState]]) -> DataProto:
+    """Return the batch of groups that `to_groups` made, in the order of the groups, padded as it was.
+
+    Every value, dtype, width and key is that of the batch. `meta_info` is that of the groups, with the `metrics` of
+    each row.
+
+    Raises InputError for groups of batches that don't fit together, and RolloutError for others than those of
+    `to_groups`. Raises MissingDriverError without verl.
+    """
+    try:
+        import torch  # type: ignore[import-not-found, unused-ignore]
+        from verl import DataProto  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise MissingDriverError("replaybuf.verl needs verl, which is not installed: pip install verl") from error
+    listed = [list(group) for group in groups]
+    if not listed:
+        raise InputError("there are no groups to make a batch of")
+    batches = [_batch_of(group) for group in listed]
+    for part in ("tensors", "arrays"):
+        if different := {name for kept in batches for name in set(batches[0][part]) ^ set(kept[part])}:
+            raise InputError(
+                f"not all of the groups have {', '.join(sorted(different))}: they are of different batches"
+            )
+    rollouts = [rollout for group in listed for rollout in group]
+    tensors = {name: _stacked(torch, name, rollouts) for name in batches[0]["tensors"]}
+    arrays = {name: _array(name, rollouts, kind) for name, kind in batches[0]["arrays"].items()}
+    return DataProto.from_dict(tensors=tensors, non_tensors=arrays, meta_info=_meta(batches))
+
+
+def _group(batch: DataProto, value: Any, rows: list[int]) -> list[RolloutState]:
+    group = [_rollout(batch, value, row) for row in rows]
+    meta = dict(batch.meta_info)
+    metrics = meta.get("metrics")
+    if isinstance(metrics, list) and len(metrics) == len(batch):
+        meta["metrics"] = [metrics[row] for row in rows]
+    group[0].extra_fields["verl"]["batch"] = {
+        "tensors": list(batch.batch.keys()),
+        "arrays": {name: array.dtype.str for name, array in batch.non_tensor_batch.items()},
+        "meta_info": meta,
+    }
+    return group
+
+
+def _rollout(batch: DataProto, value: Any, row: int) -> RolloutState:
+    """Return a row of a batch as a rollout."""
+    tensors: dict[str, Tensor] = {name: tensor[row] for name, tensor in batch.batch.items()}
+    arrays = {name: array[row] for name, array in batch.non_tensor_batch.items()}
+    stored = {name: _stored(name, tensors) for name in tensors}
+    ours = {_OURS[name]: _moved(stored[name]) for name in _OURS if name in stored}
+    rewards = next((tensors[name] for name in _REWARDS if name in tensors), None)
+    oldest, prompt = arrays.get("min_global_steps"), arrays.get("raw_prompt")
+    return RolloutState(
+        group_id=value if isinstance(value, int | str) else str(value),
+        message=list(prompt) if isinstance(prompt, list | tuple | np.ndarray) else [],
+        reward=None if rewards is None else float(rewards.sum()),
+        response_model_steps=None if oldest is None else [int(oldest)] * len(ours["response_ids"]),
+        status=Status.COMPLETED,
+        extra_fields={"verl": {"tensors": stored, "arrays": arrays}},
+        **ours,
+    )
+
+
+def _moved(stored: dict[str, Any]) -> Any:
+    """Take the tokens out, as an array. Those of a dtype that numpy lacks stay, and are shown as float32."""
+    try:
+        array = stored["tokens"].numpy()
+    except TypeError:
+        return stored["tokens"].float().numpy()
+    del stored["tokens"]
+    return array
+
+
+def _stored(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return a row's tensor without its padding, with what restores that; nothing for one that follows from others."""
+    row, prompts, responses = tensors[name], tensors["prompts"], tensors["responses"]
+    width = prompts.shape[0]
+    if name == "input_ids" and row[:width].equal(prompts) and row[width:].equal(responses):
+        return {}
+    mask = tensors["attention_mask"]
+    spans = {width: _span(mask[:width])}
+    if name != "prompts":
+        spans |= {len(mask): _span(mask), len(mask) - width: _span(mask[width:])}
+    for axis, size in enumerate(row.shape):
+        if size in spans:
+            begin, end = spans[size]
+            left, tokens, right = row.split([begin, end - begin, size - end], dim=axis)
+            if _is_padding(left, axis) and _is_padding(right, axis):
+                padding = [
+                    (part.shape[axis], part.narrow(axis, 0, min(1, part.shape[axis])).clone()) for part in (left, right)
+                ]
+                return {"tokens": tokens.clone(), "axis": axis, "padding": padding}
+    return {"tokens": row.clone()}
+
+
+def _span(mask: Tensor) -> Span:
+    places = mask.nonzero()
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
+
+
+def _is_padding(part: Tensor, axis: int) -> bool:
+    """Return whether it is one value, repeated along the axis."""
+    return not part.shape[axis] or bool((part == part.narrow(axis, 0, 1)).all())
+
+
+def _batch_of(group: Sequence[RolloutState]) -> dict[str, Any]:
+    """Return the fields of its batch that a group keeps."""
+    try:
+        kept: dict[str, Any] = group[0].extra_fields["verl"]["batch"]
+    except (AttributeError, IndexError, KeyError, TypeError):
+        raise RolloutError("expected groups that replaybuf.verl.to_groups made, whole and in their order") from None
+    return kept
+
+
+def _stacked(torch: Any, name: str, rollouts: list[RolloutState]) -> Tensor:
+    rows = [_restored(torch, name, rollout) for rollout in rollouts]
+    kinds = {(tuple(row.shape), str(row.dtype)) for row in rows}
+    if len(kinds) > 1:
+        raise InputError(f"the groups are of batches in which {name} has other widths or dtypes: {sorted(kinds)}")
+    return torch.stack(rows)
+
+
+def _restored(torch: Any, name: str, rollout: RolloutState) -> Tensor:
+    """Return a row's tensor, padded as it was."""
+    stored = rollout.extra_fields["verl"]["tensors"][name]
+    if not stored:  # input_ids
+        return torch.cat([_restored(torch, part, rollout) for part in ("prompts", "responses")])
+    tokens = stored["tokens"] if "tokens" in stored else torch.from_numpy(getattr(rollout, _OURS[name]))
+    if "axis" not in stored:
+        return tokens
+    (left, before), (right, after) = stored["padding"]
+    axis = stored["axis"]
+    return torch.cat([before.repeat_interleave(left, axis), tokens, after.repeat_interleave(right, axis)], axis)
+
+
+def _array(name: str, rollouts: list[RolloutState], kind: str) -> Any:
+    values = [rollout.extra_fields["verl"]["arrays"][name] for rollout in rollouts]
+    if kind != "|O":
+        return np.array(values, dtype=kind)
+    array = np.empty(len(values), dtype=object)
+    for place, value in enumerate(values):  # all at once, equally long lists would be taken for an array
+        array[place] = value
+    return array
+
+
+def _meta(batches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the `meta_info` of groups; the metrics are those of all their rows."""
+    metas = [batch["meta_info"] for batch in batches]
+    merged = dict(metas[0])
+    for meta in metas[1:]:
+        if {**meta, "metrics": 0} != {**merged, "metrics": 0}:
+            raise InputError(f"the groups are of batches with different meta_info: {sorted(meta)} and {sorted(merged)}")
+    if isinstance(merged.get("metrics"), list):
+        merged["metrics"] = [metric for meta in metas for metric in meta["metrics"]]
+    return merged

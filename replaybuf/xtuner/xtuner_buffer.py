@@ -1,0 +1,174 @@
+"""xtuner's ReplayBuffer: its calls, over a database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from replaybuf.buffer.replay_buffer import ReplayBuffer as OurBuffer
+from replaybuf.errors import ConfigError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
+from replaybuf.rollouts.statuses import OUR_STATUSES, StatusLike
+from replaybuf.xtuner.database_storage import DatabaseOperations, DatabaseStorage, GroupOperations, GroupPut, status_of
+from replaybuf.xtuner.installed import release
+from replaybuf.xtuner.own_parts import OwnOperations, OwnOrder
+from replaybuf.xtuner.parts import ReplayPolicy, StorageBackend
+
+Group = list[Any]
+"""The rollouts of a prompt, xtuner's RolloutStates."""
+
+
+class ReplayBuffer:
+    """Holds xtuner's groups between generation and training, call for call as its ReplayBuffer does.
+
+    Usually built by a config. Over a `DatabaseStorage` with the policy that the database has (or None, for whichever it
+    has), each call is one transaction, any number of processes share the groups, and what a call has returned survives
+    the process. `buffer` is then the replaybuf buffer, for everything else that it can do.
+
+    With a storage backend or a replay policy of your own, it does with them what xtuner does, in this process.
+
+    Errors are replaybuf's, which derive from the built-in ones that xtuner raises (ValueError, RuntimeError, ...).
+    """
+
+    def __init__(self, policy: ReplayPolicy | None, storage_backend: StorageBackend) -> None:
+        self._storage = storage_backend
+        self._operations = _operations(policy, storage_backend)
+
+    @property
+    def buffer(self) -> OurBuffer[Any]:
+        """The replaybuf buffer. Raises AttributeError over a storage backend of your own."""
+        if isinstance(self._storage, DatabaseStorage):
+            return self._storage.buffer
+        raise AttributeError(f"a {type(self._storage).__name__} has no replaybuf buffer")
+
+    async def put(
+        self,
+        items: Group,
+        task_name: str,
+        *,
+        model_step: int | None = None,
+        current_train_step: int | None = None,
+        stale_threshold: int | None = None,
+        token_stale_threshold: int | None = None,
+        expired_groups_retryable: bool = True,
+    ) -> None:
+        """Store a group; when this returns, it is committed. The rollouts are changed in place, as xtuner changes them.
+
+        `model_step` fills their `response_model_steps`; `current_train_step` sets their staleness and applies the
+        thresholds, to completed, aborted and expired groups. A group that has expired and isn't retryable isn't stored:
+        its sessions are released and its rollouts discarded, as are groups that leave beyond a capacity.
+        """
+        if not items:
+            return
+        status = status_of(items)
+        step = current_train_step if status in EXPIRING_STATUSES else None
+        thresholds = (None, None) if step is None else (stale_threshold, token_stale_threshold)
+        rule = ExpiryRule(*thresholds, retryable=expired_groups_retryable)
+        dropped: list[Group] = []
+        try:
+            await self._operations.put(GroupPut(items, task_name, status, model_step, step, rule), dropped)
+        finally:  # also of a call that is cancelled
+            await release(dropped)
+
+    async def get(self, batch_size: int, task_name: str, group_status: StatusLike) -> list[Group]:
+        """Take up to `batch_size` groups of a task and status; an empty list where there are none."""
+        taken = await self._take({task_name: batch_size}, group_status)
+        return taken.get(task_name, [])
+
+    async def take_batch(
+        self, task_batch_sizes: Mapping[str, int], *, group_status: StatusLike = Status.COMPLETED
+    ) -> tuple[dict[str, list[Group]], dict[str, int]]:
+        """Take up to so many groups of each task, in one transaction. Return them, and their number, by task."""
+        taken = await self._take(task_batch_sizes, group_status)
+        batch = {task: taken.get(task, []) for task in task_batch_sizes}
+        return batch, {task: len(groups) for task, groups in batch.items()}
+
+    async def _take(self, sizes: Mapping[str, int], group_status: StatusLike) -> dict[str, list[Group]]:
+        status = OUR_STATUSES.check(group_status)
+        wanted = {task: size for task, size in sizes.items() if size > 0}
+        if not wanted or status == Status.ARCHIVED:  # archived groups are never drawn
+            return {}
+        return await self._operations.take(wanted, status)
+
+    async def count(self, task_name: str, group_status: StatusLike) -> int:
+        """Return the number of groups of a task and status."""
+        status = OUR_STATUSES.check(group_status)
+        return (await self._operations.count([task_name], [status]))[task_name][status]
+
+    async def count_statuses(self, task_names: list[str], statuses: list[Any]) -> dict[str, dict[Any, int]]:
+        """Return the number of groups by task and status, all of one moment."""
+        ours = {status: OUR_STATUSES.check(status) for status in statuses}
+        counts = await self._operations.count(task_names, list(ours.values()))
+        return {task: {theirs: counts[task][status] for theirs, status in ours.items()} for task in task_names}
+
+    async def is_ready(
+        self, task_batch_sizes: Mapping[str, int], *, group_status: StatusLike = Status.COMPLETED
+    ) -> bool:
+        """Return whether there are so many groups of each task."""
+        wanted = {task: size for task, size in task_batch_sizes.items() if size > 0}
+        return not wanted or await self._operations.is_ready(wanted, OUR_STATUSES.check(group_status))
+
+    async def refresh_staleness(
+        self,
+        *,
+        task_stale_thresholds: Mapping[str, int],
+        task_token_stale_thresholds: Mapping[str, int] | None = None,
+        expired_groups_retryable_by_task: Mapping[str, bool] | None = None,
+        current_train_step: int,
+        statuses: Iterable[StatusLike] | None = None,
+    ) -> dict[str, int]:
+        """Move tasks to a train step. Return by task the number of groups that are EXPIRED then, old ones included.
+
+        Those of tasks that aren't retryable are removed, then their sessions released, all in one call.
+        """
+        tokens, retryable = task_token_stale_thresholds or {}, expired_groups_retryable_by_task or {}
+        rules = {
+            task: ExpiryRule(threshold, tokens.get(task), retryable.get(task, True))
+            for task, threshold in task_stale_thresholds.items()
+        }
+        chosen = EXPIRING_STATUSES if statuses is None else tuple(map(OUR_STATUSES.check, statuses))
+        dropped: list[Group] = []
+        try:
+            return await self._operations.refresh(
+                rules, current_train_step, [one for one in chosen if one in EXPIRING_STATUSES], dropped
+            )
+        finally:
+            await release(dropped)
+
+    def __len__(self) -> int:
+        """Return the number of groups, of all tasks and statuses. Blocks for the time of one query."""
+        return len(self._storage)
+
+    async def save(self, path: str | Path) -> None:
+        """Write all groups to the folder `path`, which is made if it isn't there."""
+        folder = Path(path)
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        await self._operations.save(folder)
+
+    async def resume(self, path: str | Path) -> None:
+        """Load what `save` wrote to `path`. What an earlier run has left in the database goes; see `docs/xtuner.md`.
+
+        Raises NotEmptyError, a RuntimeError, if this run has used the buffer already and it isn't empty;
+        SnapshotMismatchError, a ValueError, for a snapshot of another policy; MissingSnapshotError, a
+        FileNotFoundError.
+        """
+        await self._operations.resume(Path(path))
+
+    async def close(self) -> None:
+        """Release the database. xtuner doesn't call this, and need not: everything is committed."""
+        if isinstance(self._storage, DatabaseStorage):
+            await self._storage.buffer.close()
+
+
+def _operations(policy: ReplayPolicy | None, storage: StorageBackend) -> GroupOperations:
+    """Return the database itself where it has this policy, and otherwise what calls the policy and storage."""
+    if not isinstance(storage, DatabaseStorage):
+        if policy is None:
+            raise ConfigError(f"a {type(storage).__name__} needs a policy, such as FIFOReplayPolicy()")
+        return OwnOperations(policy, storage)
+    if policy is None or getattr(policy, "same_as", None) == storage.buffer.policy.name:
+        return DatabaseOperations(storage.buffer)
+    return OwnOrder(policy, storage)

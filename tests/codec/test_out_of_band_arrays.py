@@ -1,0 +1,148 @@
+"""Out-of-band arrays: written without a copy, read into memory to which there is no other reference."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replaybuf.codec import payload as codec_module
+from replaybuf.codec.payload import Codec
+from replaybuf.rollouts.rollout_type import RolloutType
+from tests.codec.values import DICTS, ZSTD, ndarrays, same
+
+MB = 1 << 20
+
+
+def read(payload: bytes) -> list[Any]:
+    """Rollouts in the memory of a payload of their own."""
+    return DICTS.decode(bytes(bytearray(payload)), owned=True)
+
+
+def most_memory(call: Callable[[], Any]) -> tuple[Any, int]:
+    tracemalloc.start()
+    try:
+        return call(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def tiled(array: Any) -> Any:
+    return np.tile(array.ravel(), 300 // max(1, array.nbytes) + 1)
+
+
+@given(st.lists(ndarrays() | ndarrays().map(tiled), max_size=4), st.sampled_from([DICTS, ZSTD]))
+@settings(deadline=None)
+def test_arrays_in_one_payload_can_be_written_to_and_do_not_overlap(arrays: list[Any], codec: Codec) -> None:
+    back = [rollout["field"] for rollout in read(codec.encode([{"field": array} for array in arrays]))]
+    for array, one in zip(arrays, back, strict=True):
+        assert same(one, array)
+        assert one.flags.writeable
+        assert one.flags.aligned
+    assert not any(np.shares_memory(one, other) for one, other in itertools.combinations(back, 2))
+
+
+def test_large_arrays_live_in_the_payload_and_are_as_good_as_others() -> None:
+    payload = DICTS.encode([{"a": np.arange(1000), "b": np.zeros(1000)}])
+    (back,) = read(payload)
+    assert not back["a"].flags.owndata
+    back["a"][:] = 7
+    assert (back["b"] == 0).all()
+    assert (DICTS.decode(payload)[0]["a"] == np.arange(1000)).all()
+
+
+def test_a_payload_that_others_have_is_not_written_to() -> None:
+    for form in (bytes, bytearray, memoryview):
+        payload = DICTS.encode([{"a": np.zeros(1000)}])
+        (back,) = DICTS.decode(form(payload))
+        back["a"] += 1
+        assert (DICTS.decode(payload)[0]["a"] == 0).all()
+
+
+def test_a_small_array_does_not_keep_a_large_payload() -> None:
+    """What is kept is at most 64 times the array."""
+    (back,) = read(DICTS.encode([{"large": np.zeros(MB, "u1"), "small": np.zeros(1000), "part": np.zeros(4000)}]))
+    assert not back["large"].flags.owndata
+    assert not back["part"].flags.owndata
+    assert back["small"].flags.owndata
+
+
+class Scaled:
+    def __init__(self, array: Any) -> None:
+        array *= 2
+        self.array = array
+
+
+class ScaledStruct(msgspec.Struct):
+    array: Any
+
+    def __post_init__(self) -> None:
+        self.array *= 2
+
+
+class ScaledModel(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(validate_assignment=True)
+    array: Any
+    seq_staleness: int = 0
+
+    @pydantic.model_validator(mode="after")
+    def _scale(self) -> ScaledModel:
+        self.array.__imul__(2)
+        return self
+
+
+@pytest.mark.parametrize(
+    ("codec", "rollout"),
+    [
+        (Codec(RolloutType(ScaledModel)), ScaledModel(array=np.ones(1000))),
+        (Codec(RolloutType(ScaledStruct)), ScaledStruct(np.ones(1000))),
+        (
+            Codec(RolloutType(dict), converters={Scaled: ("scaled", lambda one: one.array, Scaled)}),
+            {"a": Scaled(np.ones(1000))},
+        ),
+    ],
+    ids=["validators", "__post_init__", "converters"],
+)
+def test_code_of_users_that_runs_while_a_group_is_read_changes_no_payload(codec: Codec, rollout: Any) -> None:
+    """A draw may yet be undone, and the payload put back."""
+    payload = codec.encode([rollout])
+    [back] = codec.decode(payload, owned=True)
+    codec.rollout_type.set(back, "seq_staleness", 3)
+    codec.verify(payload)
+
+
+@pytest.mark.parametrize("array", [np.zeros(16 * MB, "u1"), np.zeros(2 * MB, "M8[s]")], ids=["numbers", "times"])
+def test_writing_copies_once_and_reading_never(array: Any) -> None:
+    payload, most = most_memory(lambda: DICTS.encode([{"field": array}]))
+    assert most < (2.1 if array.dtype.kind == "M" else 1.1) * array.nbytes  # numpy doesn't lend the memory of times
+    back, most = most_memory(lambda: DICTS.decode(payload, owned=True))
+    assert most < 0.1 * array.nbytes
+    assert len(back[0]["field"]) == len(array)
+
+
+def test_an_array_that_is_changed_while_it_is_encoded_gives_no_damaged_payload(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = np.zeros(1000)
+
+    def changing(head: Any, body: Any) -> int:
+        array[:] = 1
+        return xxh3(head, body)
+
+    xxh3 = codec_module._xxh3
+    monkeypatch.setattr(codec_module, "_xxh3", changing)
+    payload = DICTS.encode([{"a": array}])
+    monkeypatch.undo()
+    assert (DICTS.decode(payload)[0]["a"] == 0).all()
+
+
+def test_arrays_of_all_rollouts_are_told_apart() -> None:
+    group = [{"a": np.full(100, place), "b": [np.full(3, place), np.full((2, 90), place)]} for place in range(9)]
+    for back in (DICTS.decode(DICTS.encode(group)), read(DICTS.encode(group))):
+        assert same(back, group)

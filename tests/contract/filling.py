@@ -1,0 +1,273 @@
+"""Laws of capacity: which groups leave, and which puts wait or are refused, when a task is full."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.errors import ClosedError, FullError, InputError, NotReadyError
+from replaybuf.rollouts.rollout import Status
+from tests.contract.harness import (
+    CODEC,
+    SOON,
+    Harness,
+    OpenBuffer,
+    fill,
+    found,
+    group,
+    ids,
+    total,
+)
+
+
+async def numbers(buffer: ReplayBuffer, query: Any = None) -> list[int]:
+    """Return the numbers of the groups in the buffer, in insertion order."""
+    return ids([item.item for item in await found(buffer, query)])
+
+
+async def waits_for_room(buffer: ReplayBuffer, *puts: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
+    """Start puts as tasks, each waiting in line before the next one begins."""
+    tasks = []
+    for put in puts:
+        before = _in_line(buffer)
+        tasks.append(asyncio.create_task(put))
+        for _ in range(int(SOON / 0.005)):
+            await asyncio.sleep(0.005)
+            if _in_line(buffer) > before or tasks[-1].done():
+                break
+        assert not tasks[-1].done()
+    return tasks
+
+
+def _in_line(buffer: ReplayBuffer) -> int:
+    """Return the number of puts of this event loop that wait for room."""
+    lines = buffer.waits._lines.get(asyncio.get_running_loop(), {})
+    return sum(line.waiting for line in lines.values())
+
+
+class EvictionLaws(Harness):
+    """With `on_full="evict"` a put makes room for itself."""
+
+    @pytest.mark.parametrize(
+        ("remover", "left"),
+        [("fifo", [3, 4, 5]), ("lifo", [0, 1, 2]), ("staleness", [0, 2, 4])],
+    )
+    async def test_the_remover_says_what_leaves(self, open_buffer: OpenBuffer, remover: str, left: list[int]) -> None:
+        """The first groups in its order, the new one included."""
+        buffer = await open_buffer(remover=remover, capacity=3)
+        for number in range(6):
+            assert await buffer.put(group(number, seq_staleness=number % 2), "math") is not None
+            assert len(buffer) == min(number + 1, 3)
+        assert await numbers(buffer) == left
+        assert (await total(buffer, "evicted"), await total(buffer, "put")) == (3, 6)
+
+    async def test_prioritized_eviction_spares_priority_zero(self, open_buffer: OpenBuffer) -> None:
+        """A remover draws as a sampler does: groups without weight leave last."""
+        buffer = await open_buffer(remover="prioritized", capacity=2, seed=1)
+        for number, priority in enumerate((0, 1, 5, 0, 2)):
+            await buffer.put(group(number), "math", priority=priority)
+        assert await numbers(buffer) == [0, 3]
+
+    async def test_every_task_has_its_own_capacity(self, open_buffer: OpenBuffer) -> None:
+        """And all statuses of a task share it."""
+        buffer = await open_buffer(capacity=2)
+        await fill(buffer, 2, "code")
+        await buffer.put(group(0, status=Status.ABORTED), "math")
+        await fill(buffer, 2, "math", first=1)
+        assert await numbers(buffer, {"task_name": "math"}) == [1, 2]
+        assert await numbers(buffer, {"task_name": "code"}) == [0, 1]
+
+    @pytest.mark.parametrize("status", [Status.FILTERED, Status.FAILED])
+    async def test_what_is_not_trained_on_takes_no_room(self, open_buffer: OpenBuffer, status: Status) -> None:
+        """Whether put or updated: it evicts nothing, and nothing evicts it."""
+        buffer = await open_buffer(capacity=4)
+        await fill(buffer, 4)
+        for number in range(4, 8):
+            await buffer.put(group(number, status=status), "math")
+        assert await numbers(buffer) == list(range(8))
+        await buffer.update({"uid": (await found(buffer))[0].uid}, status=status)
+        await fill(buffer, 2, first=8)
+        assert await numbers(buffer, {"status": "completed"}) == [2, 3, 8, 9]
+        assert await numbers(buffer, {"status": status.value}) == [0, 4, 5, 6, 7]
+        assert await total(buffer, "evicted") == 1
+
+    async def test_a_replaced_group_makes_room(self, open_buffer: OpenBuffer) -> None:
+        """A put of the same key, or with `replaces`, evicts no other."""
+        buffer = await open_buffer(capacity=2)
+        await buffer.put(group(0), "math", key="a")
+        uids = await fill(buffer, 1, first=1)
+        await buffer.put(group(2), "math", key="a")
+        assert await numbers(buffer) == [1, 2]
+        await buffer.put(group(3), "math", replaces=uids)
+        assert await numbers(buffer) == [2, 3]
+        assert (await total(buffer, "evicted"), await total(buffer, "replaced")) == (0, 2)
+
+    async def test_an_evicted_group_cannot_be_drawn(self, open_buffer: OpenBuffer) -> None:
+        """Readers see it no more, and a batch above the capacity is refused, not waited for."""
+        buffer = await open_buffer("uniform", capacity=3, max_times_sampled=0)
+        uids = await fill(buffer, 5)
+        assert sorted((await buffer.take_batch({"math": 9}))[1].values()) == [3]
+        with pytest.raises(InputError, match="a batch of 4 groups of task math would wait for ever: the capacity is 3"):
+            await buffer.take_batch({"math": 4}, timeout=None)
+        assert await buffer.update_priorities(dict.fromkeys(uids, 2.0)) == 3
+
+
+class FullLaws(Harness):
+    """With `on_full="block"` a put waits for room; with "reject" it doesn't."""
+
+    async def test_a_full_buffer_refuses_when_it_is_told_to(self, open_buffer: OpenBuffer) -> None:
+        """FullError, which is a TimeoutError, says why; nothing is stored, and it is counted."""
+        buffer = await open_buffer(capacity=2, on_full="reject")
+        await fill(buffer, 2)
+        with pytest.raises(
+            FullError, match="task math: 2 completed groups are buffered, and the capacity is 2"
+        ) as caught:
+            await buffer.put(group(9), "math", timeout=SOON)
+        assert isinstance(caught.value, TimeoutError)
+        assert await numbers(buffer) == [0, 1]
+        assert (await total(buffer, "refused"), await total(buffer, "put")) == (1, 2)
+        assert await buffer.put(group(9), "code") is not None
+
+    async def test_what_expires_makes_room(self, open_buffer: OpenBuffer) -> None:
+        """Workers would otherwise wait for ever for groups to leave that only they take."""
+        buffer = await open_buffer("staleness", capacity=2, on_full="block")
+        for number in range(2):
+            await buffer.put(group(number), "math", model_step=1, current_train_step=2)
+        [task] = await waits_for_room(buffer, buffer.put(group(2), "math", timeout=None))
+        await buffer.refresh_staleness(task_stale_thresholds={"math": 3}, current_train_step=5)
+        await asyncio.wait_for(task, SOON)
+        for number in range(3, 9):
+            await buffer.put(group(number, status=Status.ABORTED), "math", timeout=0)
+        assert await buffer.count_statuses(["math"], ["completed", "expired", "aborted"]) == {
+            "math": {"completed": 1, "expired": 2, "aborted": 6}
+        }
+
+    @pytest.mark.parametrize("timeout", [0, 0.1])
+    async def test_waiting_for_room_ends_at_its_timeout(self, open_buffer: OpenBuffer, timeout: float) -> None:
+        """With FullError that says why; nothing is stored."""
+        buffer = await open_buffer(capacity=2, on_full="block")
+        await fill(buffer, 2)
+        with pytest.raises(FullError, match="2 completed groups are buffered, and the capacity is 2"):
+            await buffer.put(group(9), "math", timeout=timeout)
+        assert await numbers(buffer) == [0, 1]
+        assert await total(buffer, "refused") == 1
+
+    async def test_the_timeout_is_that_of_the_buffer(self, open_buffer: OpenBuffer) -> None:
+        """Unless the put brings its own."""
+        buffer = await open_buffer(capacity=1, on_full="block", put_timeout=0.05)
+        await fill(buffer, 1)
+        with pytest.raises(FullError, match=r"after 0\.05 s"):
+            await buffer.put(group(9), "math")
+
+    async def test_a_take_lets_the_next_put_in(self, open_buffer: OpenBuffer) -> None:
+        """As soon as there is room, in the order in which the puts came."""
+        buffer = await open_buffer(capacity=2, on_full="block")
+        await fill(buffer, 2)
+        tasks = await waits_for_room(buffer, *(buffer.put(group(n), "math", timeout=None) for n in (2, 3, 4)))
+        for number in range(3):
+            assert ids(await buffer.get(1, "math")) == [number]
+            assert await asyncio.wait_for(tasks[number], SOON) is not None
+        assert await numbers(buffer) == [3, 4]
+        metrics = await buffer.metrics()
+        assert metrics["waits"]["room"]["count"] == 3
+
+    async def test_a_take_by_another_buffer_lets_the_next_put_in(self, open_buffer: OpenBuffer) -> None:
+        """The wait looks at the storage, not at the buffer object."""
+        buffer = await open_buffer(capacity=1, on_full="block")
+        await fill(buffer, 1)
+        other = ReplayBuffer(buffer.storage, CODEC.rollout_type)
+        [task] = await waits_for_room(buffer, buffer.put(group(1), "math"))
+        assert ids(await other.get(1, "math")) == [0]
+        await asyncio.wait_for(task, SOON)
+        assert await numbers(other) == [1]
+
+    @pytest.mark.parametrize("how", ["delete", "lease", "update"])
+    async def test_other_changes_make_room_too(self, open_buffer: OpenBuffer, how: str) -> None:
+        """Deleted, leased and archived groups aren't in the buffer."""
+        buffer = await open_buffer(capacity=1, on_full="block")
+        await fill(buffer, 1)
+        [task] = await waits_for_room(buffer, buffer.put(group(1), "math"))
+        if how == "delete":
+            await buffer.delete({})
+        elif how == "lease":
+            lease = await buffer.lease_batch({"math": 1}, seconds=600, heartbeat=False)
+            assert lease.counts == {"math": 1}
+        else:
+            await buffer.update({}, status="archived")
+        await asyncio.wait_for(task, SOON)
+
+    async def test_a_replacing_put_needs_no_room(self, open_buffer: OpenBuffer) -> None:
+        """It goes in at once where the group that it replaces was."""
+        buffer = await open_buffer(capacity=2, on_full="reject")
+        await buffer.put(group(0), "math", key="a")
+        uids = await fill(buffer, 1, first=1)
+        await buffer.put(group(2), "math", key="a")
+        await buffer.put(group(3), "math", replaces=uids)
+        assert await numbers(buffer) == [2, 3]
+        [elsewhere] = await fill(buffer, 1, "code")
+        with pytest.raises(FullError):
+            await buffer.put(group(4), "math", replaces=[elsewhere])
+        assert len(buffer) == 3
+
+    async def test_a_full_task_holds_up_no_other(self, open_buffer: OpenBuffer) -> None:
+        """Puts of another task, or of another status while the rate is limited, go in while one waits."""
+        buffer = await open_buffer(capacity=1, on_full="block")
+        await fill(buffer, 1)
+        [task] = await waits_for_room(buffer, buffer.put(group(1), "math"))
+        async with asyncio.timeout(SOON):
+            await buffer.put(group(5), "code")
+        assert not task.done()
+        await buffer.take_batch({"math": 1, "code": 1}, timeout=SOON)
+        await asyncio.wait_for(task, SOON)
+
+    async def test_a_cancelled_wait_for_room_stores_nothing(self, open_buffer: OpenBuffer) -> None:
+        """And the next in line gets in."""
+        buffer = await open_buffer(capacity=1, on_full="block")
+        await fill(buffer, 1)
+        first, second, third = await waits_for_room(
+            buffer, *(buffer.put(group(n), "math", timeout=None) for n in (1, 2, 3))
+        )
+        for task in (first, third):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await buffer.get(1, "math")
+        await asyncio.wait_for(second, SOON)
+        assert await numbers(buffer) == [2]
+
+    async def test_close_ends_those_who_wait_for_room(self, open_buffer: OpenBuffer) -> None:
+        """With ClosedError, those in line too."""
+        buffer = await open_buffer(capacity=1, on_full="block")
+        await fill(buffer, 1)
+        tasks = await waits_for_room(buffer, *(buffer.put(group(n), "math", timeout=None) for n in (1, 2)))
+        await buffer.close()
+        async with asyncio.timeout(SOON):
+            for task in tasks:
+                with pytest.raises(ClosedError):
+                    await task
+
+    async def test_puts_and_takes_at_once_keep_to_the_capacity(self, open_buffer: OpenBuffer) -> None:
+        """Many producers and consumers: every group arrives once, and there are never more than fit."""
+        buffer = await open_buffer(capacity=3, on_full="block")
+        received: list[int] = []
+        most = 0
+
+        async def consume() -> None:
+            nonlocal most
+            while len(received) < 40:
+                most = max(most, len(buffer))
+                try:
+                    batch, _ = await buffer.take_batch({"math": 2}, timeout=0.2)
+                except NotReadyError:
+                    continue
+                received.extend(ids(batch["math"]))
+
+        async with asyncio.timeout(SOON * 3):
+            puts = [buffer.put(group(number), "math", timeout=None) for number in range(40)]
+            await asyncio.gather(*puts, consume(), consume())
+        assert sorted(received) == list(range(40))
+        assert most <= 3

@@ -1,0 +1,247 @@
+"""Laws of snapshots and state dicts: a saved storage comes back whole, in any other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf.buffer.copies import SNAPSHOT_FILE
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.errors import MissingSnapshotError, NotEmptyError, SchemaError, SnapshotError, SnapshotMismatchError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.sql.backend import SQLStorage
+from tests.contract.harness import CODEC, Harness, Open, OpenBuffer, found, group, plain, rollout
+
+
+async def fill(buffer: ReplayBuffer) -> None:
+    """Put groups and change them in every way."""
+    await buffer.put([rollout(1, response_model_steps=[1]), rollout(2, response_model_steps=[3, 6])], "math", key="a")
+    await buffer.put(group(3), "math", model_step=5, current_train_step=7, priority=2, tags={"a": 1, "b": None})
+    await buffer.put(group(4, seq_staleness=3, reward=None), "math")
+    # It expires in the refresh; fields that it leaves out because they are None are reset all the same.
+    await buffer.put(group(8, response=None, logprobs=None, response_model_steps=[0]), "math")
+    await buffer.put(group(5, status=Status.FAILED), "code", model_step=2, current_train_step=7)
+    await buffer.put(group(6), "code", model_step=2)
+    await buffer.refresh_staleness(  # one token of a rollout that stays is masked
+        task_stale_thresholds={"math": 5}, task_token_stale_thresholds={"math": 3}, current_train_step=8
+    )
+    await buffer.put(group(7, seq_staleness=9), "math", stale_threshold=2, expired_groups_retryable=False)
+    await buffer.update({"priority": 2}, status="filtered")
+
+
+async def everything(buffer: ReplayBuffer) -> list[Any]:
+    """Return everything that a buffer shows."""
+    items = await found(buffer)
+    seen = [plain({name: getattr(item, name) for name in type(item).__slots__}) for item in items]
+    return [*seen, len(buffer), await buffer.dropped("math"), await buffer.dropped("code")]
+
+
+class PersistenceLaws(Harness):
+    """save, resume, state_dict and load_state_dict."""
+
+    async def test_a_snapshot_resumes_as_it_was(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
+        """Groups, metadata, dropped counts; the saved buffer stays as it is."""
+        buffer, fresh = await open_buffer(), await open_buffer()
+        await fill(buffer)
+        before = await everything(buffer)
+        assert await buffer.save(tmp_path / "deep" / "folder") == tmp_path / "deep" / "folder" / SNAPSHOT_FILE
+        await fresh.resume(tmp_path / "deep" / "folder")
+        assert await everything(fresh) == before
+        assert await everything(buffer) == before
+
+    async def test_a_resumed_buffer_goes_on_like_the_old_one(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
+        """Puts, keys, refreshes and takes have the same effects in both."""
+        buffer, fresh = await open_buffer("staleness"), await open_buffer("staleness")
+        await fill(buffer)
+        await buffer.get(1, "code")
+        await buffer.save(tmp_path)
+        await fresh.resume(tmp_path)
+        for one in (buffer, fresh):
+            await one.put(group(8), "math", model_step=4, current_train_step=8)
+            await one.put(group(9), "math", key="a")
+            await one.refresh_staleness(task_stale_thresholds={"math": 4, "code": None}, current_train_step=9)
+        after, expected = await everything(fresh), await everything(buffer)
+        for seen in (*after, *expected):
+            if isinstance(seen, dict):
+                del seen["created_at"]
+        assert after == expected
+        assert plain(await fresh.get(9, "math", "expired")) == plain(await buffer.get(9, "math", "expired"))
+
+    async def test_an_empty_buffer_can_be_saved(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
+        """Its uids and dropped counts go on."""
+        buffer, fresh = await open_buffer(), await open_buffer()
+        await fill(buffer)
+        uids = [item.uid for item in await found(buffer)]
+        await buffer.delete({})
+        await buffer.save(tmp_path)
+        await fresh.resume(tmp_path)
+        assert await everything(fresh) == [0, 1, 0]
+        assert await fresh.put(group(1), "math") not in uids
+
+    async def test_a_snapshot_replaces_an_older_one(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
+        """Of saves into one folder the last counts, and nothing else is left there."""
+        buffer, fresh = await open_buffer(), await open_buffer()
+        await buffer.put(group(1), "math")
+        await buffer.save(tmp_path / "saved")
+        await fill(buffer)
+        await buffer.save(tmp_path / "saved")
+        await fresh.resume(tmp_path / "saved")
+        assert await everything(fresh) == await everything(buffer)
+        assert os.listdir(tmp_path / "saved") == [SNAPSHOT_FILE]
+
+    async def test_a_snapshot_is_consistent_while_others_write(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
+        """It holds the state of one moment: of groups that are put in order, the first ones."""
+        buffer, fresh = await open_buffer(), await open_buffer()
+        uids = [await buffer.put(group(i), "math") for i in range(20)]
+        saving = asyncio.create_task(buffer.save(tmp_path))
+        while not saving.done():
+            uids.append(await buffer.put(group(len(uids)), "math"))
+            await asyncio.sleep(0)
+        await saving
+        await fresh.resume(tmp_path)
+        saved = [item.uid for item in await found(fresh)]
+        assert saved == uids[: len(saved)]
+        assert len(saved) >= 20
+
+    async def test_resume_refuses_a_buffer_with_groups(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
+        """NotEmptyError, and the buffer stays as it is."""
+        buffer, other = await open_buffer(), await open_buffer()
+        await fill(buffer)
+        await buffer.save(tmp_path)
+        await other.put(group(1), "math")
+        before = await everything(other)
+        with pytest.raises(NotEmptyError, match="1 group"):
+            await other.resume(tmp_path)
+        with pytest.raises(NotEmptyError):
+            other.load_state_dict(buffer.state_dict())
+        assert await everything(other) == before
+
+    async def test_resume_refuses_a_missing_snapshot(self, buffer: ReplayBuffer, tmp_path: Path) -> None:
+        """MissingSnapshotError, which is a FileNotFoundError and names the folder."""
+        for folder in (tmp_path, tmp_path / "none"):
+            with pytest.raises(MissingSnapshotError, match=tmp_path.name) as caught:
+                await buffer.resume(folder)
+            assert isinstance(caught.value, FileNotFoundError)
+
+    async def test_resume_refuses_another_policy(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
+        """SnapshotMismatchError that names both; nothing is loaded."""
+        buffer, other = await open_buffer("fifo"), await open_buffer("staleness")
+        await fill(buffer)
+        await buffer.save(tmp_path)
+        with pytest.raises(SnapshotMismatchError, match=r"'fifo'.*'staleness'"):
+            await other.resume(tmp_path)
+        with pytest.raises(SnapshotMismatchError, match=r"'fifo'.*'staleness'"):
+            other.load_state_dict(buffer.state_dict())
+        assert len(other) == 0
+
+    async def test_resume_refuses_another_schema(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
+        """SchemaError for a snapshot of another version, an error too for a file that is none."""
+        buffer, fresh = await open_buffer(), await open_buffer()
+        file = await buffer.save(tmp_path)
+        with sqlite3.connect(file) as connection:
+            connection.execute("UPDATE rb_version SET version_num = '9999'")
+        connection.close()
+        with pytest.raises(SchemaError, match="9999"):
+            await fresh.resume(tmp_path)
+        file.write_bytes(b"")
+        with pytest.raises(SnapshotError):
+            await fresh.resume(tmp_path)
+        assert len(fresh) == 0
+
+    async def test_snapshots_go_from_any_database_to_any(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
+        """To a SQLite database in memory and back."""
+        buffer, fresh = await open_buffer(), await open_buffer()
+        memory = await open_buffer(storage=SQLStorage("memory://", CODEC))
+        await fill(buffer)
+        await buffer.save(tmp_path / "1")
+        await memory.resume(tmp_path / "1")
+        assert await everything(memory) == await everything(buffer)
+        await memory.save(tmp_path / "2")
+        await fresh.resume(tmp_path / "2")
+        assert await everything(fresh) == await everything(buffer)
+
+    async def test_state_dicts_go_from_any_database_to_any(self, open_buffer: OpenBuffer) -> None:
+        """To a SQLite database in memory and back, and they are not used up."""
+        buffer, fresh = await open_buffer(), await open_buffer()
+        memory = await open_buffer(storage=SQLStorage("memory://", CODEC))
+        await fill(buffer)
+        state = buffer.state_dict()
+        kept = deepcopy(state)
+        memory.load_state_dict(state)
+        assert await everything(memory) == await everything(buffer)
+        fresh.load_state_dict(memory.state_dict())
+        assert await everything(fresh) == await everything(buffer)
+        assert state == kept
+
+    async def test_a_state_dict_is_plain(self, buffer: ReplayBuffer) -> None:
+        """Made of dicts, lists, texts, numbers, None and bytes, so that any framework can write it."""
+        await fill(buffer)
+
+        def check(value: Any) -> None:
+            if type(value) is dict:
+                assert all(type(key) is str for key in value)
+                value = list(value.values())
+            if type(value) is list:
+                for inner in value:
+                    check(inner)
+            else:
+                assert value is None or type(value) in (str, int, float, bool, bytes)
+
+        check(buffer.state_dict())
+
+    async def test_a_state_dict_does_not_change_afterwards(self, buffer: ReplayBuffer) -> None:
+        """It is a copy, whatever happens to the buffer then."""
+        await fill(buffer)
+        state = buffer.state_dict()
+        kept = deepcopy(state)
+        await buffer.update({}, tags={"x": 1}, priority=3, status="archived")
+        await buffer.refresh_staleness(task_stale_thresholds={"math": 1, "code": 1}, current_train_step=50)
+        await buffer.delete({})
+        assert state == kept
+
+    @pytest.mark.parametrize(
+        "state", [{}, {"policy": "fifo"}, {"policy": "fifo", "storage": {"format": "x"}}, [], None]
+    )
+    async def test_other_dicts_are_refused(self, buffer: ReplayBuffer, state: Any) -> None:
+        """SnapshotMismatchError, and the buffer stays empty."""
+        with pytest.raises(SnapshotMismatchError):
+            buffer.load_state_dict(state)
+        assert len(buffer) == 0
+
+    async def test_a_damaged_state_is_refused_whole(self, open_buffer: OpenBuffer, open_storage: Open) -> None:
+        """If one group of a state dict is incomplete, none is loaded, and the right state still can be."""
+        buffer, fresh = await open_buffer(), await open_buffer()
+        await fill(buffer)
+        state = buffer.state_dict()
+        damaged = deepcopy(state)
+        del damaged["storage"]["groups"][-1]["payload"]
+        with pytest.raises(SnapshotMismatchError):
+            fresh.load_state_dict(damaged)
+        assert len(fresh) == 0
+        fresh.load_state_dict(state)
+        assert await everything(fresh) == await everything(buffer)
+
+    async def test_a_load_gives_no_uid_again(self, open_buffer: OpenBuffer) -> None:
+        """A buffer that has given higher uids than those of the state goes on from its own."""
+        buffer, fresh = await open_buffer(), await open_buffer()
+        await buffer.put(group(1), "math")
+        given = [await fresh.put(group(i), "math") for i in range(5)]
+        await fresh.delete({})
+        fresh.load_state_dict(buffer.state_dict())
+        assert await fresh.put(group(2), "math") not in given
+
+    async def test_loading_wakes_those_who_wait(self, open_buffer: OpenBuffer) -> None:
+        """As any put does."""
+        from tests.contract.waiting import waiting
+
+        buffer, fresh = await open_buffer(), await open_buffer()
+        await buffer.put(group(1), "math")
+        task = await waiting(fresh, fresh.wait_ready({"math": 1}, timeout=None))
+        fresh.load_state_dict(buffer.state_dict())
+        await asyncio.wait_for(task, 20)

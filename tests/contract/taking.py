@@ -1,0 +1,255 @@
+"""Laws of taking: get and take_batch, counting, and concurrent takers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.errors import InputError, NotReadyError, QueryError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.policies import OrderTerm, ReplayPolicy
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.values import Draw
+from tests.contract.harness import SOON, Harness, OpenBuffer, found, group, ids, new_group
+
+
+class BestFirst(ReplayPolicy):
+    """A policy of a user: highest reward first."""
+
+    name = "best_first"
+    order = (OrderTerm("reward", descending=True), OrderTerm("timestamp_id"))
+
+
+async def put_steps(buffer: ReplayBuffer, *steps: int | None, train_step: int = 20) -> None:
+    """Put groups 0, 1, ... with these model steps."""
+    for i, step in enumerate(steps):
+        await buffer.put(group(i), "math", model_step=step, current_train_step=train_step)
+
+
+class TakingLaws(Harness):
+    """Taking removes groups, in the policy's order, for one taker each."""
+
+    async def test_get_takes_the_oldest_first(self, buffer: ReplayBuffer) -> None:
+        """With `fifo` groups come in insertion order, and leave the buffer."""
+        for i in range(5):
+            await buffer.put(group(i), "math")
+        assert ids(await buffer.get(2, "math")) == [0, 1]
+        assert ids(await buffer.get(10, "math")) == [2, 3, 4]
+        assert len(buffer) == 0
+
+    async def test_staleness_takes_the_most_stale_first(self, open_buffer: OpenBuffer) -> None:
+        """With `staleness`: most stale first, then oldest."""
+        buffer = await open_buffer("staleness")
+        await put_steps(buffer, 7, 3, None, 7, 1, 21)
+        assert ids(await buffer.get(10, "math")) == [4, 1, 0, 3, 2, 5]
+
+    async def test_staleness_orders_after_a_refresh(self, open_buffer: OpenBuffer) -> None:
+        """The order is that of the refreshed staleness, whether groups brought their own or not."""
+        buffer = await open_buffer("staleness")
+        await buffer.put(group(0, seq_staleness=50, response_model_steps=[9]), "math")
+        await buffer.put(group(1, seq_staleness=-7, response_model_steps=[2]), "math")
+        await buffer.put(group(2, seq_staleness=9), "math")
+        await buffer.put(group(3), "math", model_step=5, current_train_step=20)
+        assert [item.staleness for item in await found(buffer, order_by="-staleness")] == [50, 14, 9, -7]
+        await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=12)
+        assert ids(await buffer.get(10, "math")) == [1, 3, 0, 2]
+
+    async def test_a_policy_of_ones_own(self, open_buffer: OpenBuffer) -> None:
+        """Any order of fields works; groups without a value come last."""
+        buffer = await open_buffer(BestFirst())
+        for i, reward in enumerate((0.5, None, 1.0, 0.5)):
+            await buffer.put(group(i, reward=reward), "math")
+        assert ids(await buffer.get(10, "math")) == [2, 0, 3, 1]
+
+    async def test_get_takes_of_one_task_and_status(self, buffer: ReplayBuffer) -> None:
+        """Tasks and statuses don't mix."""
+        await buffer.put(group(1), "math")
+        await buffer.put(group(2), "code")
+        await buffer.put(group(3, status=Status.ABORTED), "math")
+        assert ids(await buffer.get(9, "math")) == [1]
+        assert ids(await buffer.get(9, "math", "aborted")) == [3]
+        assert await buffer.get(9, "none such") == []
+        assert len(buffer) == 1
+
+    async def test_get_narrows_by_a_query(self, buffer: ReplayBuffer) -> None:
+        """`where` leaves the groups that don't match where they are."""
+        for i in range(4):
+            await buffer.put(group(i, reward=i / 4), "math", tags={"even": i % 2 == 0}, priority=i)
+        assert ids(await buffer.get(9, "math", where={"tags.even": True, "reward": {"$gt": 0}})) == [2]
+        assert ids(await buffer.get(9, "math", where={"priority": {"$in": [1, 9]}})) == [1]
+        assert ids(await buffer.get(9, "math", where={"status": "failed"})) == []
+        with pytest.raises(QueryError):
+            await buffer.get(9, "math", where={"nonsense": 1})
+        assert len(buffer) == 2
+
+    @pytest.mark.parametrize("size", [0, -3])
+    async def test_a_size_of_nothing_gives_nothing(self, buffer: ReplayBuffer, size: int) -> None:
+        """0 or less is an empty batch, whatever the buffer holds."""
+        await buffer.put(group(1), "math")
+        assert await buffer.get(size, "math") == []
+        assert await buffer.take_batch({"math": size}) == ({"math": []}, {"math": 0})
+        assert len(buffer) == 1
+
+    @pytest.mark.parametrize("sizes", [{"math": 1.5}, {"math": True}, {"": 1}, {"math": None}, ["math"]])
+    async def test_sizes_are_whole_numbers(self, buffer: ReplayBuffer, sizes: Any) -> None:
+        """Anything else is refused, in every call that takes sizes."""
+        for call in (buffer.take_batch(sizes), buffer.is_ready(sizes), buffer.wait_ready(sizes, timeout=0)):
+            with pytest.raises(InputError):
+                await call
+
+    async def test_take_batch_without_timeout_takes_what_is_there(self, buffer: ReplayBuffer) -> None:
+        """Up to the sizes, of each task; the counts say how many."""
+        for i in range(3):
+            await buffer.put(group(i), "math")
+        await buffer.put(group(9), "code")
+        batch, counts = await buffer.take_batch({"math": 2, "code": 5, "none": 1})
+        assert {task: ids(groups) for task, groups in batch.items()} == {"math": [0, 1], "code": [9], "none": []}
+        assert counts == {"math": 2, "code": 1, "none": 0}
+        assert len(buffer) == 1
+
+    async def test_take_batch_with_timeout_takes_all_or_nothing(self, buffer: ReplayBuffer) -> None:
+        """At the timeout nothing was taken, and the error says what was missing."""
+        for i in range(12):
+            await buffer.put(group(i), "math")
+        await buffer.put(group(20), "code")
+        with pytest.raises(NotReadyError, match="task math: 12 of 64 completed groups") as caught:
+            await buffer.take_batch({"code": 1, "math": 64}, timeout=0.01)
+        assert isinstance(caught.value, TimeoutError)
+        assert "code" not in str(caught.value)
+        assert len(buffer) == 13
+
+    async def test_take_batch_takes_other_statuses(self, buffer: ReplayBuffer) -> None:
+        """`group_status` is that of the groups to take, and the message names it."""
+        await buffer.put(group(1, status=Status.ABORTED), "math")
+        with pytest.raises(NotReadyError, match="task math: 1 of 2 aborted groups"):
+            await buffer.take_batch({"math": 2}, group_status="aborted", timeout=0.01)
+        batch, _ = await buffer.take_batch({"math": 1}, group_status=Status.ABORTED, timeout=SOON)
+        assert ids(batch["math"]) == [1]
+
+    async def test_a_take_of_enough_or_nothing(self, storage: SQLStorage) -> None:
+        """On the backend itself: None and nothing taken unless every task has at least as many as it has to."""
+        for i in range(2):
+            await storage.put(new_group(i))
+        await storage.put(new_group(8, task="code"))
+        for least in ({"code": 1, "math": 3}, {"code": 2, "math": 0}, {"code": 2}):
+            assert await storage.take(Draw({"code": 2, "math": 3}, at_least=least)) is None
+        assert len(storage) == 3
+        taken = await storage.take(Draw({"code": 2, "math": 3}, at_least={"code": 1, "math": 2}))
+        assert taken is not None
+        assert {task: ids([item.item for item in items]) for task, items in taken.items()} == {
+            "code": [8],
+            "math": [0, 1],
+        }
+        assert len(storage) == 0
+
+    async def test_a_group_goes_to_one_taker(self, buffer: ReplayBuffer) -> None:
+        """Coroutines that take at the same time get all groups, each once."""
+        for i in range(40):
+            await buffer.put(group(i), "math")
+        batches = await asyncio.gather(*(buffer.get(7, "math") for _ in range(8)))
+        assert sorted(rollout_id for batch in batches for rollout_id in ids(batch)) == list(range(40))
+
+    async def test_a_group_goes_to_one_thread(self, buffer: ReplayBuffer) -> None:
+        """Threads, each with an event loop of its own, put and take at the same time: every group arrives once."""
+
+        async def put(first: int) -> None:
+            for i in range(first, first + 25):
+                await buffer.put(group(i), "math")
+
+        async def take() -> list[int]:
+            received: list[int] = []
+            while len(received) < 50:
+                batch, _ = await buffer.take_batch({"math": 5}, timeout=SOON)
+                received += ids(batch["math"])
+            return received
+
+        threads = [asyncio.to_thread(asyncio.run, work) for work in (put(0), put(25), put(50), put(75), take(), take())]
+        *_, one, other = await asyncio.gather(*threads)
+        assert sorted([*one, *other]) == list(range(100))  # type: ignore[misc]
+
+    async def test_a_cancelled_take_loses_nothing(self, buffer: ReplayBuffer) -> None:
+        """Either the caller has the groups or the store has, wherever the cancellation hits."""
+        for i in range(60):
+            await buffer.put(group(i), "math")
+        received: list[int] = []
+
+        async def take() -> None:
+            received.extend(ids(await buffer.get(2, "math")))
+
+        for turns in range(25):
+            task = asyncio.create_task(take())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        left = [item.item[0].rollout_id for item in await found(buffer)]
+        assert sorted(received + left) == list(range(60))
+        assert left == sorted(left)
+
+    async def test_a_cancelled_put_is_whole_or_not_at_all(self, buffer: ReplayBuffer) -> None:
+        """A cancelled put has stored its group or nothing, and the next one works."""
+        for turns in range(20):
+            task = asyncio.create_task(buffer.put(group(turns, turns), "math"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        last = await buffer.put(group(99), "math")
+        items = await found(buffer)
+        assert [item.uid for item in items][-1] == last
+        assert all(len({rollout.rollout_id for rollout in item.item}) == 1 for item in items)
+        assert len(buffer) == len(items)
+
+
+class CountingLaws(Harness):
+    """Counts are right at any time, inside and outside of an event loop."""
+
+    async def test_count_is_of_a_task_and_status(self, buffer: ReplayBuffer) -> None:
+        """`count` takes a Status or its value, and unknown ones are refused."""
+        for status in ("completed", "completed", "failed"):
+            await buffer.put(group(1, status=Status(status)), "math")
+        assert await buffer.count("math", "completed") == 2
+        assert await buffer.count("math", Status.FAILED) == 1
+        assert await buffer.count("code", Status.FAILED) == 0
+        with pytest.raises(InputError, match="unknown status"):
+            await buffer.count("math", "done")
+
+    async def test_count_statuses_has_every_pair_asked_for(self, buffer: ReplayBuffer) -> None:
+        """A zero where there is none."""
+        await buffer.put(group(1), "math")
+        counts = await buffer.count_statuses(["math", "code"], ["completed", Status.FAILED])
+        none = {Status.COMPLETED: 0, Status.FAILED: 0}
+        assert counts == {"math": none | {Status.COMPLETED: 1}, "code": none}
+
+    async def test_is_ready_wants_every_task(self, buffer: ReplayBuffer) -> None:
+        """True as soon as each task has as many groups of the status."""
+        await buffer.put(group(1), "math")
+        assert await buffer.is_ready({"math": 1})
+        assert await buffer.is_ready({})
+        assert await buffer.is_ready({"math": 1, "code": 0})
+        assert not await buffer.is_ready({"math": 1, "code": 1})
+        assert not await buffer.is_ready({"math": 2})
+        assert not await buffer.is_ready({"math": 1}, "failed")
+
+    async def test_len_counts_everything_inside_a_running_loop(self, buffer: ReplayBuffer) -> None:
+        """All tasks and statuses."""
+        assert len(buffer) == 0
+        await buffer.put(group(1), "math")
+        await buffer.put(group(2, status=Status.FAILED), "code")
+        assert len(buffer) == 2
+
+    async def test_len_counts_outside_of_the_loop(self, buffer: ReplayBuffer) -> None:
+        """From a thread without an event loop."""
+        await buffer.put(group(1), "math")
+        assert await asyncio.to_thread(len, buffer) == 1
+
+    async def test_count_stops_at_a_limit(self, storage: SQLStorage) -> None:
+        """On the backend itself: `at_most` bounds what is counted."""
+        from replaybuf.query import parse
+
+        for i in range(3):
+            await storage.put(new_group(i))
+        assert [await storage.count(parse({}), at_most=n) for n in (0, 2, 3, 9, None)] == [0, 2, 3, 3, 3]

@@ -1,0 +1,201 @@
+"""Laws of tallies and metrics: counts add up, and replayed groups are kept apart from new ones."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from replaybuf.buffer.metrics import flatten
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.errors import FullError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.backend import SQLStorage
+from tests.contract.harness import Harness, OpenBuffer, drawn, fill, found, group, total
+
+TASKS = ("math", "code")
+_GONE = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.PRUNED)
+
+
+async def conserved(storage: SQLStorage) -> None:
+    """Check that every group put is in the buffer or counted by its outcome, and that levels match the groups."""
+    tallies = {key: n for key, n in (await storage.tallies()).items() if n}
+    assert all(n > 0 for n in tallies.values()), tallies
+    for task in TASKS:
+        of = Counter[Tally]()
+        for (name, status, tally), n in tallies.items():
+            if name == task and status != Status.ARCHIVED:
+                of[tally] += n
+        assert of[Tally.PUT] == sum(of[name] for name in _GONE) + of[Tally.SIZE] + of[Tally.LEASED], (task, of)
+
+
+async def sized(buffer: ReplayBuffer) -> None:
+    """Check that the sizes match the groups that can be found."""
+    tallies = await buffer.storage.tallies()
+    sizes = {(task, status): n for (task, status, name), n in tallies.items() if name == Tally.SIZE and n}
+    assert sizes == Counter((item.task_name, item.status) for item in await found(buffer))
+
+
+class TallyLaws(Harness):
+    """A store counts in the same transactions that change groups."""
+
+    @pytest.mark.parametrize(("seed", "times"), [(0, 1), (1, 2)])
+    async def test_every_group_is_accounted_for(self, open_buffer: OpenBuffer, seed: int, times: int) -> None:
+        """After each of many random operations, with archive, eviction, leases and expiry."""
+        rules = {"max_times_sampled": times, "capacity": 6, "max_deliveries": 2, "archive_groups": 4}
+        buffer = await open_buffer("uniform", remover="uniform", seed=seed, **rules)
+        chance = random.Random(seed)
+        leases = []
+        for step in range(60):
+            task, other = chance.choice(TASKS), chance.randrange(8)
+            if other < 4 or step < 6:
+                status = chance.choice([Status.COMPLETED, Status.COMPLETED, Status.ABORTED])
+                items = group(step, status=status, response_model_steps=[step])
+                await buffer.put(items, task, key=chance.choice([None, None, "a"]))
+            elif other == 4:
+                await drawn(buffer, chance.randint(1, 3), task)
+            elif other == 5:
+                leases.append(await buffer.lease_batch({task: 2}, seconds=1000, heartbeat=False))
+                lease = chance.choice(leases)
+                part = [uid for uid in sorted(lease.open) if chance.random() < 0.6]
+                await (lease.acknowledge(part) if chance.random() < 0.5 else lease.give_back(part, failed="?"))
+            elif other == 6:
+                await buffer.refresh_staleness(
+                    task_stale_thresholds={task: 15},
+                    expired_groups_retryable_by_task={task: chance.random() < 0.5},
+                    current_train_step=step,
+                )
+            else:
+                uids = [item.uid for item in await found(buffer) if item.status != Status.ARCHIVED]
+                await buffer.delete({"uid": {"$in": chance.sample(uids, min(len(uids), 1))}})
+            await conserved(buffer.storage)
+            await sized(buffer)
+
+    async def test_each_thing_has_its_tally(self, open_buffer: OpenBuffer) -> None:
+        """By task and by the status that the group had."""
+        buffer = await open_buffer(capacity=3, on_full="reject")
+        [first, *_] = await fill(buffer, 3)
+        with pytest.raises(FullError):
+            await buffer.put(group(9), "math")
+        await buffer.put(group(4, status=Status.FAILED), "math", replaces=[first])
+        await drawn(buffer, 1)
+        await buffer.delete({"status": "failed"})
+        stale = group(5, response_model_steps=[1, 1, 1])
+        await buffer.put(stale, "code", current_train_step=9, stale_threshold=2, expired_groups_retryable=False)
+        assert {key: n for key, n in (await buffer.storage.tallies()).items() if n} == {
+            ("math", Status.COMPLETED, Tally.PUT): 3,
+            ("math", Status.COMPLETED, Tally.SIZE): 1,
+            ("math", Status.COMPLETED, Tally.REFUSED): 1,
+            ("math", Status.COMPLETED, Tally.REPLACED): 1,
+            ("math", Status.COMPLETED, Tally.SAMPLED_NEW): 1,
+            ("math", Status.COMPLETED, Tally.TAKEN): 1,
+            ("math", Status.FAILED, Tally.PUT): 1,
+            ("math", Status.FAILED, Tally.DELETED): 1,
+            ("code", Status.EXPIRED, Tally.PUT): 1,
+            ("code", Status.EXPIRED, Tally.DROPPED): 1,
+        }
+
+    async def test_a_refresh_counts_what_expired(self, buffer: ReplayBuffer) -> None:
+        """As EXPIRED if the group stays, as DROPPED if it doesn't."""
+        for task in TASKS:
+            await buffer.put(group(1, response_model_steps=[1, 1, 1]), task)
+        await buffer.refresh_staleness(
+            task_stale_thresholds=dict.fromkeys(TASKS, 2),
+            expired_groups_retryable_by_task={"code": False},
+            current_train_step=9,
+        )
+        assert [await total(buffer, name) for name in ("expired", "dropped")] == [1, 0]
+        assert [await total(buffer, name, "code") for name in ("expired", "dropped")] == [0, 1]
+        assert (await buffer.dropped("math"), await buffer.dropped("code")) == (0, 1)
+
+    async def test_totals_outlive_the_buffer(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
+        """They are in the state, and in a snapshot."""
+        buffer, fresh, resumed = [await open_buffer(max_times_sampled=2, capacity=3) for _ in range(3)]
+        await fill(buffer, 5)
+        await drawn(buffer, 2)
+        fresh.load_state_dict(buffer.state_dict())
+        assert _counted(await fresh.storage.tallies()) == _counted(await buffer.storage.tallies())
+        await buffer.save(tmp_path)
+        await resumed.resume(tmp_path)
+        assert _counted(await resumed.storage.tallies()) == _counted(await buffer.storage.tallies())
+
+    async def test_a_histogram_counts_values(self, open_buffer: OpenBuffer) -> None:
+        """On the backend itself: of staleness and draws, by task and status."""
+        buffer = await open_buffer(max_times_sampled=0)
+        for staleness in (1, 1, 4):
+            await buffer.put(group(1, seq_staleness=staleness), "math")
+        await buffer.put(group(1, status=Status.ABORTED, seq_staleness=2), "math")
+        await drawn(buffer, 2)
+        lanes = {("math", Status.COMPLETED): {1: 2, 4: 1}, ("math", Status.ABORTED): {2: 1}}
+        times = {("math", Status.COMPLETED): {1: 2, 0: 1}, ("math", Status.ABORTED): {0: 1}}
+        fields = ("staleness", "times_sampled")
+        assert await buffer.storage.histograms(fields) == {"staleness": lanes, "times_sampled": times}
+
+
+class MetricsLaws(Harness):
+    """metrics()."""
+
+    async def test_an_empty_buffer_has_metrics(self, buffer: ReplayBuffer) -> None:
+        """Of no task."""
+        metrics = await buffer.metrics()
+        assert metrics["tasks"] == {}
+        assert metrics["waits"]["groups"] == {"count": 0, "seconds": 0, "timeouts": 0}
+
+    async def test_what_was_put_is_kept_apart_from_what_is_replayed(self, open_buffer: OpenBuffer) -> None:
+        """`put` and `sampled_new` are of new groups, `sampled_again` of those drawn before."""
+        buffer = await open_buffer(max_times_sampled=3)
+        await fill(buffer, 4)
+        for size in (2, 4, 4):
+            await drawn(buffer, size)
+        math = (await buffer.metrics())["tasks"]["math"]
+        names = ("put", "sampled_new", "sampled_again", "taken", "evicted", "leased", "archived")
+        assert [math[name] for name in names] == [4, 4, 6, 2, 0, 0, 0]
+        assert math["buffered"]["completed"] == 2
+        assert math["times_sampled"]["counts"] == {2: 2}
+
+    async def test_distributions_are_of_completed_groups(self, buffer: ReplayBuffer) -> None:
+        """Mean, quantiles and counts; left out where there are none, and when they aren't asked for."""
+        for staleness in (0, 0, 1, 9):
+            await buffer.put(group(1, seq_staleness=staleness), "math")
+        await buffer.put(group(1, seq_staleness=50, status=Status.FAILED), "code")
+        tasks = (await buffer.metrics())["tasks"]
+        expected = {"mean": 2.5, "min": 0, "p50": 0, "p90": 9, "max": 9, "counts": {0: 2, 1: 1, 9: 1}}
+        assert tasks["math"]["staleness"] == expected
+        assert "staleness" not in tasks["code"]
+        assert "staleness" not in (await buffer.metrics(distributions=False))["tasks"]["math"]
+
+    async def test_rates_are_those_since_the_last_look(self, buffer: ReplayBuffer) -> None:
+        """0 at the first."""
+        await fill(buffer, 3)
+        assert (await buffer.metrics())["tasks"]["math"]["put_per_second"] == 0
+        await fill(buffer, 2)
+        await fill(buffer, 1, "code")
+        metrics = await buffer.metrics()
+        assert metrics["tasks"]["math"]["put_per_second"] * metrics["seconds"] == pytest.approx(2)
+        assert metrics["tasks"]["code"]["put_per_second"] * metrics["seconds"] == pytest.approx(1)
+        assert (await buffer.metrics())["tasks"]["math"]["put_per_second"] == 0
+
+    async def test_metrics_can_be_flat(self, buffer: ReplayBuffer) -> None:
+        """Names joined by slashes and numbers, as loggers take them."""
+        await fill(buffer, 2)
+        flat = flatten(await buffer.metrics())
+        assert (flat["tasks/math/put"], flat["tasks/math/buffered/completed"], flat["waits/room/count"]) == (2, 2, 0)
+        assert all(isinstance(value, (int, float)) for value in flat.values())
+
+    async def test_waits_are_counted(self, buffer: ReplayBuffer) -> None:
+        """How often, how long, and how often until the timeout."""
+        await fill(buffer, 1)
+        await buffer.take_batch({"math": 1}, timeout=1)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await buffer.take_batch({"math": 1}, timeout=0.2)
+        waits = (await buffer.metrics())["waits"]["groups"]
+        assert (waits["count"], waits["timeouts"]) == (2, 2)
+        assert waits["seconds"] > 0
+
+
+def _counted(tallies: dict[tuple[str, Status, Tally], int]) -> dict[tuple[str, Status, Tally], int]:
+    return {key: n for key, n in tallies.items() if n}

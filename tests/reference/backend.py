@@ -1,0 +1,148 @@
+"""A model of the store: dicts, scanned and sorted at every draw, and no SQL.
+
+Random operations must leave a database indistinguishable from it (`tests/test_statemachine.py`), draws included
+(`tests/test_same_draws.py`). What happens to a group is decided by `replaybuf.rules`, as in SQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from replaybuf.progress import OnProgress
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.portable import check_empty, pack_state, unpack_state
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.values import Checkpoint, Cursor, Leased, NewGroup
+from tests.reference.drawing import Drawing, Drawn, all_of
+from tests.reference.loans import now as lease_time
+from tests.reference.matching import Matching
+from tests.reference.presence import Presence
+from tests.reference.putting import Putting
+from tests.reference.world import World, add_new, load, state_of
+
+
+class Reference(Putting, Drawing, Matching, Presence):
+    """Groups in dicts of this process."""
+
+    # Checkpoints
+
+    async def check_fence(self) -> None:
+        """Do nothing: no other process can restore it."""
+
+    async def fenced_tallies(self) -> dict[tuple[str, Status, Tally], int]:
+        return await self.tallies()
+
+    async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
+        with self._lock:
+            self._end_leases()
+            return self._checkpoints.make(step, self._world(), keep)
+
+    async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
+        with self._lock:
+            made, restored = self._checkpoints.get(step)
+            restored.loans.return_all()
+            if keep_new:
+                self._loans.return_all()
+                add_new(self._world(), restored, set(restored.groups.payloads))
+            else:
+                self._cursors = restored.cursors
+                self._ticket_shift = self._next_uid - restored.next_ticket
+            self._groups, self._loans = restored.groups, restored.loans
+            self._epoch += 1
+            self._notify()
+            return made
+
+    def _world(self) -> World:
+        return World(self._groups, self._loans, self._next_uid - self._ticket_shift, self._cursors)
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        with self._lock:
+            return self._checkpoints.all()
+
+    async def drop_checkpoint(self, step: int) -> None:
+        with self._lock:
+            self._checkpoints.drop(step)
+
+    # Prompts
+
+    async def cursor(self, name: str) -> Cursor:
+        with self._lock:
+            return replace(self._cursors.get(name, Cursor(name)), epoch=self._epoch)
+
+    async def move_cursor(self, cursor: Cursor) -> bool:
+        with self._lock:
+            moved = self._move(cursor)
+            self._notify()
+            return moved
+
+    def _move(self, cursor: Cursor) -> bool:
+        now = self._cursors.get(cursor.name, Cursor(cursor.name))
+        if (now.version, self._epoch) != (cursor.version, cursor.epoch):
+            return False
+        self._cursors[cursor.name] = replace(cursor, version=cursor.version + 1)
+        return True
+
+    async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
+        encoded = [(group, self._encode(group)) for group in groups]
+        with self._lock:
+            if not self._move(cursor):
+                return None
+            items = [self._add(group, payload, self._reward(group)) for group, payload in encoded]
+            token, until = self._new_uid(), lease_time() + seconds
+            claimed: Drawn = {}
+            for item in items:
+                claimed.setdefault(item.task_name, []).append(self._decode(item.uid))
+            self._loans.lend(all_of(claimed), token, until)
+            self._notify()
+            return Leased(token, until, claimed, self._epoch, database=self.identity)
+
+    async def put_behind(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
+        encoded = [(group, self._encode(group)) for group in groups]
+        with self._lock:
+            before, cursors = self._groups.copy(), dict(self._cursors)
+            loans = self._loans.copy(before)
+            if not self._move(cursor):
+                return False
+            try:
+                for group, payload in encoded:
+                    self._store(group, payload, self._reward(group))
+            except BaseException:
+                self._groups, self._loans, self._cursors = before, loans, cursors
+                raise
+            self._notify()
+            return True
+
+    # Copies
+
+    def state_dict(self) -> dict[str, Any]:
+        with self._lock:
+            return pack_state(state_of(self._world(), self._next_uid))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with self._lock:
+            check_empty(len(self._groups.payloads), [made.step for made in self._checkpoints.all()])
+            loaded = unpack_state(state)
+            load(self._groups, loaded)
+            self._next_uid = max(self._next_uid, loaded.next_uid)
+            self._ticket_shift = self._next_uid - loaded.next_ticket
+            self._cursors = {one.name: one for one in loaded.cursors}
+            self._wakes.wake()
+
+    async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
+        storage = SQLStorage("memory://", self.codec, self.rules)
+        await asyncio.to_thread(storage.load_state_dict, self.state_dict())
+        await storage.save(path, about, progress)
+        await storage.close()
+
+    async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
+        check_empty(len(self._groups.payloads), [made.step for made in self._checkpoints.all()])
+        storage = SQLStorage("memory://", self.codec, self.rules)
+        try:
+            await storage.resume(path, expected, progress)
+            self.load_state_dict(await asyncio.to_thread(storage.state_dict))
+        finally:
+            await storage.close()

@@ -1,0 +1,121 @@
+"""Drawing in the sampler's order, and leases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from replaybuf.errors import DecodeError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules import transitions
+from replaybuf.rules.policies import PRIORITIZED, share
+from replaybuf.rules.transitions import LaneName
+from replaybuf.storage.values import Draw, Leased, StorageItem, check_database, check_lease
+from tests.reference.items import in_lane
+from tests.reference.loans import now as lease_time
+from tests.reference.state import Memory
+
+Drawn = dict[str, list[StorageItem]]
+
+
+class Drawing(Memory):
+    """Groups are consumed, or leased until their consumer has settled them."""
+
+    async def take(self, draw: Draw) -> Drawn | None:
+        with self._lock:
+            drawn = self._draw(draw)
+            if drawn is not None:
+                train_step = self._groups.train_step(draw, drawn)
+                for item in all_of(drawn):
+                    item.trained_step = train_step
+                    step = transitions.drawn(item, self.rules.limits)
+                    self._groups.apply(step, item)
+                    item.times_sampled += step.draws
+                self._notify()
+            return drawn
+
+    def _draw(self, draw: Draw) -> Drawn | None:
+        self._end_leases()
+        drawn: Drawn = {}
+        policy = self.rules.sampler
+        for task_name, size in self._allowed(draw).items():
+            lane = (task_name, draw.status)
+            self._groups.begin_races(lane, policy.order)
+            candidates = self._groups.table.select(in_lane(*lane, draw.where), policy.order, self._groups.races.key)
+            drawn[task_name] = self._decodable(candidates, size)
+        if not draw.is_met_by({task_name: len(items) for task_name, items in drawn.items()}):
+            return None
+        for task_name, items in drawn.items():
+            if draw.probabilities:
+                self._add_probabilities(items, (task_name, draw.status))
+            self._groups.advance(items, policy.race)
+            if draw.where is not None and policy.race is not None:
+                self._groups.skip((task_name, draw.status), policy.race)
+        return drawn
+
+    def _allowed(self, draw: Draw) -> dict[str, int]:
+        limits = self.rules.limits
+        if draw.status != Status.COMPLETED or not limits.slows_draws:
+            return dict(draw.sizes)
+        return {task: min(size, limits.drawable(self._groups.level(task))) for task, size in draw.sizes.items()}
+
+    def _decodable(self, candidates: list[int], size: int) -> list[StorageItem]:
+        """Return the first `size` candidates that can be decoded, and set aside those that can't."""
+        good: list[StorageItem] = []
+        for uid in candidates:
+            if len(good) >= size:
+                break
+            try:
+                good.append(self._decode(uid))
+            except DecodeError as error:
+                item = self._groups.item(uid)
+                self._groups.apply(transitions.set_aside(item.status, str(error)), item)
+                self._notify()
+        return good
+
+    def _add_probabilities(self, items: Sequence[StorageItem], lane: LaneName) -> None:
+        members = [self._groups.item(uid) for uid in self._groups.table.select(in_lane(*lane))]
+        prioritized = self.rules.sampler.race == PRIORITIZED
+        total = sum(share(member.priority) for member in members) if prioritized else 0.0
+        idle = sum(member.priority == 0 for member in members) if prioritized else len(members)
+        for item in items:
+            item.probability = share(item.priority) / total if prioritized and item.priority else 1 / idle
+            item.weight = len(members) * item.probability
+
+    # Leases
+
+    async def lease(self, draw: Draw, seconds: float) -> Leased | None:
+        with self._lock:
+            drawn = self._draw(draw)
+            if drawn is None:
+                return None
+            token, until = self._new_uid(), lease_time() + seconds
+            self._loans.lend(all_of(drawn), token, until)
+            self._notify()
+            return Leased(token, until, drawn, self._epoch, self._groups.train_step(draw, drawn), self.identity)
+
+    async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
+        with self._lock:
+            check_lease(lease, self._epoch, self.identity)
+            self._loans.acknowledge(lease, uids)
+            self._notify()
+
+    async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
+        with self._lock:
+            check_database(lease, self.identity)
+            given_back = self._loans.give_back(lease, uids, reason if counts else None)
+            self._notify()
+            return given_back
+
+    async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
+        with self._lock:
+            check_lease(lease, self._epoch, self.identity)
+            held = self._loans.held(lease, uids)
+            until = lease_time() + seconds
+            for loan in held:
+                loan.until = until
+            return until
+
+
+def all_of(drawn: Drawn) -> list[StorageItem]:
+    """Return the groups of all tasks."""
+    return [item for items in drawn.values() for item in items]

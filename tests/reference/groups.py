@@ -1,0 +1,222 @@
+"""The groups of the model, and what may happen to them: no lock, no waiting, no decoding."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+from replaybuf.errors import ConflictError, FullError
+from replaybuf.query import LogicNode, ScalarNode, SetNode
+from replaybuf.rollouts.rollout import ASIDE, Status
+from replaybuf.rules import transitions
+from replaybuf.rules.limits import Rules
+from replaybuf.rules.policies import KEYS, Order
+from replaybuf.rules.rate import Level
+from replaybuf.rules.transitions import LaneName, Place, Tally, Transition, levels
+from replaybuf.storage.values import Draw, NewGroup, StorageItem
+from tests.reference.items import Items, Races, in_lane
+
+_ALL = LogicNode("$and", ())
+
+
+class Groups:
+    """Metadata in a table, payloads, races, and tallies. `apply` keeps all of them consistent."""
+
+    def __init__(self, table: Items, rules: Rules) -> None:
+        self.table = table
+        self.rules = rules
+        self.payloads: dict[int, bytes] = {}
+        self.archived_at: dict[int, float] = {}
+        self.made_from: dict[int, set[int]] = {}  # all uids that a group has replaced, directly or through others
+        self.due: dict[int, set[int]] = {}  # the rollouts that were EXPIRED when they were put without a train step
+        self.steps: dict[LaneName, int] = {}  # the train steps that groups were refreshed to
+        self.races = Races(rules)
+        self.tallies: Counter[tuple[str, Status, Tally]] = Counter()
+
+    def copy(self) -> Groups:
+        """Return a copy of the groups; payloads never change, and are shared."""
+        copied = Groups(type(self.table)(), self.rules)
+        for uid in self.table.select(_ALL):
+            copied.table.add(self.item(uid))
+        copied.payloads, copied.archived_at = dict(self.payloads), dict(self.archived_at)
+        copied.made_from, copied.steps, copied.due = dict(self.made_from), dict(self.steps), dict(self.due)
+        copied.races, copied.tallies = self.races.copy(), self.tallies.copy()
+        return copied
+
+    def item(self, uid: int) -> StorageItem:
+        """Return a copy of the metadata of a group that is in the table."""
+        item = self.table.get(uid)
+        assert item is not None
+        return item
+
+    def refreshed(self, tasks: Iterable[str], statuses: Iterable[Status], step: int) -> None:
+        """Note the train step of a refresh, for all tasks and statuses that there ever was a group of."""
+        chosen = set(product(tasks, statuses))
+        self.steps |= dict.fromkeys({(task, status) for task, status, _ in self.tallies} & chosen, step)
+
+    def train_step(self, draw: Draw, drawn: Mapping[str, Sequence[StorageItem]]) -> int | None:
+        """Return the train step of a draw: the one that it names, or the last one of the tasks of its groups."""
+        lanes = [(task, draw.status) for task, items in drawn.items() if items]
+        steps = [self.steps[lane] for lane in lanes if lane in self.steps]
+        return max(steps, default=None) if draw.train_step is None else draw.train_step
+
+    def level(self, task_name: str) -> Level:
+        """Return the level of a task."""
+        return levels(self.tallies, [task_name])[task_name]
+
+    def apply(self, step: Transition, item: StorageItem) -> StorageItem:
+        """Let a group take a step, and return its metadata after it. Leased groups are not in the table."""
+        self.count(item.task_name, step)
+        now = _after(step, item)
+        if step.moves:
+            self._leave(now.uid, step.before)
+            self._arrive(now, step.after)
+        else:
+            kept = ("times_sampled", "deliveries", "error", "trained_step")
+            self.table.change([now.uid], **{name: getattr(now, name) for name in kept})
+        if step.enters_races:
+            self.races.enter(now)
+        return now
+
+    def _leave(self, uid: int, place: Place | None) -> None:
+        if place is not None and not place.leased:
+            self.table.remove([uid])
+            self.races.leave(uid)
+            self.archived_at.pop(uid, None)
+
+    def _arrive(self, item: StorageItem, place: Place | None) -> None:
+        if place is None:
+            del self.payloads[item.uid]
+            self.races.tickets.pop(item.uid, None)
+            self.made_from.pop(item.uid, None)
+            self.due.pop(item.uid, None)
+        elif not place.leased:
+            self.table.add(item)
+            if item.status in ASIDE:
+                self.archived_at[item.uid] = time.time()
+
+    def count(self, task_name: str, step: Transition) -> None:
+        for (status, name), n in step.counts.items():
+            self.tallies[(task_name, status, name)] += n
+
+    def remove(self, uids: Iterable[int], why: Tally) -> int:
+        """Remove groups that are in the buffer, and return their number."""
+        gone = [self.item(uid) for uid in uids]
+        for item in gone:
+            self.apply(transitions.removed(Place(item.status), why), item)
+        return len(gone)
+
+    # Putting
+
+    def replaced_by(self, group: NewGroup) -> list[int]:
+        """Return the groups in the buffer that a put replaces: those that it names, and the one with the same key."""
+        found = [] if group.key is None else self.table.with_key(group.task_name, group.key)
+        named = () if group.lease else group.replaces
+        for uid in named:
+            if self.table.get(uid) is None:
+                raise ConflictError(f"group {uid}, which was to be replaced, is not in the buffer; nothing was stored")
+        return sorted({*found, *named})
+
+    def check_room(self, group: NewGroup, replaced: Iterable[int]) -> None:
+        """Raise FullError when the limits leave no room for the group."""
+        limits = self.rules.limits
+        here = [item.status for item in map(self.item, replaced) if item.task_name == group.task_name]
+        level = self.level(group.task_name).without(here)
+        if limits.insertable(level, group.status) == 0:
+            raise FullError(f"task {group.task_name}: {limits.why_full(level, group.status)}")
+
+    def excess(self, task_name: str) -> list[int]:
+        """Return the groups beyond the capacity, which are to be evicted; the remover's race has gone on then."""
+        limits, remover = self.rules.limits, self.rules.remover
+        if limits.capacity is None or limits.on_full != "evict":
+            return []
+        excess = self.level(task_name).buffered - limits.capacity
+        if excess <= 0:
+            return []
+        kept = [
+            status for status in Status if status not in ASIDE and self.tallies[(task_name, status, Tally.SIZE)] > 0
+        ]
+        for status in kept:
+            self.begin_races((task_name, status), remover.order)
+        buffered = LogicNode("$and", (ScalarNode("task_name", "$eq", task_name), SetNode("status", "$in", tuple(kept))))
+        uids = self.table.select(buffered, remover.order, lambda uid, name: self.races.remaining(self.item(uid), name))
+        gone = uids[:excess]
+        if remover.race is not None:
+            waits = [self.races.remaining(self.item(uid), remover.race) for uid in gone]
+            self.races.pass_time(task_name, kept, remover.race, waits, [self.item(uid).priority for uid in gone])
+        return gone
+
+    # Groups that take no room: archived, filtered and failed ones
+
+    def prune(self) -> None:
+        """Remove the groups beyond the age or number limit of those that take no room."""
+        limits, now = self.rules.limits, time.time()
+        for status in limits.bounded_aside:
+            most, seconds = limits.bound_aside(status)
+            here = [
+                (task, n) for (task, there, name), n in self.tallies.items() if (there, name) == (status, Tally.SIZE)
+            ]
+            oldest = min(self.archived_at.values(), default=now)
+            for task_name, count in here:
+                if count <= most if most is not None else oldest >= now - (seconds or 0):
+                    continue
+                aside = sorted(self.table.select(in_lane(task_name, status)), key=lambda uid: self._aside_since(uid, 0))
+                if most is not None:
+                    gone = aside[: max(0, len(aside) - most)]
+                else:
+                    gone = [uid for uid in aside if self._aside_since(uid, now) < now - (seconds or 0)]
+                self.remove(gone, Tally.PRUNED)
+
+    def _aside_since(self, uid: int, otherwise: float) -> float:
+        """Return when a group was archived, filtered or set aside; a state of an older version may not know."""
+        return self.archived_at.get(uid, otherwise)
+
+    # Races
+
+    def begin_races(self, lane: LaneName, order: Order) -> None:
+        """Begin the races that an order needs."""
+        for term in order:
+            if term.field in KEYS and (*lane, term.field) not in self.races.clocks:
+                self.races.begin([self.item(uid) for uid in self.table.select(in_lane(*lane))], lane, term.field)
+
+    def advance(self, drawn: Iterable[StorageItem], race: str | None) -> None:
+        """Advance the clocks of the races that these groups came first in."""
+        if race is None:
+            return
+        by_lane: dict[LaneName, list[StorageItem]] = {}
+        for item in drawn:
+            by_lane.setdefault((item.task_name, item.status), []).append(item)
+        for lane, items in by_lane.items():
+            self.races.drawn(items, lane, race)
+
+    def skip(self, lane: LaneName, race: str) -> None:
+        """Give new keys to groups that have arrived in a race by now and weren't drawn."""
+        for item in map(self.item, self.table.select(in_lane(*lane))):
+            if self.races.has_arrived(item, race):
+                self.races.enter(item)
+
+    def set_priorities(self, priorities: Mapping[int, float]) -> int:
+        """Set the priorities of those groups that are in the buffer; return their number."""
+        found = {uid: priority for uid, priority in priorities.items() if self.table.get(uid) is not None}
+        for uid, priority in found.items():
+            self.table.change([uid], priority=priority)
+            self.races.enter(self.item(uid))
+        return len(found)
+
+
+def _after(step: Transition, item: StorageItem) -> StorageItem:
+    """Return a copy of a group's metadata as it is after a step."""
+    return replace(
+        item,
+        item=[],
+        probability=None,
+        weight=None,
+        tags=dict(item.tags) if item.tags else None,
+        status=item.status if step.after is None else step.after.status,
+        times_sampled=item.times_sampled + step.draws,
+        deliveries=0 if step.afresh else item.deliveries + step.deliveries,
+        error=step.error or (None if step.afresh else item.error),
+    )

@@ -1,0 +1,145 @@
+"""Queries: what matches is read, counted, changed, refreshed or removed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
+
+from replaybuf.errors import DecodeError
+from replaybuf.query import LogicNode, Node, SetNode, predicate
+from replaybuf.query.nodes import Predicate
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.staleness import find_expired, mask_stale_tokens, refresh_group, reset_response
+from replaybuf.rules import transitions
+from replaybuf.rules.policies import Order
+from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.storage.values import Changes, Refresh, StorageItem, Unset
+from tests.reference.state import Memory
+
+_ALL = LogicNode("$and", ())
+
+
+class Matching(Memory):
+    """Groups are read, counted, changed, refreshed and removed where they are."""
+
+    async def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
+        matches = predicate(query)
+        with self._lock:
+            self._end_leases()
+            uids = self._groups.table.select(query, order)[:limit]
+        for uid in uids:
+            item = self._read(uid, matches)
+            if item is not None:
+                yield item
+
+    def _read(self, uid: int, matches: Predicate) -> StorageItem | None:
+        """Return the group if it is there and still matches; with an error where it can't be decoded."""
+        with self._lock:
+            item = self._groups.table.get(uid)
+            return None if item is None or not matches(item) else self._decode_leniently(item)
+
+    async def count(self, query: Node, *, at_most: int | None = None) -> int:
+        with self._lock:
+            self._end_leases()
+            found = len(self._groups.table.select(query))
+            return found if at_most is None else min(found, at_most)
+
+    async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
+        with self._lock:
+            self._end_leases()
+            return dict(self._groups.tallies)
+
+    async def histograms(self, fields: Iterable[str]) -> dict[str, dict[LaneName, dict[int, int]]]:
+        with self._lock:
+            self._end_leases()
+            items = [*map(self._groups.item, self._groups.table.select(_ALL))]
+        return {field: _histogram(items, field) for field in fields}
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._end_leases()
+            tallies = self._groups.tallies.items()
+            return sum(n for (_, status, name), n in tallies if name == Tally.SIZE and status != Status.ARCHIVED)
+
+    # Changing
+
+    async def delete(self, query: Node) -> int:
+        with self._lock:
+            self._end_leases()
+            gone = self._groups.remove(self._groups.table.select(query), Tally.DELETED)
+            self._notify()
+            return gone
+
+    async def update(self, query: Node, changes: Changes) -> int:
+        with self._lock:
+            self._end_leases()
+            found = self._groups.table.select(query)
+            if not isinstance(changes.tags, Unset):
+                for uid in found:
+                    self._groups.table.change([uid], tags=dict(changes.tags) if changes.tags else None)
+            if not isinstance(changes.priority, Unset):
+                self._groups.set_priorities(dict.fromkeys(found, changes.priority))
+            if not isinstance(changes.status, Unset):
+                for item in map(self._groups.item, found):
+                    self._groups.apply(transitions.updated(item.status, changes.status), item)
+            self._notify()
+            return len(found)
+
+    async def update_priorities(self, priorities: Mapping[int, float]) -> int:
+        with self._lock:
+            return self._loans.set_priorities(priorities) + self._groups.set_priorities(priorities)
+
+    async def refresh(self, refresh: Refresh) -> dict[str, int]:
+        with self._lock:
+            self._end_leases()
+            counts = dict.fromkeys(refresh.rules, 0)
+            self._groups.refreshed(refresh.rules, refresh.statuses, refresh.train_step)
+            tasks = SetNode("task_name", "$in", tuple(refresh.rules))
+            statuses = SetNode("status", "$in", tuple(status.value for status in refresh.statuses))
+            for item in map(self._groups.item, self._groups.table.select(LogicNode("$and", (tasks, statuses)))):
+                counts[item.task_name] += self._refresh_one(item, refresh)
+            self._notify()
+            return counts
+
+    def _refresh_one(self, item: StorageItem, refresh: Refresh) -> bool:
+        groups, rule = self._groups, refresh.rules[item.task_name]
+        leaves = item.status == Status.EXPIRED and not rule.retryable
+        kind = self.codec.rollout_type
+        try:
+            rollouts = self._copying.decode(groups.payloads[item.uid])
+        except DecodeError:
+            if not leaves:
+                return False
+            rollouts = []
+        staleness = refresh_group(rollouts, refresh.train_step, kind)
+        too_old = find_expired(rollouts, rule, refresh.train_step, kind, staleness)
+        due = groups.due.get(item.uid, set()) if too_old or item.status in (Status.ABORTED, Status.EXPIRED) else set()
+        expired = sorted({*too_old, *due})
+        if leaves or (expired and not rule.retryable):
+            if refresh.dropped is not None:
+                found = self._decode_leniently(item)
+                refresh_group(found.item, refresh.train_step, kind)
+                refresh.dropped.append(replace(found, staleness=max(staleness, default=item.staleness)))
+            groups.remove([item.uid], Tally.DROPPED)
+            return True
+        for index in expired:
+            reset_response(rollouts[index], kind)
+        if (through := rule.masked_through(refresh.train_step)) is not None:
+            mask_stale_tokens(rollouts, through, kind)
+        groups.payloads[item.uid] = self._copying.encode(rollouts)
+        groups.table.change([item.uid], staleness=max(staleness), reward=Marks.of(rollouts, kind).mean_reward)
+        if expired:
+            groups.due.pop(item.uid, None)
+        if not expired or (item.status == Status.EXPIRED and not too_old):  # not counted again
+            return False
+        groups.apply(transitions.expired(item.status), groups.item(item.uid))
+        return True
+
+
+def _histogram(items: Iterable[StorageItem], field: str) -> dict[LaneName, dict[int, int]]:
+    counts: dict[LaneName, Counter[int]] = {}
+    for item in items:
+        counts.setdefault((item.task_name, item.status), Counter())[getattr(item, field)] += 1
+    return {lane: dict(values) for lane, values in counts.items()}

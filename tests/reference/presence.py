@@ -1,0 +1,41 @@
+"""Who waits for the model: other tasks and threads of this process."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from replaybuf.errors import InputError
+from replaybuf.rules.circumstances import Circumstances, Wait
+from replaybuf.rules.train_state import TRAINER, TrainState
+from replaybuf.storage.presence import Waiting, WorkerEvent
+from tests.reference.state import Memory
+
+
+class Presence(Memory):
+    """The waits under way, which those who wait hear of in their errors."""
+
+    def announce(self, waiting: Waiting) -> None:
+        with self._lock:
+            self._waits[waiting.number] = waiting
+
+    def withdraw(self, waiting: Waiting) -> None:
+        with self._lock:
+            self._waits.pop(waiting.number, None)
+
+    def report(self, event: WorkerEvent) -> None:
+        """Nobody could ask later: there are no events."""
+
+    async def flush(self) -> None:
+        """Nothing is kept back."""
+
+    async def circumstances(self, wait: Wait) -> Circumstances:
+        tallies = await self.tallies()
+        with self._lock:
+            waits = [one.wait for one in self._waits.values()]
+            published = self._cursors.get(TRAINER)
+        trainer = None
+        if published is not None:
+            with suppress(InputError):  # withdrawn
+                trainer = TrainState.decode(published.value)
+        return Circumstances(time.time(), tallies, self.rules.limits, waits=waits, trainer=trainer)

@@ -1,0 +1,120 @@
+"""Copies of the whole reference backend: step checkpoints, restores, portable states."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from replaybuf.query import LogicNode
+from replaybuf.rollouts.rollout import ASIDE
+from replaybuf.rules import transitions
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.portable import State, StoredGroup
+from replaybuf.storage.values import Checkpoint, Cursor, missing_checkpoint
+from tests.reference.groups import Groups
+from tests.reference.loans import Loans
+
+_ALL = LogicNode("$and", ())
+
+
+@dataclass(slots=True)
+class World:
+    """Everything that a restore brings back: the groups, the loans, the ticket of the next group, the cursors."""
+
+    groups: Groups
+    loans: Loans
+    next_ticket: int
+    cursors: dict[str, Cursor]
+
+    def copy(self) -> World:
+        groups = self.groups.copy()
+        return World(groups, self.loans.copy(groups), self.next_ticket, dict(self.cursors))
+
+
+class Checkpoints:
+    """The checkpoints by step, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Checkpoint, World]] = {}
+
+    def make(self, step: int, world: World, keep: int | None) -> Checkpoint:
+        """Keep a copy of the world under this step, and at most `keep` checkpoints in all."""
+        groups = world.groups
+        made = Checkpoint(step, time.time(), len(groups.payloads), sum(map(len, groups.payloads.values())))
+        self._kept.pop(step, None)
+        self._kept[step] = (made, world.copy())
+        for old in list(self._kept)[: 0 if keep is None else -keep]:
+            del self._kept[old]
+        return made
+
+    def all(self) -> list[Checkpoint]:
+        return [made for made, _ in self._kept.values()]
+
+    def get(self, step: int) -> tuple[Checkpoint, World]:
+        """Return a checkpoint and a copy of its world. Raises CheckpointError."""
+        if step not in self._kept:
+            raise missing_checkpoint(step, list(self._kept))
+        made, world = self._kept[step]
+        return made, world.copy()
+
+    def drop(self, step: int) -> None:
+        self.get(step)
+        del self._kept[step]
+
+
+def add_new(now: World, restored: World, known: set[int]) -> None:
+    """Add groups that were put since (all but the `known` ones) to the restored world, as if never drawn."""
+    here, there = now.groups, restored.groups
+    for item in map(here.item, here.table.select(_ALL)):
+        if item.uid in known:
+            continue
+        made_from = here.made_from.get(item.uid, set())
+        become = [uid for uid in made_from if there.table.get(uid) is not None]
+        same_key = [] if item.key is None else there.table.with_key(item.task_name, item.key)
+        there.remove({*become, *same_key}, Tally.REPLACED)
+        there.made_from[item.uid] = made_from
+        if item.uid in here.due:
+            there.due[item.uid] = here.due[item.uid]
+        there.payloads[item.uid] = here.payloads[item.uid]
+        there.races.tickets[item.uid] = here.races.ticket(item.uid)
+        item.status, item.times_sampled, item.deliveries = transitions.undrawn(item), 0, 0
+        item.trained_step = None
+        there.apply(transitions.put(item.status), item)
+        if item.status in ASIDE and item.uid in here.archived_at:
+            there.archived_at[item.uid] = here.archived_at[item.uid]
+
+
+# As a portable state
+
+
+def state_of(world: World, next_uid: int) -> State:
+    """Return the world as a portable state, leased groups as if they had been given back."""
+    world = world.copy()
+    world.loans.return_all()
+    groups, races = world.groups, world.groups.races
+    stored = [
+        StoredGroup(
+            groups.item(uid), groups.payloads[uid], races.ticket(uid), races.keys_of(uid), groups.archived_at.get(uid)
+        )
+        for uid in groups.table.select(_ALL)
+    ]
+    cursors = list(world.cursors.values())
+    return State(stored, next_uid, groups.tallies, races.clocks, world.next_ticket, cursors, groups.steps)
+
+
+def load(groups: Groups, state: State) -> None:
+    """Load the groups of a state into an empty `Groups`."""
+    for group in state.groups:
+        uid = group.item.uid
+        groups.payloads[uid] = group.payload
+        groups.table.add(group.item)
+        if group.ticket != uid:
+            groups.races.tickets[uid] = group.ticket
+        for name, key in group.keys.items():
+            groups.races.keys[name][uid] = key
+        if group.archived_at is not None:
+            groups.archived_at[uid] = group.archived_at
+    groups.races.load(state.clocks, {(one.item.task_name, one.item.status) for one in state.groups})
+    groups.tallies = Counter(state.tallies)
+    groups.steps = dict(state.steps)

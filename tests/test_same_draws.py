@@ -1,0 +1,117 @@
+"""Random draws and evictions of both databases are those of the model in `tests/reference`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBuffer, Status
+from replaybuf.storage.sql.backend import SQLStorage
+from tests.contract.harness import CODEC, drawn, fill, found, group, ids, rules_of
+from tests.reference.backend import Reference
+
+Draws = Callable[[ReplayBuffer], Awaitable[Any]]
+
+
+async def replays(buffer: ReplayBuffer) -> Any:
+    """Groups are drawn one by one and several at a time, again and again."""
+    await fill(buffer, 10)
+    return [await drawn(buffer, size) for size in [1] * 12 + [3] * 8 + [10] * 4]
+
+
+async def priorities(buffer: ReplayBuffer) -> Any:
+    """Priorities are given and changed, by uid and by a query."""
+    uids = [uid for priority in (1, 2, 3, 4, 0, 0, 0) for uid in await fill(buffer, 1, priority=priority)]
+    draws = [await drawn(buffer, 2) for _ in range(8)]
+    await buffer.update_priorities({uids[0]: 4, uids[1]: 3.0, uids[3]: 0})
+    draws += [await drawn(buffer, 2) for _ in range(8)]
+    await buffer.update({"uid": {"$in": uids[:3]}}, priority=0.5)
+    return draws + [await drawn(buffer, 6) for _ in range(8)]
+
+
+async def idle(buffer: ReplayBuffer) -> Any:
+    """All groups have priority 0."""
+    await fill(buffer, 4, priority=0)
+    return [await drawn(buffer, size) for size in [1] * 10 + [3] * 5]
+
+
+async def narrowed(buffer: ReplayBuffer) -> Any:
+    """Draws with a where, and draws of all between them."""
+    await fill(buffer, 4, tags={"a": 1})
+    await fill(buffer, 4)
+    return [(await drawn(buffer, 2, where={"tags.a": 1}), await drawn(buffer, 1)) for _ in range(12)]
+
+
+async def window(buffer: ReplayBuffer) -> Any:
+    """New groups come in between the draws."""
+    return [(await fill(buffer, 2), await drawn(buffer, 1), await drawn(buffer, 2)) for _ in range(10)]
+
+
+async def tasks(buffer: ReplayBuffer) -> Any:
+    """Every task has a race of its own."""
+    for number in range(12):
+        await buffer.put(group(number), f"task {number % 3}", priority=1 + number % 4)
+    return [await drawn(buffer, 1, f"task {number % 3}") for number in range(24)]
+
+
+REPLAYED = {"max_times_sampled": 0}
+USED_UP = {"max_times_sampled": 3}
+TAKEN = {"max_times_sampled": 1}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def buffers(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
+    """A function that makes two buffers with the same rules: one over the model, and one over a database."""
+
+    def two(policy: str, **options: Any) -> list[ReplayBuffer]:
+        rules = [rules_of(policy, seed=5, **options) for _ in range(2)]
+        other = (
+            SQLStorage(f"sqlite:///{tmp_path}/buffer.db", CODEC, rules[1])
+            if request.param == "sqlite"
+            else SQLStorage(request.getfixturevalue("lent_database"), CODEC, rules[1])
+        )
+        return [ReplayBuffer(storage, CODEC.rollout_type) for storage in (Reference(CODEC, rules[0]), other)]
+
+    return two
+
+
+async def same(buffers: list[ReplayBuffer], draws: Draws) -> None:
+    """Both give the same."""
+    expected, got = [await draws(buffer) for buffer in buffers]
+    for buffer in buffers:
+        await buffer.close()
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    ("draws", "limits"),
+    [
+        (replays, REPLAYED),
+        (priorities, REPLAYED),
+        (idle, REPLAYED),
+        (narrowed, REPLAYED),
+        (window, REPLAYED),
+        (window, USED_UP),
+        (tasks, TAKEN),
+    ],
+)
+@pytest.mark.parametrize("policy", ["uniform", "prioritized"])
+async def test_draws_are_those_of_the_model(buffers: Any, policy: str, draws: Draws, limits: dict[str, int]) -> None:
+    await same(buffers(policy, **limits), draws)
+
+
+@pytest.mark.parametrize("remover", ["uniform", "prioritized"])
+async def test_evictions_are_those_of_the_model(buffers: Any, remover: str) -> None:
+    """Of groups of several statuses and priorities; and what is drawn from those that are left."""
+
+    async def evicted(buffer: ReplayBuffer) -> Any:
+        seen = []
+        for number in range(30):
+            status = (Status.COMPLETED, Status.FAILED, Status.ABORTED)[number % 7 % 3]
+            await buffer.put(group(number, status=status), "math", priority=number % 4)
+            seen.append((ids([item.item for item in await found(buffer)]), await drawn(buffer, number % 3)))
+        return seen
+
+    await same(buffers("uniform", remover=remover, capacity=6, max_times_sampled=0), evicted)

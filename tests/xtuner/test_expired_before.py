@@ -1,0 +1,132 @@
+"""Groups with rollouts that were EXPIRED before they were put: `replaybuf.xtuner` does with them what xtuner does."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from tests.frameworks import XtunerRollout, XtunerStatus
+from tests.xtuner import stand_in
+from tests.xtuner.their_rules import Theirs
+
+A, C, E = XtunerStatus.ABORTED, XtunerStatus.COMPLETED, XtunerStatus.EXPIRED
+#: The runs of each of the two databases.
+RUNS = 300
+
+
+@pytest.fixture
+async def build() -> AsyncIterator[Callable[..., Any]]:
+    with stand_in.installed():
+        from replaybuf.xtuner import SyncReplayBufferConfig
+
+        buffers: list[Any] = []
+
+        def build(url: str, name: str = "default") -> Any:
+            buffers.append(SyncReplayBufferConfig(url=url, name=name).build())
+            return buffers[-1]
+
+        yield build
+        for buffer in buffers:
+            await buffer.close()
+
+
+def rollout(status: XtunerStatus, steps: list[int], **fields: Any) -> XtunerRollout:
+    given: dict[str, Any] = {
+        "message": [],
+        "prompt_ids": [1, 2],
+        "tokens": [1, 2, *range(len(steps))],
+        "response": "x" * len(steps),
+        "response_ids": list(range(len(steps))),
+        "response_model_steps": steps,
+        "reward": {"score": 1.0},
+        "status": status,
+    }
+    return XtunerRollout(**(given | fields))
+
+
+async def all_of(buffer: Any) -> list[tuple[list[XtunerRollout], str, int]]:
+    found = buffer.buffer.find({}, order_by="timestamp_id")
+    return [(one.item, one.status.value, one.staleness) async for one in found]
+
+
+async def test_expired_rollouts_are_reset_by_a_put_at_a_train_step(build: Callable[..., Any], shared_url: str) -> None:
+    buffer = build(shared_url)
+    group = [rollout(A, [3]), rollout(E, [0, 3])]
+    await buffer.put(group, "math", current_train_step=4)
+    assert await buffer.count_statuses(["math"], [A, E]) == {"math": {A: 0, E: 1}}
+    ((aborted, expired),) = await buffer.get(1, "math", E)
+    assert (aborted.status, aborted.response_ids, expired.status, expired.response_ids) == (A, [0], E, [])
+    assert (expired.response, expired.reward, expired.tokens) == ("", None, [1, 2])
+
+
+@pytest.mark.parametrize("threshold", [9, 1])
+async def test_expired_rollouts_that_were_put_without_a_step_are_reset_by_the_next_refresh(
+    build: Callable[..., Any], shared_url: str, threshold: int
+) -> None:
+    buffer = build(shared_url)
+    await buffer.put([rollout(A, [3]), rollout(E, [0, 3])], "math")
+    assert await buffer.count("math", A) == 1
+    for count in ({"math": 1}, {"math": 1}):
+        assert await buffer.refresh_staleness(task_stale_thresholds={"math": threshold}, current_train_step=4) == count
+    ((aborted, expired),) = await buffer.get(1, "math", E)
+    assert (aborted.response_ids, expired.response_ids, expired.reward) == ([0], [], None)
+
+
+def drawn(chance: random.Random) -> list[XtunerRollout]:
+    """Some rollouts, many of them EXPIRED or ABORTED; those of one group have different steps."""
+    statuses = chance.choices([C, A, E, XtunerStatus.FAILED, XtunerStatus.FILTERED], [6, 3, 3, 1, 1], k=4)
+    group = []
+    for status in statuses[: chance.randint(1, 4)]:
+        steps = [chance.randint(0, 6) for _ in range(chance.randint(0, 3))]
+        mask = chance.choice([None, [chance.randint(0, 1) for _ in steps]])
+        group.append(rollout(status, steps, response_mask=mask, seq_staleness=chance.randint(0, 3)))
+    return group
+
+
+def said(group: list[XtunerRollout]) -> list[dict[str, Any]]:
+    """The rollouts, but for their masks: tokens too old to train on are masked here when they are stored."""
+    return [one.model_dump(exclude={"response_mask"}) for one in group]
+
+
+async def test_random_runs_are_the_same_as_xtuners(build: Callable[..., Any], shared_url: str) -> None:
+    buffer = build(shared_url, "runs")
+    different: list[int] = []
+    for seed in range(RUNS):
+        chance, theirs, task = random.Random(seed), Theirs(), "math"
+        tokens = chance.choice([None, 1, 3])
+        counts: list[tuple[int, int]] = []
+        step = 1
+        for _ in range(chance.randint(2, 6)):
+            step += chance.randint(0, 2)
+            rule = {"tokens": tokens, "threshold": chance.randint(1, 6), "retryable": chance.random() < 0.8}
+            ours = {"token_stale_threshold": tokens, "stale_threshold": rule["threshold"]}
+            if chance.random() < 0.7:
+                group, at = drawn(chance), chance.choice([None, step])
+                model_step = chance.choice([None, step])
+                theirs.put(copy.deepcopy(group), model_step=model_step, train_step=at, **rule)
+                await buffer.put(
+                    group,
+                    task,
+                    model_step=model_step,
+                    current_train_step=at,
+                    expired_groups_retryable=rule["retryable"],
+                    **ours,
+                )
+            else:
+                refreshed = await buffer.refresh_staleness(
+                    task_stale_thresholds={task: rule["threshold"]},
+                    task_token_stale_thresholds={} if tokens is None else {task: tokens},
+                    expired_groups_retryable_by_task={task: rule["retryable"]},
+                    current_train_step=step,
+                )
+                counts.append((refreshed[task], theirs.refresh(step, **rule)))
+        there = [(said(group), status, staleness) for group, status, staleness in await all_of(buffer)]
+        expected = [(said(group), status.value, staleness) for group, status, staleness in theirs.groups]
+        if there != expected or any(one != other for one, other in counts):
+            different.append(seed)
+        await buffer.buffer.delete({})
+    assert not different
