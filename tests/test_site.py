@@ -58,6 +58,20 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert set(replaybuf.__all__) - errors - shown == set()
 
 
+def test_the_reference_names_what_is_there() -> None:
+    for name in re.findall(r"(?m)^::: (\S+)$", "\n".join(_reference())):
+        assert _is_defined(name.split(".")), name
+
+
+def _is_defined(parts: list[str]) -> bool:
+    """Whether it is a module, or is named in one; nothing is imported, because that may need torch or Ray."""
+    path, inside = ROOT.joinpath(*parts), ROOT.joinpath(*parts[:-1])
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    source = inside / "__init__.py" if inside.is_dir() else inside.with_suffix(".py")
+    return source.is_file() and re.search(rf"\b{parts[-1]}\b", source.read_text("utf-8")) is not None
+
+
 def _reference() -> list[str]:
     return [path.read_text("utf-8") for path in (DOCS / "reference").glob("*.md")]
 
