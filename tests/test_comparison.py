@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from replaybuf.rules.comparison import by_task, by_worker, mean, verdict
+from replaybuf.rules import comparison
+from replaybuf.rules.comparison import Part, join, mean, tabulate, verdict
 
 
 @dataclass
@@ -19,6 +22,14 @@ class One:
 
 def some(task_name: str, worker: str | None, *rewards: float | None) -> list[One]:
     return [One(task_name, worker, reward) for reward in rewards]
+
+
+def by_worker(groups: list[One], before: list[One]) -> list[Part]:
+    return comparison.by_worker(tabulate(groups), tabulate(before))
+
+
+def by_task(groups: list[One], before: list[One]) -> list[Part]:
+    return comparison.by_task(tabulate(groups), tabulate(before))
 
 
 GOOD = some("math", "a", 1, 0.5, 1, 0.5) + some("math", "b", 1, 1, 0.5, 0.5)
@@ -90,3 +101,13 @@ def test_a_task_is_compared_with_the_steps_before() -> None:
 def test_a_sentence_says_what_stands_out(groups: list[One], before: list[One], said: str) -> None:
     rewards = [mean(one.reward for one in several) for several in (groups, before)]
     assert said in verdict(by_worker(groups, before), by_task(groups, before), *rewards)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.floats(-10, 10)), min_size=2, max_size=40))
+def test_tables_that_are_joined_are_the_table_of_all(drawn: list[tuple[str, str, float]]) -> None:
+    groups = [One(task, worker, reward) for task, worker, reward in drawn]
+    half = len(groups) // 2
+    joined, whole = join([tabulate(groups[:half]), tabulate(groups[half:])]), tabulate(groups)
+    assert joined.keys() == whole.keys()
+    for key, one in whole.items():
+        assert astuple(joined[key]) == pytest.approx(astuple(one), abs=1e-9)

@@ -66,82 +66,135 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def by_worker(groups: Sequence[Drawn], before: Sequence[Drawn]) -> list[Part]:
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """Of groups that were drawn: their number, how many of them have a staleness and its sum, and their rewards.
+
+    Of the rewards they are the number, the mean, the sum of squared distances from it, and the largest without its
+    sign. Two are joined as in Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983).
+    """
+
+    groups: int = 0
+    with_staleness: int = 0
+    staleness: float = 0.0
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    largest: float = 0.0
+
+    @staticmethod
+    def of(groups: Sequence[Drawn]) -> Rewards:
+        """Return those of groups; rewards that are missing or no finite numbers are left out."""
+        rewards = [one.reward for one in groups if one.reward is not None and math.isfinite(one.reward)]
+        stale = [one.staleness for one in groups if one.staleness is not None]
+        middle = sum(rewards) / len(rewards) if rewards else 0.0
+        return Rewards(
+            len(groups),
+            len(stale),
+            sum(stale),
+            len(rewards),
+            middle,
+            sum((one - middle) * (one - middle) for one in rewards),
+            max(map(abs, rewards), default=0.0),
+        )
+
+    def __add__(self, other: Rewards) -> Rewards:
+        count, apart = self.count + other.count, other.mean - self.mean
+        share = other.count / count if count else 0.0
+        return Rewards(
+            self.groups + other.groups,
+            self.with_staleness + other.with_staleness,
+            self.staleness + other.staleness,
+            count,
+            self.mean + apart * share,
+            self.squares + other.squares + apart * apart * share * self.count,
+            max(self.largest, other.largest),
+        )
+
+
+#: The rewards of a step's groups, by task and by who made them.
+Table = Mapping[tuple[str, str | None], Rewards]
+
+
+def tabulate(groups: Iterable[Drawn]) -> dict[tuple[str, str | None], Rewards]:
+    """Return the rewards of groups by task and by who made them."""
+    found: dict[tuple[str, str | None], list[Drawn]] = {}
+    for one in groups:
+        found.setdefault((one.task_name, one.worker), []).append(one)
+    return {key: Rewards.of(several) for key, several in found.items()}
+
+
+def join(tables: Iterable[Table]) -> dict[tuple[str, str | None], Rewards]:
+    """Return the table of all groups of several tables."""
+    found: dict[tuple[str, str | None], Rewards] = {}
+    for table in tables:
+        for key, rewards in table.items():
+            found[key] = found[key] + rewards if key in found else rewards
+    return found
+
+
+def by_worker(groups: Table, before: Table) -> list[Part]:
     """Return a step's groups by who made them, the worst first.
 
     A group is compared with those that others made of its task for the same step, or else for the steps `before`.
     """
 
-    now, then = _of_tasks(groups), _of_tasks(before)
-
-    def others(worker: str | None, task_name: str) -> list[float]:
-        for several in (now.get(task_name, ()), then.get(task_name, ())):
-            if found := [reward for name, reward in several if name != worker]:
+    def others(worker: str | None, task_name: str) -> Rewards:
+        for table in (groups, before):
+            if (found := _of_task(table, task_name, apart_from=worker)).count:
                 return found
-        return [reward for _, reward in then.get(task_name, ())]
+        return _of_task(before, task_name)
 
-    return _parts(groups, lambda one: one.worker, others)
+    return _parts(groups, 1, others)
 
 
-def by_task(groups: Sequence[Drawn], before: Sequence[Drawn]) -> list[Part]:
+def by_task(groups: Table, before: Table) -> list[Part]:
     """Return a step's groups by task, compared with those of the steps `before`, the worst first."""
-    then = _of_tasks(before)
-    return _parts(groups, lambda one: one.task_name, lambda _, task: [reward for _, reward in then.get(task, ())])
+    return _parts(groups, 0, lambda _, task_name: _of_task(before, task_name))
 
 
-def _parts(
-    groups: Sequence[Drawn], name_of: Callable[[Drawn], str | None], others: Callable[[str | None, str], list[float]]
-) -> list[Part]:
-    named: dict[str | None, list[Drawn]] = {}
-    for one in groups:
-        named.setdefault(name_of(one), []).append(one)
-    parts = [_part(name, own, lambda task, name=name: others(name, task)) for name, own in named.items()]  # type: ignore[misc]
+_NOBODY = object()
+
+
+def _of_task(table: Table, task_name: str, *, apart_from: object = _NOBODY) -> Rewards:
+    found = (one for (task, worker), one in table.items() if task == task_name and worker != apart_from)
+    return sum(found, start=Rewards())
+
+
+def _parts(groups: Table, part: int, others: Callable[[str | None, str], Rewards]) -> list[Part]:
+    """Return the parts of a table by task (0) or by worker (1)."""
+    named: dict[str | None, dict[str, Rewards]] = {}
+    for key, rewards in groups.items():
+        of_tasks = named.setdefault(key[part], {})
+        of_tasks[key[0]] = of_tasks.get(key[0], Rewards()) + rewards
+    parts = [_part(name, own, {task: others(name, task) for task in own}) for name, own in named.items()]
     return sorted(parts, key=lambda part: (-part.errors, -(part.below or 0.0), part.name or ""))
 
 
-def _part(name: str | None, own: Sequence[Drawn], others: Callable[[str], list[float]]) -> Part:
-    reward, staleness = mean(one.reward for one in own), mean(one.staleness for one in own)
-    compared = {task: found for task in {one.task_name for one in own} if (found := others(task))}
-    rewards = {task: _rewards(one for one in own if one.task_name == task) for task in compared}
-    count = sum(map(len, rewards.values()))
-    if not count:
-        return Part(name, len(own), reward, staleness, None, None, 0.0)
-    expected = sum(len(rewards[task]) * _mean(found) for task, found in compared.items()) / count
-    below = expected - sum(map(sum, rewards.values())) / count
-    error = _standard_error(rewards, compared)
-    return Part(name, len(own), reward, staleness, expected, below, below / error if error else 0.0)
+def _part(name: str | None, own: Mapping[str, Rewards], others: Mapping[str, Rewards]) -> Part:
+    every = sum(own.values(), start=Rewards())
+    reward = every.mean if every.count else None
+    staleness = every.staleness / every.with_staleness if every.with_staleness else None
+    compared = [(own[task], found) for task, found in others.items() if found.count and own[task].count]
+    if not compared:
+        return Part(name, every.groups, reward, staleness, None, None, 0.0)
+    count = sum(mine.count for mine, _ in compared)
+    expected = sum(mine.count * found.mean for mine, found in compared) / count
+    below = expected - sum(mine.count * mine.mean for mine, _ in compared) / count
+    errors = below / error if (error := _standard_error(compared)) else 0.0
+    return Part(name, every.groups, reward, staleness, expected, below, 0.0 if math.isnan(errors) else errors)
 
 
-def _standard_error(own: Mapping[str, list[float]], others: Mapping[str, list[float]]) -> float:
+def _standard_error(compared: Sequence[tuple[Rewards, Rewards]]) -> float:
     """Return the standard error of the difference of the means, with the spread that groups have within a task."""
-    every = [values for task in own for values in (own[task], others[task]) if values]
-    known = sum(map(len, every)) - len(every)
+    every = [one for pair in compared for one in pair]
+    known = sum(one.count for one in every) - len(every)
     if known < _FEWEST:
         return math.inf
-    means = [_mean(values) for values in every]
-    apart = (value - mean for values, mean in zip(every, means, strict=True) for value in values)
-    squares = sum(one * one for one in apart)  # of rewards without measure it is infinite; ** would raise
-    spread = math.sqrt(squares / known)
-    count = sum(map(len, own.values()))
-    fewer = 1 / count + sum((len(own[task]) / count) ** 2 / len(others[task]) for task in own)
-    largest = max(abs(value) for values in every for value in values)
-    return max(spread, _LEAST_SPREAD * largest) * math.sqrt(fewer)
-
-
-def _of_tasks(groups: Iterable[Drawn]) -> dict[str, list[tuple[str | None, float]]]:
-    """Return the rewards of each task's groups, with who made them."""
-    found: dict[str, list[tuple[str | None, float]]] = {}
-    for one in groups:
-        found.setdefault(one.task_name, []).extend((one.worker, reward) for reward in _rewards([one]))
-    return found
-
-
-def _rewards(groups: Iterable[Drawn]) -> list[float]:
-    return [one.reward for one in groups if one.reward is not None and math.isfinite(one.reward)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    spread = math.sqrt(sum(one.squares for one in every) / known)  # of rewards without measure it is infinite
+    count = sum(mine.count for mine, _ in compared)
+    fewer = 1 / count + sum((mine.count / count) ** 2 / found.count for mine, found in compared)
+    return max(spread, _LEAST_SPREAD * max(one.largest for one in every)) * math.sqrt(fewer)
 
 
 def verdict(workers: Sequence[Part], tasks: Sequence[Part], reward: float | None, before: float | None) -> str:

@@ -32,7 +32,7 @@ from replaybuf.web.security import Guard, path_of
 from replaybuf.web.server import READ_SECONDS, Readings
 
 _HERE = Path(__file__).parent
-_STATIC = ("page.css", "page.js", "icon.svg")
+_STATIC = ("page.css", "page.js", "plots.js", "icon.svg")
 _REASONS = {401: "This page needs a token", 404: "Not found", 405: "Not allowed", 421: "Another name"}
 
 Answer = Callable[[Request], Awaitable[Response]]

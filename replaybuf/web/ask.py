@@ -11,7 +11,10 @@ from replaybuf.errors import InputError
 LARGEST = 2**63 - 1
 #: The parameters that pages know. Others are dropped: each link repeats those of its page.
 PARAMETERS = frozenset(
-    ("after", "all", "before", "buffer", "by", "hours", "kind", "order", "size", "sort", "status", "task", "where")
+    (
+        *("across", "after", "all", "before", "buffer", "by", "from", "hours", "kind", "order", "size", "sort"),
+        *("status", "task", "to", "where", "worker"),
+    )
 )
 
 

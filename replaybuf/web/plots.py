@@ -1,61 +1,97 @@
-"""Plots as inline SVG, made here: no script draws them, and they scale with the page.
+"""Plots as inline SVG, drawn here: the script of the page only reads values from them, and asks for a part of one.
 
-Only shapes are in the SVG, stretched to the width of the page; titles, axes and legends are text around it, so that
-letters keep their size on a phone. Colours are classes of the style sheet, which knows light and dark.
+The shapes are stretched to the width of the page; marks, and the numbers on the axes, are placed in percent, so that
+they keep their size on a phone. Colours are classes of the style sheet, which knows light and dark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
 from replaybuf import units
 from replaybuf.redact import escape as visible
+from replaybuf.web.axes import TIMES, Axis, Scale, value_axis, written
 
 WIDTH, HEIGHT = 600, 160
-#: Points of a line; more are thinned out.
-POINTS = 300
+#: Of a line with more points than this, the least and the greatest of each stretch are kept.
+POINTS = 400
 BARS = 24
 
 #: The values of a line, by x.
 Points = Sequence[tuple[float, float]]
+Classes = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot: its title, its shapes, what its axes say, its legend (classes and names), and itself in one sentence."""
+    """A plot: its title, its shapes, the numbers on its axes, its legend (classes and names), itself in one sentence.
+
+    `data` is what the script of the page reads: for each x its place from 0 to 1, its text and that of each value, and
+    what `from` and `to` of the address are there.
+    """
 
     title: str
     svg: Markup
-    top: str
-    left: str
-    right: str
+    left: Markup
+    bottom: Markup
     legend: tuple[tuple[str, str], ...]
     sentence: str
+    data: str = ""
 
 
-def lines(title: str, series: Mapping[str, Points], classes: Mapping[str, str] | None = None) -> Plot | None:
-    """Return a plot of lines over times (seconds since the epoch); None when no line has two points."""
+@dataclass(frozen=True, slots=True)
+class Across:
+    """What lies along the bottom of a plot: times or train steps.
+
+    `zoom` returns what `from` and `to` of the address are at an x; None where a plot can't be asked for in parts.
+    """
+
+    scale: Scale = TIMES
+    name: str = ""
+    zoom: Callable[[float], int] | None = int
+
+
+def lines(
+    title: str,
+    series: Mapping[str, Points],
+    classes: Classes | None = None,
+    *,
+    across: Across = Across(),
+    fitted: bool = False,
+    marks: Mapping[float, str] | None = None,
+) -> Plot | None:
+    """Return a plot of lines; None when no line has two points.
+
+    The axis of the values is `fitted` to them, else it begins at 0. `marks` are points of the first line, by x, with
+    what is to be said of them.
+    """
     thinned = {name: _thin(points) for name, points in series.items() if len(points) > 1}
     if not thinned:
         return None
-    frame = _Frame.of(thinned.values())
+    frame = _Frame.of(thinned, across, fitted=fitted)
     styles = _styles(thinned, classes)
     shapes = [
         f'<polyline class="line {styles[name]}" points="{frame.path(points)}"><title>{_safe(name)}</title></polyline>'
         for name, points in thinned.items()
     ]
-    return frame.plot(title, shapes, styles, {name: points[-1][1] for name, points in thinned.items()})
+    first = dict(next(iter(thinned.values())))
+    dots = [frame.dot(x, first[x], text) for x, text in (marks or {}).items() if x in first]
+    return frame.plot(title, shapes, dots, styles, thinned)
 
 
-def areas(title: str, series: Mapping[str, Points], classes: Mapping[str, str] | None = None) -> Plot | None:
+def areas(
+    title: str, series: Mapping[str, Points], classes: Classes | None = None, *, across: Across = Across()
+) -> Plot | None:
     """Return a plot of areas above each other, of series with the same times; None when there are fewer than two."""
-    thinned = {name: _thin(points) for name, points in series.items() if any(value for _, value in points)}
-    if not thinned or min(map(len, thinned.values())) < 2:
+    kept = {name: points for name, points in series.items() if any(value for _, value in points)}
+    if not kept or min(map(len, kept.values())) < 2:
         return None
+    step = -(-min(map(len, kept.values())) // POINTS)
+    thinned = {name: points[::-1][::step][::-1] for name, points in kept.items()}
     times = [time for time, _ in next(iter(thinned.values()))]
     stacked: dict[str, tuple[Points, Points]] = {}
     floor = [0.0] * len(times)
@@ -63,33 +99,38 @@ def areas(title: str, series: Mapping[str, Points], classes: Mapping[str, str] |
         roof = [below + value for below, (_, value) in zip(floor, points, strict=True)]
         stacked[name] = (list(zip(times, floor, strict=True)), list(zip(times, roof, strict=True)))
         floor = roof
-    frame = _Frame.of([[*zip(times, floor, strict=True)]])
+    frame = _Frame.of({title: [*zip(times, floor, strict=True)]}, across, fitted=False)
     styles = _styles(thinned, classes)
     shapes = [
         f'<polygon class="area {styles[name]}" points="{frame.path(roof)} {frame.path(below[::-1])}">'
         f"<title>{_safe(name)}</title></polygon>"
         for name, (below, roof) in stacked.items()
     ]
-    return frame.plot(title, shapes, styles, {name: points[-1][1] for name, points in thinned.items()})
+    return frame.plot(title, shapes, [], styles, thinned)
 
 
 def histogram(title: str, counts: Sequence[tuple[str, int]], of: str) -> Plot | None:
     """Return bars with their labels, from left to right; None when there is nothing to count."""
-    total, top = sum(n for _, n in counts), max((n for _, n in counts), default=0)
+    total = sum(n for _, n in counts)
     if not total:
         return None
+    axis = value_axis([n for _, n in counts], fitted=False)
     width = WIDTH / len(counts)
     shapes = []
-    for place, (label, n) in enumerate(counts):
-        tall = HEIGHT * n / top
+    for place, (_, n) in enumerate(counts):
+        tall = HEIGHT * axis.place(n)
         shapes.append(
             f'<rect class="bar s0" x="{place * width + width * 0.06:.1f}" y="{HEIGHT - tall:.1f}" '
-            f'width="{width * 0.88:.1f}" height="{tall:.1f}">'
-            f"<title>{_safe(label)}: {n:,} ({n / total:.0%})</title></rect>"
+            f'width="{width * 0.88:.1f}" height="{tall:.1f}"/>'
         )
     common = max(counts, key=lambda one: one[1])
     sentence = f"{title} of {total:,} {of}: from {counts[0][0]} to {counts[-1][0]}, most often {common[0]}"
-    return Plot(title, _svg(shapes, sentence), f"{top:,}", counts[0][0], counts[-1][0], (), sentence)
+    centres = [(place + 0.5) / len(counts) for place in range(len(counts))]
+    every = -(-len(counts) // 6)
+    ends = [(centres[place], counts[place][0]) for place in range(0, len(counts), every)]
+    texts = [f"{n:,} ({n / total:.0%})" for _, n in counts]
+    data = _data(centres, [visible(label) for label, _ in counts], {"groups": ("s0", texts)}, None)
+    return Plot(title, _svg(axis, shapes, [], sentence), _left(axis), _bottom(ends), (), sentence, data)
 
 
 def whole_bins(counts: Mapping[int, int]) -> list[tuple[str, int]]:
@@ -107,61 +148,113 @@ def whole_bins(counts: Mapping[int, int]) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The ranges of x and y that a plot shows."""
+    """The axes of a plot."""
 
-    left: float
-    right: float
-    low: float
-    high: float
+    x: Axis
+    y: Axis
+    across: Across
 
     @staticmethod
-    def of(lines: Iterable[Points]) -> _Frame:
-        points = [point for line in lines for point in line]
-        xs, ys = [x for x, _ in points], [y for _, y in points]
-        return _Frame(min(xs), max(xs), min(0.0, *ys), max(ys) if max(ys) > 0 else 1.0)
+    def of(series: Mapping[str, Points], across: Across, *, fitted: bool) -> _Frame:
+        points = [point for line in series.values() for point in line]
+        xs = [x for x, _ in points]
+        return _Frame(across.scale.axis(min(xs), max(xs)), value_axis([y for _, y in points], fitted=fitted), across)
 
     def path(self, points: Points) -> str:
-        wide, tall = (self.right - self.left) or 1.0, (self.high - self.low) or 1.0
-        return " ".join(
-            f"{(x - self.left) / wide * WIDTH:.1f},{HEIGHT - (y - self.low) / tall * HEIGHT:.1f}" for x, y in points
-        )
+        return " ".join(f"{self.x.place(x) * WIDTH:.1f},{HEIGHT - self.y.place(y) * HEIGHT:.1f}" for x, y in points)
 
-    def plot(self, title: str, shapes: list[str], styles: Mapping[str, str], now: Mapping[str, float]) -> Plot:
-        values = ", ".join(f"{visible(name)} {_number(value)}" for name, value in now.items())
-        left, right = (_time(one, self.right - self.left) for one in (self.left, self.right))
-        sentence = f"{title}, from {left} to {right} UTC; at the end: {values}"
-        if self.low < 0:
-            zero = HEIGHT + self.low / (self.high - self.low) * HEIGHT
+    def dot(self, x: float, y: float, text: str) -> str:
+        across, down = 100 * self.x.place(x), 100 - 100 * self.y.place(y)
+        return f'<circle class="mark" cx="{across:.2f}%" cy="{down:.2f}%" r="5"><title>{_safe(text)}</title></circle>'
+
+    def plot(
+        self, title: str, shapes: list[str], dots: list[str], styles: Classes, series: Mapping[str, Points]
+    ) -> Plot:
+        step = self.y.ticks[1][0] - self.y.ticks[0][0]
+        now = {name: number_text(points[-1][1], step) for name, points in series.items()}
+        values = ", ".join(f"{visible(name)} {value}" for name, value in now.items())
+        first, last = (self._x_text(one) for one in (self.x.low, self.x.high))
+        utc = " UTC" if self.across.scale is TIMES else ""
+        sentence = f"{title}, from {first} to {last}{utc}; at the end: {values}"
+        if self.y.low < 0 < self.y.high:
+            zero = HEIGHT - self.y.place(0.0) * HEIGHT
             shapes = [f'<line class="zero" x1="0" x2="{WIDTH}" y1="{zero:.1f}" y2="{zero:.1f}"/>', *shapes]
-        legend = tuple((styles[name], f"{name} {_number(value)}") for name, value in now.items())
-        return Plot(title, _svg(shapes, sentence), _number(self.high), left, right, legend, sentence)
+        legend = tuple((styles[name], f"{name} {value}") for name, value in now.items())
+        bottom = _bottom([(self.x.place(x), text) for x, text in self.x.ticks])
+        svg = _svg(self.y, shapes, dots, sentence)
+        return Plot(title, svg, _left(self.y), bottom, legend, sentence, self._data(styles, series, step))
+
+    def _data(self, styles: Classes, series: Mapping[str, Points], step: float) -> str:
+        every = sorted({x for points in series.values() for x, _ in points})
+        texts = {}
+        for name, points in series.items():
+            at = dict(points)
+            texts[visible(name)] = (styles[name], [number_text(at[x], step) if x in at else "" for x in every])
+        places = [self.x.place(x) for x in every]
+        zoom = self.across.zoom
+        return _data(places, [self._x_text(x) for x in every], texts, None if zoom is None else [*map(zoom, every)])
+
+    def _x_text(self, x: float) -> str:
+        if self.across.scale is TIMES:
+            text = units.moment(units.time_of(x))
+            return text[5:] if self.x.high - self.x.low > 60 else text[11:]
+        return f"{self.across.name} {self.across.scale.write(x, 1.0)}"
 
 
-def _svg(shapes: Sequence[str], sentence: str) -> Markup:
-    grid = "".join(f'<line class="grid" x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>' for y in (0, HEIGHT // 2, HEIGHT))
+def number_text(value: float, step: float) -> str:
+    """Return a value of a plot whose ticks are so far apart, with a digit more than they have."""
+    return written(value, 1.0 if float(value).is_integer() else step / 10)
+
+
+def _data(
+    places: Iterable[float],
+    texts: Sequence[str],
+    series: Mapping[str, tuple[str, Sequence[str]]],
+    zoom: Sequence[int] | None,
+) -> str:
+    of = [[name, style, values] for name, (style, values) in series.items()]
+    return json.dumps({"at": [round(one, 4) for one in places], "x": texts, "of": of, "zoom": zoom})
+
+
+def _svg(axis: Axis, shapes: Sequence[str], dots: Sequence[str], sentence: str) -> Markup:
+    heights = [HEIGHT - axis.place(value) * HEIGHT for value, _ in axis.ticks]
+    grid = "".join(f'<line class="grid" x1="0" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>' for y in heights)
     return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{_safe(sentence)}">'
-        f"{grid}{''.join(shapes)}</svg>"
+        f'<svg class="canvas" role="img" tabindex="0" aria-label="{_safe(sentence)}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none">{grid}{"".join(shapes)}</svg>'
+        f"{''.join(dots)}</svg>"
     )
 
 
-def _styles(series: Mapping[str, Points], classes: Mapping[str, str] | None) -> dict[str, str]:
+def _left(axis: Axis) -> Markup:
+    texts = [(100 - 100 * axis.place(value), text) for value, text in axis.ticks]
+    inside = "".join(f'<text x="100%" y="{down:.1f}%">{_safe(text)}</text>' for down, text in texts)
+    return Markup(f'<svg class="left" aria-hidden="true">{inside}</svg>')
+
+
+def _bottom(ticks: Iterable[tuple[float, str]]) -> Markup:
+    inside = ""
+    for place, text in ticks:
+        side = "first" if place < 0.05 else "last" if place > 0.95 else "middle"
+        inside += f'<text class="{side}" x="{100 * place:.2f}%" y="12">{_safe(text)}</text>'
+    return Markup(f'<svg class="bottom" aria-hidden="true">{inside}</svg>')
+
+
+def _styles(series: Mapping[str, Points], classes: Classes | None) -> dict[str, str]:
     return {name: (classes or {}).get(name, f"s{place % 8}") for place, name in enumerate(series)}
 
 
 def _thin(points: Points) -> Points:
-    """Return at most `POINTS` of the points, the last one among them."""
-    step = -(-len(points) // POINTS)
-    return points[::-1][::step][::-1] if step > 1 else points
+    """Return at most `POINTS` of the points: first, last, and the least and the greatest of each stretch between."""
+    if len(points) <= POINTS:
+        return points
+    size = -(-(len(points) - 2) // ((POINTS - 2) // 2))
+    kept = [points[0]]
+    for start in range(1, len(points) - 1, size):
+        stretch = points[start : min(start + size, len(points) - 1)]
+        kept += sorted({min(stretch, key=lambda one: one[1]), max(stretch, key=lambda one: one[1])})
+    return [*kept, points[-1]]
 
 
 def _safe(text: str) -> Markup:
     return escape(visible(text))
-
-
-def _number(value: float) -> str:
-    return units.short(round(value)) if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _time(seconds: float, span: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%b %d %H:%M" if span > 600 else "%H:%M:%S")

@@ -15,11 +15,14 @@ from replaybuf.web.pages.groups import read_groups
 from replaybuf.web.pages.overview import draw_overview, read_overview
 from replaybuf.web.pages.records import (
     draw_steps,
+    draw_worker,
+    draw_workers,
     read_batch,
     read_checkpoints,
     read_events,
     read_step,
     read_steps,
+    read_worker,
     read_workers,
 )
 
@@ -52,6 +55,7 @@ PAGES = {
     "step": Page("/steps/{step}", "Step", read_step, in_menu=False),
     "batch": Page("/batches/{batch}", "Draw", read_batch, in_menu=False),
     "checkpoints": Page("/checkpoints", "Checkpoints", read_checkpoints),
-    "workers": Page("/workers", "Workers", read_workers),
+    "workers": Page("/workers", "Workers", read_workers, draw_workers),
+    "worker": Page("/worker", "Worker", read_worker, draw_worker, in_menu=False),
     "events": Page("/events", "Events", read_events),
 }

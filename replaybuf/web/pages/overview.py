@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _HOURS = ("6", "1", "24", "48")
 _EVENTS, _BATCHES = 8, 200
+_LAST_SECOND = 2**36
 _RATE_SECONDS = 300.0
 _DRAWN = ("sampled_new", "sampled_again", "taken_unfinished")
 #: A buffer, a time, and its figures by task as they were then.
@@ -43,13 +44,14 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     buffer, task = ask.text("buffer"), ask.text("task")
     hours = int(ask.choice("hours", _HOURS))
     now = tx.now()
-    start, tallies = now - timedelta(hours=hours), tallies_of(tx, buffer)
+    first, end = _range(ask, now, hours)
+    tallies = tallies_of(tx, buffer)
     figures = {name: of_tasks(of_buffer) for name, of_buffer in tallies.items()}
     last = last_sign_of(tx, buffer, now)
     # What happened after the last minute that was noted happened before the last process ended.
-    ends = [now] if last is None else [max(last.time, start), now]
-    readings = history_of(tx, buffer, start.timestamp())
-    history = _of_task([*readings, *_at(ends, figures, readings)], task)
+    ends = [now] if last is None else [max(last.time, first), now]
+    readings = [one for one in history_of(tx, buffer, first.timestamp()) if one[1] <= end]
+    history = _of_task([*readings, *_at([one for one in ends if one <= end], figures, readings)], task)
     return {
         "now": now,
         "hours": hours,
@@ -58,11 +60,22 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "bytes": tx.database_bytes(),
         **read_waits(tx, buffer, task),
         "newest": newest_groups(tx, buffer, task),
-        "batches": [{**one, "taken_at": time_of(one["taken_at"])} for one in last_batches(tx, buffer, _BATCHES)[::-1]],
+        "batches": [
+            {**one, "taken_at": time_of(one["taken_at"])}
+            for one in last_batches(tx, buffer, _BATCHES, until=end.timestamp())[::-1]
+        ],
         "history": history,
         "checkpoint": next(iter(newest(tx, CHECKPOINTS, buffer, 1)), None),
         "events": newest(tx, EVENTS, buffer, _EVENTS),
     }
+
+
+def _range(ask: Ask, now: datetime, hours: int) -> tuple[datetime, datetime]:
+    """Return the times that are plotted: those of the address, or else the last hours. Raises InputError."""
+    first, last = (ask.number(name, most=_LAST_SECOND) for name in ("from", "to"))
+    if first is None:
+        return now - timedelta(hours=hours), now
+    return time_of(first), now if last is None else min(now, time_of(last + 1))
 
 
 def _at(times: Sequence[datetime], figures: Mapping[str, Any], readings: Sequence[_Reading]) -> list[_Reading]:
@@ -130,7 +143,8 @@ def _rates_now(history: list[dict[str, Any]]) -> dict[str, float] | None:
 def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return the plots, and the statuses that any task has."""
     history, batches, newest_ones = data["history"], data["batches"], data["newest"]
-    rates = _rates(history)
+    rates, zoomed = _rates(history), ask.number("from") is not None
+    drawn = [one for one in batches if not zoomed or (history and one["taken_at"] >= history[0]["time"])]
     plots: list[Plot | None] = [
         lines(
             "Groups a minute",
@@ -139,8 +153,9 @@ def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         ),
         areas("Groups by status", _stacked(history, "statuses"), STATUS_CLASSES),
         areas("Groups by task", _stacked(history, "tasks")),
-        lines("Reward of draws", _of_batches(batches, "reward", "min_reward", "max_reward")),
-        lines("Staleness of draws", _of_batches(batches, "staleness", "max_staleness")),
+        lines("Mean reward of draws", _of_batches(drawn, "reward"), fitted=True),
+        lines("Reward of draws", _of_batches(drawn, "reward", "min_reward", "max_reward")),
+        lines("Staleness of draws", _of_batches(drawn, "staleness", "max_staleness")),
         histogram("Rewards", units.bins(newest_ones.rewards, BARS), "completed groups put last"),
         histogram("Staleness", whole_bins(newest_ones.staleness), "completed groups put last"),
     ]

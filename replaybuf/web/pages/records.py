@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.rules.circumstances import in_force
-from replaybuf.rules.comparison import by_worker
+from replaybuf.rules.comparison import by_worker, tabulate
 from replaybuf.storage.sql.inspection.drawn_batches import Member, recorded
 from replaybuf.storage.sql.inspection.groups import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import BATCH_GROUPS, BATCHES, CHECKPOINTS, EVENTS, WORKERS, newest
-from replaybuf.storage.sql.inspection.traces import StepSummary, summarise_steps, trace_step
+from replaybuf.storage.sql.inspection.traces import (
+    StepSummary,
+    WorkerStep,
+    judge_steps,
+    steps_by_worker,
+    summarise_steps,
+    trace_step,
+    trace_worker,
+)
 from replaybuf.storage.sql.inspection.waits import Explained, Question, explain
 from replaybuf.web.ask import LARGEST, Ask, NotThereError
-from replaybuf.web.plots import Plot, lines
+from replaybuf.web.axes import STEPS
+from replaybuf.web.plots import Across, Plot, lines
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import ReadTransaction
@@ -53,10 +63,94 @@ def read_checkpoints(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     return {"now": tx.now(), "rows": newest(tx, CHECKPOINTS, ask.text("buffer"), _MOST_ROWS)}
 
 
+_STEPS_OF_WORKERS = 50
+_MOST_LINES = 8
+
+
 def read_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return the workers, those heard of last first, and the waits that are under way."""
+    """Return the workers, those heard of last first, what they made of the last steps, and the waits under way."""
     buffer = ask.text("buffer")
-    return {"now": tx.now(), "workers": newest(tx, WORKERS, buffer, _MOST_ROWS), **read_waits(tx, buffer)}
+    chosen, _ = _one_buffer(tx, ask)
+    made = [_total(name, steps) for name, steps in steps_by_worker(tx, chosen, _STEPS_OF_WORKERS).items()]
+    return {
+        "now": tx.now(),
+        "chosen": chosen,
+        "workers": newest(tx, WORKERS, buffer, _MOST_ROWS),
+        "made": sorted(made, key=lambda one: (-one["worse"], one["lead"], one["name"] or "")),
+        **read_waits(tx, buffer),
+    }
+
+
+def draw_workers(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    """Return plots of the workers side by side: mean reward and staleness over the last steps."""
+    shown = data["made"][:_MOST_LINES]
+    return {"plots": plot_workers({one["name"] or "unknown": one["steps"] for one in shown}), "lines": len(shown)}
+
+
+def _total(name: str | None, steps: Sequence[WorkerStep]) -> dict[str, Any]:
+    """Return what a worker made of several steps: means, its lead over the others, and in how many it stands out."""
+
+    def mean_of(values: Iterable[tuple[float | None, int]]) -> float | None:
+        known = [(value, groups) for value, groups in values if value is not None]
+        return sum(value * groups for value, groups in known) / sum(n for _, n in known) if known else None
+
+    parts = [one.part for one in steps]
+    below = mean_of((part.below, part.groups) for part in parts)
+    return {
+        "name": name,
+        "groups": sum(part.groups for part in parts),
+        "steps": steps,
+        "reward": mean_of((part.reward, part.groups) for part in parts),
+        "lead": 0.0 if below is None else -below,
+        "staleness": mean_of((part.staleness, part.groups) for part in parts),
+        "worse": sum(part.stands_out for part in parts),
+    }
+
+
+def plot_workers(made: Mapping[str, Sequence[WorkerStep]]) -> list[Plot]:
+    """Return plots of the mean rewards and of the staleness of workers over train steps."""
+
+    def of(field: str) -> dict[str, list[tuple[float, float]]]:
+        return {
+            name: sorted(
+                (float(one.summary.step), value)
+                for one in steps
+                if not one.summary.undone and (value := getattr(one.part, field)) is not None
+            )
+            for name, steps in made.items()
+        }
+
+    worse = {
+        float(one.summary.step): f"{name} stands out: mean reward {one.part.reward:.3f}, others {one.part.others:.3f}"
+        for name, steps in [*made.items()][:1]
+        for one in steps
+        if one.part.stands_out
+    }
+    across = Across(STEPS, "step", None)
+    plots = [
+        lines("Mean reward by worker", of("reward"), across=across, fitted=True, marks=worse),
+        lines("Staleness by worker", of("staleness"), across=across),
+    ]
+    return [one for one in plots if one]
+
+
+def read_worker(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return what a worker made and drew. Raises NotThereError."""
+    buffer, _ = _one_buffer(tx, ask)
+    name = ask.text("worker") or ""
+    found = trace_worker(tx, buffer, name, _STEPS_OF_WORKERS)
+    rows = newest(tx, WORKERS, buffer, 1, "worker = :name", name=name)
+    if found is None and not rows:
+        raise NotThereError(f"nothing is known of a worker {name!r:.100} in the buffer {buffer!r:.100}")
+    made = {} if found is None else {"steps": found.steps, "buffered": found.buffered, "draws": found.draws}
+    lowest = [one for _, one in found.lowest[:_SIZE]] if found else []
+    return {"now": tx.now(), "chosen": buffer, "worker": name, "row": rows[0] if rows else None,
+            "steps": [], "buffered": [], "draws": [], **made, "lowest": lowest}  # fmt: skip
+
+
+def draw_worker(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    """Return the plots of a worker's rewards and staleness over steps."""
+    return {"plots": plot_workers({data["worker"]: data["steps"]}) if data["steps"] else []}
 
 
 _EVENTS_SHOWN = 100
@@ -73,21 +167,24 @@ def read_events(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 
 _SIZE = 50
+_MOST_STEPS = 1000
 _MOST_GROUPS = 100_000
-_PLOTTED = {
-    "Reward": {"mean": "reward", "min": "min_reward", "max": "max_reward"},
-    "Staleness": {"mean": "staleness", "max": "max_staleness"},
-}
+_ACROSS = ("step", "time")
 
 
 def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return the train steps of a buffer, newest first, and the last draws that name none."""
+    """Return the train steps of a buffer, newest first, those to be plotted, and the last draws that name none.
+
+    `judged` has what stands out of the steps on the page, by step and number of restores.
+    """
     buffer, buffers = _one_buffer(tx, ask)
-    before = ask.number("before", least=-LARGEST)
-    found = summarise_steps(tx, buffer, before=before, limit=_SIZE + 1)
-    numbers = sorted({one.step for one in found}, reverse=True)
+    first, last = (ask.number(name, least=-LARGEST) for name in ("from", "to"))
+    before = ask.number("before", None if last is None else min(last + 1, LARGEST), least=-LARGEST)
+    every = summarise_steps(tx, buffer, before=before, limit=_MOST_STEPS)
+    plotted = [one for one in every if first is None or one.step >= first]
+    numbers = sorted({one.step for one in plotted}, reverse=True)
     more = len(numbers) > _SIZE
-    steps = [one for one in found if not more or one.step > numbers[-1]]
+    steps = [one for one in plotted if not more or one.step > numbers[_SIZE]]
     without = recorded(tx, buffer).without_step
     unnamed = newest(tx, BATCHES, buffer, _SIZE, "step IS NULL") if without and before is None else []
     return {
@@ -95,23 +192,47 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "chosen": buffer,
         "buffers": buffers,
         "steps": steps,
+        "plotted": plotted,
+        "judged": [
+            {"step": step, "restores": restores, "verdict": text}
+            for (step, restores), text in judge_steps(tx, buffer, steps).items()
+        ],
         "unnamed": unnamed,
         "unnamed_count": without,
-        "next": numbers[-2] if more else None,
+        "next": numbers[_SIZE - 1] if more else None,
     }
 
 
 def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return plots of the rewards and the staleness of the steps on the page."""
-    steps: list[StepSummary] = sorted(data["steps"], key=lambda one: one.last_at)
-    plots: list[Plot | None] = []
-    for title, names in _PLOTTED.items():
-        values = {
-            name: [(one.last_at.timestamp(), getattr(one, field)) for one in steps] for name, field in names.items()
+    """Return plots of the rewards and the staleness of the steps, and what stands out, by step and restores."""
+    steps: list[StepSummary] = [one for one in data["plotted"] if not one.undone]
+    across, x_of = _across(ask, steps)
+    judged = {(one["step"], one["restores"]): one["verdict"] for one in data["judged"]}
+    marks = {x_of(one): text for one in steps if (text := judged.get((one.step, one.restores)))}
+
+    def of(*fields: str) -> dict[str, list[tuple[float, float]]]:
+        names = {"reward": "mean", "min_reward": "least", "max_reward": "greatest", "staleness": "mean"}
+        return {
+            names.get(field, "most"): sorted(
+                (x_of(one), float(value)) for one in steps if (value := getattr(one, field)) is not None
+            )
+            for field in fields
         }
-        series = {name: [(at, float(one)) for at, one in points if one is not None] for name, points in values.items()}
-        plots.append(lines(title, series))
-    return {"plots": [one for one in plots if one]}
+
+    plots = [
+        lines("Mean reward", of("reward"), across=across, fitted=True, marks=marks),
+        lines("Rewards", of("reward", "min_reward", "max_reward"), across=across),
+        lines("Staleness", of("staleness", "max_staleness"), across=across),
+    ]
+    return {"plots": [one for one in plots if one], "verdicts": judged, "across": ask.choice("across", _ACROSS)}
+
+
+def _across(ask: Ask, steps: Sequence[StepSummary]) -> tuple[Across, Callable[[StepSummary], float]]:
+    """Return what is along the bottom of the plots of steps, and where a step is there."""
+    if ask.choice("across", _ACROSS) == "step":
+        return Across(STEPS, "step"), lambda one: float(one.step)
+    step_at = {one.last_at.timestamp(): one.step for one in steps}
+    return Across(zoom=step_at.__getitem__), lambda one: one.last_at.timestamp()
 
 
 def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
@@ -133,7 +254,7 @@ def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         raise NotThereError(f"there is no draw {number} on record; the oldest are forgotten")
     groups = newest(tx, BATCH_GROUPS, None, _MOST_GROUPS, "batch = :batch", batch=number)
     members = [Member(**{name: row[name] for name in Member.__slots__}) for row in groups]
-    return {"now": tx.now(), "batch": found[0], "groups": members, "workers": by_worker(members, [])}
+    return {"now": tx.now(), "batch": found[0], "groups": members, "workers": by_worker(tabulate(members), {})}
 
 
 def _one_buffer(tx: ReadTransaction, ask: Ask) -> tuple[str, list[str]]:

@@ -36,7 +36,7 @@ document.addEventListener("DOMContentLoaded", () => {
     if (going) refresh();
   }
   function isInUse(part) {
-    return part.contains(document.activeElement) || (!getSelection().isCollapsed && part.contains(getSelection().anchorNode));
+    return part.contains(document.activeElement) || part.querySelector(".cursor") !== null || (!getSelection().isCollapsed && part.contains(getSelection().anchorNode));
   }
   async function refresh() {
     if (!going || asking || document.hidden || dialog.open) return;

@@ -157,16 +157,6 @@ def batches_of_steps(
     return {key: [one for one in drawn if not one.came_back] or drawn for key, drawn in found.items()}
 
 
-def batches_before(tx: ReadTransaction, buffer: str, key: StepKey) -> list[Batch]:
-    """Return the draws for the steps before one, with their members, as they went before it in its run."""
-    steps = list_steps(tx, buffer, before=key.step, limit=STEPS_BEFORE)
-    found: dict[int, list[Batch]] = {}
-    for other, batches in batches_of_steps(tx, buffer, steps, members=True).items():
-        if other.restores <= key.restores:
-            found.setdefault(other.step, batches)  # the last run that this one goes on from comes first
-    return [one for batches in found.values() for one in batches]
-
-
 def batches_with(tx: ReadTransaction, buffer: str, uid: int) -> list[Batch]:
     """Return the draws that had a group, with it as their only member, in their order."""
     there = _MEMBER[tx.dialect_name].format(uid=int(uid))

@@ -5,6 +5,7 @@ Pages come newest first, without looking at more rows than they show.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,18 +66,18 @@ def newest(
 # Draws
 
 _LAST_BATCHES = """SELECT taken_at, step, groups, reward, min_reward, max_reward, staleness, max_staleness FROM rb_batch
-WHERE buffer = coalesce(:buffer, buffer) AND ({among}) ORDER BY id DESC LIMIT :most"""
+WHERE buffer = coalesce(:buffer, buffer) AND taken_at <= :until AND ({among}) ORDER BY id DESC LIMIT :most"""
 
 
 def last_batches(
-    tx: ReadTransaction, buffer: str | None, most: int, *, completed: bool = False
+    tx: ReadTransaction, buffer: str | None, most: int, *, completed: bool = False, until: float = math.inf
 ) -> list[dict[str, Any]]:
     """Return the step, size, rewards and staleness of the last draws, newest first; with `completed`, of such groups.
 
-    Their times are in seconds since the epoch.
+    Their times, and `until`, are in seconds since the epoch.
     """
     among = "status = 'completed'" if completed else "1 = 1"
-    return tx.rows(_LAST_BATCHES.format(among=among), buffer=buffer, most=most)
+    return tx.rows(_LAST_BATCHES.format(among=among), buffer=buffer, most=most, until=until)
 
 
 # Workers and history

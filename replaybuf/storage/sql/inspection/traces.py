@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from replaybuf.rules.comparison import Part, by_task, by_worker, mean, verdict
+from replaybuf.rules.comparison import Part, Rewards, Table, by_task, by_worker, join, tabulate, verdict
 from replaybuf.storage.sql.inspection.drawn_batches import (
     STEPS_BEFORE,
     Batch,
     Member,
     StepKey,
-    batches_before,
     batches_by,
     batches_of_steps,
     batches_with,
@@ -136,9 +135,60 @@ def summarise_steps(
 
 def trace_step(tx: ReadTransaction, buffer: str, step: int) -> list[StepTrace]:
     """Return a train step of a buffer, for each run that trained on it, the last run first; [] if none did."""
-    return [
-        _trace(tx, buffer, key, batches) for key, batches in batches_of_steps(tx, buffer, [step], members=True).items()
-    ]
+    drawn = _with_steps_before(tx, buffer, {step})
+    tables = {key: tabulate(member for _, member in _groups(batches)) for key, batches in drawn.items()}
+    return [_trace(tx, drawn, tables, key) for key in drawn if key.step == step]
+
+
+def judge_steps(tx: ReadTransaction, buffer: str, found: Sequence[StepSummary]) -> dict[tuple[int, int], str]:
+    """Return of those steps in which a worker or a task stands out, what `trace step` says of them.
+
+    The keys are the step and the number of restores before it.
+    """
+    if not found:
+        return {}
+    drawn = _with_steps_before(tx, buffer, {one.step for one in found})
+    tables = {key: tabulate(member for _, member in _groups(batches)) for key, batches in drawn.items()}
+    judged = {}
+    for one in found:
+        [key] = [key for key in drawn if (key.step, key.restores) == (one.step, one.restores)]
+        workers, tasks, before = _compare(drawn, tables, key)
+        if any(part.stands_out for part in (*workers, *tasks)):
+            judged[one.step, one.restores] = verdict(workers, tasks, one.reward, before)
+    return judged
+
+
+def _with_steps_before(tx: ReadTransaction, buffer: str, steps: set[int]) -> dict[StepKey, list[Batch]]:
+    """Return the draws for these steps, and for those before them that they are compared with, newest step first."""
+    earlier = list_steps(tx, buffer, before=min(steps), limit=STEPS_BEFORE)
+    return batches_of_steps(tx, buffer, sorted({*steps, *earlier}), members=True)
+
+
+def _compare(
+    drawn: Mapping[StepKey, Sequence[Batch]], tables: Mapping[StepKey, Table], key: StepKey
+) -> tuple[list[Part], list[Part], float | None]:
+    """Return a step's workers and tasks beside the steps before it in its run, and the mean reward of these.
+
+    `drawn` has the newest steps first, and of each the last run.
+    """
+    earlier: dict[int, Table] = {}
+    for other, batches in drawn.items():
+        if other.step < key.step and other.restores <= key.restores and any(one.settled for one in batches):
+            earlier.setdefault(other.step, tables[other])  # the last run that this one goes on from comes first
+    before = join(list(earlier.values())[:STEPS_BEFORE])
+    every = sum(before.values(), start=Rewards())
+    return by_worker(tables[key], before), by_task(tables[key], before), every.mean if every.count else None
+
+
+def steps_by_worker(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[str | None, list[WorkerStep]]:
+    """Return what each worker made of the last train steps, newest first."""
+    found: dict[str | None, list[WorkerStep]] = {}
+    steps = list_steps(tx, buffer, limit=limit)
+    for key, batches in batches_of_steps(tx, buffer, steps, members=True).items():
+        summary = StepSummary.of(key, batches)
+        for part in by_worker(tabulate(member for _, member in _groups(batches)), {}):
+            found.setdefault(part.name, []).append(WorkerStep(summary, part))
+    return found
 
 
 def trace_worker(tx: ReadTransaction, buffer: str, worker: str, limit: int | None) -> WorkerTrace | None:
@@ -148,7 +198,7 @@ def trace_worker(tx: ReadTransaction, buffer: str, worker: str, limit: int | Non
     newest = list_steps(tx, buffer, limit=limit)
     for key, batches in batches_of_steps(tx, buffer, newest, members=True).items():
         groups = _groups(batches)
-        parts = [part for part in by_worker([one for _, one in groups], []) if part.name == worker]
+        parts = [part for part in by_worker(tabulate(one for _, one in groups), {}) if part.name == worker]
         steps += [WorkerStep(StepSummary.of(key, batches), part) for part in parts]
         lowest += [(drawn, one) for drawn, one in groups if one.worker == worker]
     buffered = [{**row, "leased": bool(row["leased"])} for row in tx.rows(_BUFFERED, buffer=buffer, worker=worker)]
@@ -172,21 +222,20 @@ def consumed(batches: Sequence[Batch]) -> list[Batch]:
     return [one for one in batches if one.settled] or list(batches)
 
 
-def _trace(tx: ReadTransaction, buffer: str, key: StepKey, batches: list[Batch]) -> StepTrace:
-    groups = _groups(batches)
-    members, earlier = [one for _, one in groups], batches_before(tx, buffer, key)
-    before = [one for drawn in earlier if drawn.settled for one in drawn.members]
-    workers, tasks = by_worker(members, before), by_task(members, before)
-    summary, mean_before = StepSummary.of(key, batches), mean(one.reward for one in before)
+def _trace(
+    tx: ReadTransaction, drawn: Mapping[StepKey, list[Batch]], tables: Mapping[StepKey, Table], key: StepKey
+) -> StepTrace:
+    workers, tasks, before = _compare(drawn, tables, key)
+    summary = StepSummary.of(key, drawn[key])
     return StepTrace(
         summary=summary,
-        batches=batches,
-        groups=sorted(groups, key=_by_reward),
-        places=whereabouts(tx, batches),
+        batches=drawn[key],
+        groups=sorted(_groups(drawn[key]), key=_by_reward),
+        places=whereabouts(tx, drawn[key]),
         workers=workers,
         tasks=tasks,
-        before=mean_before,
-        verdict=verdict(workers, tasks, summary.reward, mean_before),
+        before=before,
+        verdict=verdict(workers, tasks, summary.reward, before),
     )
 
 
