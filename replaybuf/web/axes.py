@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from replaybuf import units
 
-_MOST_TICKS = 6
+_MOST_TICKS, _MOST_TIMES = 6, 4
 _SECOND_STEPS = (1, 2, 5, 10, 15, 30)
 #: The distances in seconds that times on an axis may have.
 _TIME_STEPS = (
@@ -80,7 +80,7 @@ def _step_ticks(low: float, high: float) -> list[float]:
 
 
 def _time_ticks(low: float, high: float) -> list[float]:
-    step = next((one for one in _TIME_STEPS if (high - low) / one <= _MOST_TICKS), _TIME_STEPS[-1])
+    step = next((one for one in _TIME_STEPS if (high - low) / one <= _MOST_TIMES), _TIME_STEPS[-1])
     first = math.ceil(low / step)
     return [float(one * step) for one in range(first, math.floor(high / step) + 1)]
 

@@ -28,6 +28,7 @@ PATHS = (
         f"/groups/{LONG_UID}",
         "/steps",
         "/steps/413",
+        "/worker?worker=node1:811",
         "/batches/1",
     ),
     *("/checkpoints", "/workers", "/events", "/nix"),
@@ -116,6 +117,50 @@ def test_pages_follow_each_other(driver: Any, address: str) -> None:
     press(driver, "n")
     wait(driver, "location.search.includes('after')")
     assert int(find(driver, "[data-row]").text) == first + 50
+
+
+def drag(driver: Any, selector: str, first: float, last: float) -> None:
+    """Drag over an element, between two places of its width."""
+    from selenium.webdriver import ActionChains
+
+    canvas = find(driver, selector)
+    width = canvas.rect["width"]
+    chain = ActionChains(driver).move_to_element_with_offset(canvas, (first - 0.5) * width, 0).click_and_hold()
+    chain.move_by_offset((last - first) * width / 2, 0).move_by_offset((last - first) * width / 2, 0).release()
+    chain.perform()
+
+
+def test_a_plot_tells_its_values_to_the_pointer_and_to_the_keys(driver: Any, address: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    driver.get(f"{address}/steps")
+    canvas = find(driver, ".plot .canvas")
+    ActionChains(driver).move_to_element(canvas).perform()
+    wait(driver, "/^step 4\\d\\d *mean 0.25/.test(document.querySelector('.readout').innerText)")
+    driver.execute_script("arguments[0].focus()", canvas)
+    press(driver, "\ue010", "\ue012")  # End, left
+    wait(driver, "document.querySelector('.readout').innerText.startsWith('step 458')")
+    press(driver, "\ue00c")  # Escape
+    wait(driver, "document.querySelector('.readout').innerText === ''")
+
+
+@pytest.mark.parametrize(("path", "scale"), [("/steps", 1), ("/steps?across=time", 1), ("/?hours=6", 60)])
+def test_a_part_that_is_dragged_over_is_shown_and_a_double_click_shows_all(
+    driver: Any, address: str, path: str, scale: int
+) -> None:
+    from selenium.webdriver import ActionChains
+
+    driver.get(address + path)
+    drag(driver, ".plot .canvas", 0.25, 0.5)
+    wait(driver, "location.search.includes('from=')")
+    first, last = driver.execute_script(
+        "const q = new URL(location.href).searchParams; return [Number(q.get('from')), Number(q.get('to'))]"
+    )
+    assert 10 * scale <= last - first <= 40 * scale
+    if path == "/steps":
+        assert [int(one.text) for one in driver.find_elements("css selector", "tbody [data-row]")][-1] == first
+    ActionChains(driver).double_click(find(driver, ".plot .canvas")).perform()
+    wait(driver, "!location.search.includes('from=')")
 
 
 def test_hostile_rollouts_stay_texts(driver: Any, address: str) -> None:

@@ -15,13 +15,24 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.worker_name import working_as
 from tests.postgres import new_database
 from tests.stores import until
 from tests.test_circumstances import change
 from tests.web.conftest import Client, client_of
 from tests.web.example import FAILED_EVERY, GROUPS, HOSTILE_UID, LONG, LONG_UID, SCRIPT
 
-PATHS = ("/", "/groups", "/groups/1", "/steps", "/steps/401", "/checkpoints", "/workers", "/events")
+PATHS = (
+    "/",
+    "/groups",
+    "/groups/1",
+    "/steps",
+    "/steps/401",
+    "/checkpoints",
+    "/workers",
+    "/worker?worker=node1:811",
+    "/events",
+)
 
 
 def read(page: Client, path: str, status: int = 200, **parameters: object) -> str:
@@ -293,6 +304,58 @@ def test_a_step_leads_to_its_groups_and_their_workers(page: Client) -> None:
     text = read(page, "/steps/413")
     assert "What step 413 was trained on" in text
     assert re.search(r"node1:811</a></th><td[^>]*>2</td>", text)
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+def dipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Of twelve steps the eighth has bad groups of gen-2."""
+
+    async def run(url: str) -> None:
+        async with ReplayBufferConfig(url=url).build() as buffer:
+            for step in range(1, 13):
+                for number in range(12):
+                    worker = f"gen-{number % 3}"
+                    reward = 0.1 if (step, worker) == (8, "gen-2") else 0.6 + 0.01 * (number % 5)
+                    with working_as(worker):
+                        await buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], "math")
+                await buffer.take_batch({"math": 12}, current_train_step=step)
+
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('dipped')}/run.db"
+        asyncio.run(run(url))
+        yield client_of(url)
+    else:
+        with new_database(request.getfixturevalue("postgres_url")) as url:
+            asyncio.run(run(url))
+            yield client_of(url)
+
+
+def test_a_step_that_stands_out_is_marked_in_plot_and_table_with_what_trace_says(dipped: Client) -> None:
+    [judged] = dipped.get("/api/steps.json").json()["judged"]
+    [traced] = dipped.get("/api/steps/8.json").json()["runs"]
+    assert judged == {"step": 8, "restores": 0, "verdict": traced["verdict"]}
+    assert judged["verdict"].startswith("gen-2 made 4 of the 12 groups, of mean reward 0.100")
+    text = dipped.get("/steps").text
+    assert text.count('class="mark"') == 1
+    assert re.search(r'class="number bad" title="gen-2 made 4 of', text)
+
+
+def test_steps_are_shown_between_two(dipped: Client) -> None:
+    found = dipped.get("/api/steps.json?from=3&to=5").json()
+    assert [one["step"] for one in found["steps"]] == [5, 4, 3]
+    assert dipped.get("/steps?from=x").status_code == dipped.get("/?from=99999999999999").status_code == 400
+
+
+def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_own_page(dipped: Client) -> None:
+    made = dipped.get("/api/workers.json").json()["made"]
+    assert (made[0]["name"], len(made[0]["steps"]), made[0]["worse"]) == ("gen-2", 12, 1)
+    text = html.unescape(dipped.get("/workers").text)
+    assert 'href="/worker?worker=gen-2"' in text
+    text = dipped.get("/worker?worker=gen-2").text
+    assert "Mean reward by worker" in text
+    assert re.search(r'/steps/8[^>]*>8</a></td><td><time[^>]*>[^<]*</time></td><td class="number">4</td>'
+                     r'<td class="number bad">0.100', text)  # fmt: skip
+    assert dipped.get("/worker?worker=nix").status_code == 404
 
 
 def test_what_isnt_there_is_said(page: Client) -> None:

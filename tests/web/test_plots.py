@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from xml.etree import ElementTree
 
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf.units import bins
-from replaybuf.web.plots import BARS, HEIGHT, POINTS, WIDTH, areas, histogram, lines, whole_bins
+from replaybuf.web.axes import STEPS, TIMES, value_axis
+from replaybuf.web.plots import BARS, HEIGHT, POINTS, WIDTH, Across, areas, histogram, lines, whole_bins
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
@@ -37,6 +39,51 @@ def test_many_points_are_thinned_and_the_last_one_stays() -> None:
     assert plot is not None
     assert plot.svg.partition("points=")[2].count(",") <= POINTS
     assert plot.legend == (("s0", "one 200k"),)
+
+
+def test_a_dip_in_one_of_many_points_is_kept() -> None:
+    plot = lines("mean", {"mean": [(x, 0.34 if x == 7777 else 0.4) for x in range(20_000)]}, fitted=True)
+    assert plot is not None
+    [line] = ElementTree.fromstring(plot.svg).iter("polyline")
+    depths = [float(point.split(",")[1]) for point in line.attrib["points"].split()]
+    assert max(depths) - min(depths) > HEIGHT / 2
+    assert "0.340" in json.loads(plot.data)["of"][0][2]
+
+
+@given(st.lists(numbers, min_size=1, max_size=50), st.booleans())
+def test_an_axis_has_all_values_between_its_first_and_last_tick(values: list[float], fitted: bool) -> None:
+    axis = value_axis(values, fitted=fitted)
+    assert axis.ticks[0][0] == axis.low <= min(values)
+    assert axis.ticks[-1][0] == axis.high >= max(values)
+    assert 2 <= len(axis.ticks) <= 8
+    assert fitted or axis.low <= 0 <= axis.high
+
+
+@given(st.integers(0, 2**33), st.integers(0, 2**24))
+def test_ticks_of_times_and_steps_are_few_and_inside(low: int, span: int) -> None:
+    for scale in (TIMES, STEPS):
+        axis = scale.axis(low, low + span)
+        assert len(axis.ticks) <= 8
+        assert all(low <= value <= low + span for value, _ in axis.ticks)
+
+
+def test_the_script_gets_texts_of_each_value_and_what_to_ask_for() -> None:
+    across = Across(STEPS, "step")
+    plot = lines("both", {"mean": [(1, 0.5), (3, 0.25)], "most": [(1, 1.0), (2, 1.0)]}, across=across)
+    assert plot is not None
+    assert json.loads(plot.data) == {
+        "at": [0.0, 0.5, 1.0],
+        "x": ["step 1", "step 2", "step 3"],
+        "of": [["mean", "s0", ["0.50", "", "0.25"]], ["most", "s1", ["1", "1", ""]]],
+        "zoom": [1, 2, 3],
+    }
+
+
+def test_marks_lie_on_the_first_line_and_say_why() -> None:
+    plot = lines("mean", {"mean": [(0, 0), (1, 1), (2, 0.5)]}, marks={1: "<bad>", 9: "elsewhere"})
+    assert plot is not None
+    [mark] = ElementTree.fromstring(plot.svg).iter("circle")
+    assert (mark.attrib["cx"], mark.attrib["cy"], mark[0].text) == ("50.00%", "0.00%", "<bad>")
 
 
 def test_areas_stand_on_each_other() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.rules.circumstances import in_force
@@ -168,6 +170,8 @@ def read_events(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 _SIZE = 50
 _MOST_STEPS = 1000
+#: Groups that are read to find out what stands out of the steps.
+_MOST_JUDGED = 20_000
 _MOST_GROUPS = 100_000
 _ACROSS = ("step", "time")
 
@@ -195,12 +199,18 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "plotted": plotted,
         "judged": [
             {"step": step, "restores": restores, "verdict": text}
-            for (step, restores), text in judge_steps(tx, buffer, steps).items()
+            for (step, restores), text in judge_steps(tx, buffer, _to_be_judged(plotted, len(steps))).items()
         ],
         "unnamed": unnamed,
         "unnamed_count": without,
         "next": numbers[_SIZE - 1] if more else None,
     }
+
+
+def _to_be_judged(steps: Sequence[StepSummary], least: int) -> Sequence[StepSummary]:
+    """Return at least so many of the steps, and more of them as long as few groups are to be read for it."""
+    groups = [*accumulate(one.groups for one in steps)]
+    return steps[: max(least, bisect_right(groups, _MOST_JUDGED))]
 
 
 def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
