@@ -13,7 +13,8 @@ from typing import Any
 from benchmarks import groups
 from benchmarks.databases import TASK, new_database, open_buffer, put_all
 from benchmarks.table import Row, Settings, in_turn, milliseconds, number
-from replaybuf import ReplayBuffer, RolloutState, Sampler, Status, SyncProduceStrategy
+from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf.produce import Sampler, SyncProduceStrategy
 
 BATCH = 64
 LATENCY = 0.2

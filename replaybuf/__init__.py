@@ -11,38 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from replaybuf.buffer.lease import Lease as Lease
     from replaybuf.buffer.replay_buffer import ReplayBuffer as ReplayBuffer
-    from replaybuf.chunks import ChunkBuffer as ChunkBuffer
-    from replaybuf.chunks import ChunkBufferConfig as ChunkBufferConfig
     from replaybuf.config import AsyncReplayBufferConfig as AsyncReplayBufferConfig
     from replaybuf.config import ReplayBufferConfig as ReplayBufferConfig
     from replaybuf.config import SyncReplayBufferConfig as SyncReplayBufferConfig
-    from replaybuf.errors import CheckpointError as CheckpointError
     from replaybuf.errors import ClosedError as ClosedError
     from replaybuf.errors import ConfigError as ConfigError
-    from replaybuf.errors import ConflictError as ConflictError
-    from replaybuf.errors import DiskFullError as DiskFullError
     from replaybuf.errors import FencedError as FencedError
-    from replaybuf.errors import FragmentError as FragmentError
     from replaybuf.errors import FullError as FullError
-    from replaybuf.errors import InputError as InputError
     from replaybuf.errors import LeaseLostError as LeaseLostError
-    from replaybuf.errors import LockedError as LockedError
     from replaybuf.errors import NotReadyError as NotReadyError
-    from replaybuf.errors import ProduceError as ProduceError
-    from replaybuf.errors import PromptsExhaustedError as PromptsExhaustedError
     from replaybuf.errors import QueryError as QueryError
     from replaybuf.errors import ReplayBufError as ReplayBufError
-    from replaybuf.errors import RolloutError as RolloutError
-    from replaybuf.errors import SnapshotError as SnapshotError
     from replaybuf.errors import StorageError as StorageError
-    from replaybuf.errors import UnreachableError as UnreachableError
-    from replaybuf.produce import AgentLoop as AgentLoop
-    from replaybuf.produce import AsyncProduceStrategy as AsyncProduceStrategy
-    from replaybuf.produce import JSONLines as JSONLines
-    from replaybuf.produce import Sampler as Sampler
-    from replaybuf.produce import SamplerWithReplayBuffer as SamplerWithReplayBuffer
-    from replaybuf.produce import SyncProduceStrategy as SyncProduceStrategy
-    from replaybuf.produce import produce_loop as produce_loop
     from replaybuf.prompts import Prompt as Prompt
     from replaybuf.prompts import PromptLedger as PromptLedger
     from replaybuf.rollouts.rollout import RolloutState as RolloutState
@@ -61,15 +41,10 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "buffer.lease": "Lease",
     "buffer.replay_buffer": "ReplayBuffer",
-    "chunks": "ChunkBuffer ChunkBufferConfig",
     "config": "AsyncReplayBufferConfig ReplayBufferConfig SyncReplayBufferConfig",
     "errors": """
-        CheckpointError ClosedError ConfigError ConflictError DiskFullError FencedError FragmentError FullError
-        InputError LeaseLostError LockedError NotReadyError ProduceError PromptsExhaustedError QueryError
-        ReplayBufError RolloutError SnapshotError StorageError UnreachableError
-    """,
-    "produce": """
-        AgentLoop AsyncProduceStrategy JSONLines Sampler SamplerWithReplayBuffer SyncProduceStrategy produce_loop
+        ClosedError ConfigError FencedError FullError LeaseLostError NotReadyError QueryError ReplayBufError
+        StorageError
     """,
     "prompts": "Prompt PromptLedger",
     "rollouts.rollout": "RolloutState Status",
@@ -80,18 +55,21 @@ _PUBLIC = {
 }
 # Names that people may look for here: the error says where they are.
 _ELSEWHERE = {
-    "chunks": "Chunk OldestVersionPolicy Selection",
+    "chunks": "Chunk ChunkBuffer ChunkBufferConfig OldestVersionPolicy Selection",
     "codec.payload": "Codec",
     "errors": """
-        AccessError DecodeError EncodeError FileEndsError FileError FileThereError MissingDriverError
-        MissingSnapshotError NetworkFilesystemError NotADatabaseError NotEmptyError NotPicklableError RankError
-        SchemaError SnapshotMismatchError TooLargeError UnsafePickleError
+        AccessError CheckpointError ConflictError DecodeError DiskFullError EncodeError FileEndsError FileError
+        FileThereError FragmentError InputError LockedError MissingDriverError MissingSnapshotError
+        NetworkFilesystemError NotADatabaseError NotEmptyError NotPicklableError ProduceError PromptsExhaustedError
+        RankError RolloutError SchemaError SnapshotError SnapshotMismatchError TooLargeError UnreachableError
+        UnsafePickleError
     """,
     "files.exporting": "Exported",
     "files.importing": "Imported",
     "produce": """
-        Generated ProduceStrategy ProduceSummary TrainState batch_sizes publish published reward_varies to_rollout
-        wait_published
+        AgentLoop AsyncProduceStrategy Generated JSONLines ProduceStrategy ProduceSummary Sampler
+        SamplerWithReplayBuffer SyncProduceStrategy TrainState batch_sizes produce_loop publish published
+        reward_varies to_rollout wait_published
     """,
     "progress": "Progress",
     "rollouts.rollout": "group_status",

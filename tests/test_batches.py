@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import Table, select
 
-from replaybuf import InputError, NotReadyError, ReplayBuffer
+from replaybuf import NotReadyError, ReplayBuffer
+from replaybuf.errors import InputError
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema import tables

@@ -10,17 +10,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import (
-    ConfigError,
-    ConflictError,
-    FullError,
-    InputError,
-    LeaseLostError,
-    ReplayBuffer,
-    ReplayBufferConfig,
-    Status,
-)
-from replaybuf.errors import NotEmptyError
+from replaybuf import ConfigError, FullError, LeaseLostError, ReplayBuffer, ReplayBufferConfig, Status
+from replaybuf.errors import ConflictError, InputError, NotEmptyError
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 

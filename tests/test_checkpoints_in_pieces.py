@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text, update
 
-from replaybuf import FencedError, LockedError, ReplayBuffer, Status
+from replaybuf import FencedError, ReplayBuffer, Status
 from replaybuf.doctor import CheckContext, Level, examine
+from replaybuf.errors import LockedError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.schema.tables import checkpoint
 from replaybuf.storage.sql.statements.checkpoints import SILENT_SECONDS

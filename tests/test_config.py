@@ -20,10 +20,10 @@ from replaybuf import (
     ReplayPolicy,
     RolloutState,
     StalenessPolicy,
-    SyncProduceStrategy,
     SyncReplayBufferConfig,
 )
 from replaybuf.errors import MissingDriverError
+from replaybuf.produce import SyncProduceStrategy
 from replaybuf.redact import redact
 from replaybuf.storage.sql.engine import urls as driver
 from replaybuf.storage.sql.engine.urls import parse_url, public_url

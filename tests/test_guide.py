@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf import ConfigError, InputError, ReplayBufferConfig
+from replaybuf import ConfigError, ReplayBufferConfig
+from replaybuf.errors import InputError
 from replaybuf.rules.policies import POLICIES
 from tests.pages import DOCS, Page
 

@@ -9,15 +9,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf import (
-    ChunkBufferConfig,
-    InputError,
-    ReplayBuffer,
-    ReplayBufferConfig,
-    RolloutError,
-    RolloutState,
-    Status,
-)
+from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf.chunks import ChunkBufferConfig
+from replaybuf.errors import InputError, RolloutError
 from replaybuf.sync import SyncReplayBuffer
 
 ONE_GROUP = r"not (list|tuple); put takes one group, the rollouts of one prompt: call it once for each group of a list"

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from replaybuf import ConfigError, InputError, Status
+from replaybuf import ConfigError, Status
 from replaybuf.buffer.waits import check_possible
+from replaybuf.errors import InputError
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.policies import UNIT, Clock, share
 from replaybuf.rules.rate import Level

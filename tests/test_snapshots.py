@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBuffer, RolloutState, SnapshotError, Status
+from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.buffer.copies import SNAPSHOT_FILE
-from replaybuf.errors import SnapshotMismatchError
+from replaybuf.errors import SnapshotError, SnapshotMismatchError
 from replaybuf.progress import Progress
 from replaybuf.storage.sql.copies.snapshot_file import DIGEST
 from tests.contract.harness import plain

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBuffer, RolloutError, RolloutState, Status
+from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf.errors import RolloutError
 from replaybuf.rollouts.model_steps import newest_trainable_steps
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.stores import TASK, build

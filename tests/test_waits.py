@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from replaybuf import ChunkBufferConfig, FullError, NotReadyError, PromptLedger, ReplayBuffer, Status
+from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, Status
 from replaybuf.buffer import telling
+from replaybuf.chunks import ChunkBufferConfig
 from tests.stores import TASK, build, group
 
 WAITS: dict[str, Callable[[ReplayBuffer], Awaitable[object]]] = {

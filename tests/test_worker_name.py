@@ -8,7 +8,8 @@ import socket
 
 import pytest
 
-from replaybuf import ConfigError, InputError, ReplayBufferConfig
+from replaybuf import ConfigError, ReplayBufferConfig
+from replaybuf.errors import InputError
 from replaybuf.worker_name import worker_name, working_as
 
 

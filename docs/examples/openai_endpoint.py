@@ -17,7 +17,8 @@ from typing import Any
 
 import httpx
 
-from replaybuf import ProduceError, ReplayBufError, ReplayBufferConfig, RolloutState, Status
+from replaybuf import ReplayBufError, ReplayBufferConfig, RolloutState, Status
+from replaybuf.errors import ProduceError
 from replaybuf.produce import AsyncProduceStrategy, Generated, JSONLines, Sampler
 
 TASK = "prompts"

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from sqlalchemy.engine import make_url
 
-from replaybuf import CheckpointError, ConfigError, ReplayBufError, ReplayBuffer, RolloutState, Status
+from replaybuf import ConfigError, ReplayBufError, ReplayBuffer, RolloutState, Status
 from replaybuf.demo import Mode
 from replaybuf.demo.display import Display, Figures, commands, result
 from replaybuf.demo.policy import Policy
@@ -25,6 +25,7 @@ from replaybuf.demo.production import Colocated, Disaggregated
 from replaybuf.demo.run_folder import Run, RunFolder
 from replaybuf.demo.settings import BATCH_GROUPS, DEFAULT_SECONDS, DEFAULT_STEPS, TASK, buffer_config, sampler_of
 from replaybuf.demo.worker import WorkerSettings
+from replaybuf.errors import CheckpointError
 from replaybuf.produce import publish, published
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.urls import is_memory, parse_url, url_or_path

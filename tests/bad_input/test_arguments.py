@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import (
+from replaybuf import OrderTerm, QueryError, ReplayBufError, ReplayBuffer
+from replaybuf.errors import (
     ConflictError,
+    EncodeError,
     InputError,
-    OrderTerm,
-    QueryError,
-    ReplayBufError,
-    ReplayBuffer,
+    MissingSnapshotError,
+    NotEmptyError,
     RolloutError,
     SnapshotError,
+    SnapshotMismatchError,
 )
-from replaybuf.errors import EncodeError, MissingSnapshotError, NotEmptyError, SnapshotMismatchError
 from tests.bad_input.calls import Call, Odd, entered_twice, find, itself, leased, load, put, refresh, rollouts
 from tests.stores import TASK, build, group, numbers_of, take_all
 

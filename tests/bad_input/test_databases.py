@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf import ClosedError, LockedError, UnreachableError
-from replaybuf.errors import AccessError, NotADatabaseError
+from replaybuf import ClosedError
+from replaybuf.errors import AccessError, LockedError, NotADatabaseError, UnreachableError
 from tests.bad_input.calls import find, refresh, refused
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, numbers_of, take_all

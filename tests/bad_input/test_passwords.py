@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from sqlalchemy import make_url
 from typer.testing import CliRunner
 
-from replaybuf import ConfigError, ReplayBufError, ReplayBufferConfig, UnreachableError
+from replaybuf import ConfigError, ReplayBufError, ReplayBufferConfig
 from replaybuf.cli.app import app
-from replaybuf.errors import AccessError, MissingDriverError
+from replaybuf.errors import AccessError, MissingDriverError, UnreachableError
 from replaybuf.redact import redact
 from tests.bad_input.calls import refused
 from tests.postgres import running_server

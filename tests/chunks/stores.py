@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ChunkBuffer, ChunkBufferConfig, FragmentError, ReplayBuffer
-from replaybuf.chunks import Chunk, Selection
+from replaybuf import ReplayBuffer
+from replaybuf.chunks import Chunk, ChunkBuffer, ChunkBufferConfig, Selection
+from replaybuf.errors import FragmentError
 from replaybuf.rollouts.rollout_type import RolloutType
 
 W = "w"

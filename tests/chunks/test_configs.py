@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf import (
-    ChunkBufferConfig,
-    ConfigError,
-)
+from replaybuf import ConfigError
+from replaybuf.chunks import ChunkBufferConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 

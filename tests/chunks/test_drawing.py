@@ -8,10 +8,8 @@ from collections import Counter
 
 import pytest
 
-from replaybuf import (
-    InputError,
-    NotReadyError,
-)
+from replaybuf import NotReadyError
+from replaybuf.errors import InputError
 from tests.chunks.stores import Stores, same, send
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import InputError, NotReadyError, ReplayBufError
-from replaybuf.errors import EncodeError
+from replaybuf import NotReadyError, ReplayBufError
+from replaybuf.errors import EncodeError, InputError
 from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf import (
-    InputError,
-    NotReadyError,
-)
+from replaybuf import NotReadyError
+from replaybuf.errors import InputError
 from tests.chunks.stores import Stores, W, numbers, send, starts, stored
 
 

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replaybuf import (
-    FragmentError,
-)
+from replaybuf.errors import FragmentError
 from tests.chunks.stores import Stores, stored
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ChunkBuffer, FragmentError, NotReadyError, ReplayBuffer
-from replaybuf.chunks import Chunk
+from replaybuf import NotReadyError, ReplayBuffer
+from replaybuf.chunks import Chunk, ChunkBuffer
 from replaybuf.chunks.fragments import Fragment
+from replaybuf.errors import FragmentError
 from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
 
 

@@ -8,12 +8,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from replaybuf import (
-    FragmentError,
-    Lease,
-    NotReadyError,
-    ReplayBuffer,
-)
+from replaybuf import Lease, NotReadyError, ReplayBuffer
+from replaybuf.errors import FragmentError
 from tests.chunks.stores import Stores, W, numbers, problem, send, stored
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from replaybuf import ProduceError, RolloutState, Status
+from replaybuf import RolloutState, Status
+from replaybuf.errors import ProduceError
 from tests.examples.endpoint import LENGTH, Body, Endpoint, Script, serving, tokens_of
 from tests.examples.runs import EXAMPLES
 

@@ -9,7 +9,8 @@ import resource
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from replaybuf import DiskFullError, ReplayBuffer
+from replaybuf import ReplayBuffer
+from replaybuf.errors import DiskFullError
 from tests.faults.ledger import Ledger
 from tests.stores import TASK, build, group, numbers_of, take_all
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf import LockedError
+from replaybuf.errors import LockedError
 from tests.faults import disks
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger, entries, numbers

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import FullError, InputError, ReplayBufferConfig, Status
+from replaybuf import FullError, ReplayBufferConfig, Status
+from replaybuf.errors import InputError
 from replaybuf.files import importing
 from replaybuf.files.importing import ImportOptions, import_groups, survey
 from replaybuf.files.sources import RolloutFile

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import DiskFullError, InputError, ReplayBufferConfig
-from replaybuf.errors import FileError, FileThereError, MissingDriverError
+from replaybuf import ReplayBufferConfig
+from replaybuf.errors import DiskFullError, FileError, FileThereError, InputError, MissingDriverError
 from replaybuf.files import exporting
 from tests.files.stores import contents, fill
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import PromptsExhaustedError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf.errors import PromptsExhaustedError
 from replaybuf.produce import (
     AsyncProduceStrategy,
     JSONLines,

@@ -24,7 +24,8 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 
-from replaybuf import CheckpointError, ConfigError, InputError, ReplayBufferConfig
+from replaybuf import ConfigError, ReplayBufferConfig
+from replaybuf.errors import CheckpointError, InputError
 from replaybuf.nemo_rl import TrajectoryBuffer
 from tests.frameworks import Sample
 from tests.integrations.scripts import files_of, lines_of, page

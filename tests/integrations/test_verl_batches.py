@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import InputError, ReplayBufferConfig, RolloutError, RolloutState
+from replaybuf import ReplayBufferConfig, RolloutState
+from replaybuf.errors import InputError, RolloutError
 from replaybuf.verl import from_groups, to_groups
 
 pytestmark = pytest.mark.frameworks

@@ -11,7 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from replaybuf import InputError, ReplayBufferConfig, RolloutState, Status
+from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.errors import InputError
 from replaybuf.observe import Collector, prometheus, read_figures
 from tests.observe.test_exposition import EVERYTHING, numbers
 

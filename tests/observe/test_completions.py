@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import InputError, ReplayBufferConfig, RolloutState, Status, StorageItem
-from replaybuf.errors import MissingDriverError
+from replaybuf import ReplayBufferConfig, RolloutState, Status, StorageItem
+from replaybuf.errors import InputError, MissingDriverError
 from replaybuf.observe import Completions, batch_metrics, completions_table
 from replaybuf.observe.completions import COLUMNS, as_markdown
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from replaybuf import InputError, ReplayBufferConfig
+from replaybuf import ReplayBufferConfig
 from replaybuf.buffer.metrics import DISTRIBUTIONS, RATES
+from replaybuf.errors import InputError
 from replaybuf.observe import METRICS, prometheus, read_figures
 from replaybuf.produce import TrainState, publish
 from tests import sql_example

@@ -15,17 +15,8 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from replaybuf import (
-    FullError,
-    InputError,
-    LeaseLostError,
-    NotReadyError,
-    ReplayBuffer,
-    ReplayBufferConfig,
-    RolloutError,
-    RolloutState,
-    Status,
-)
+from replaybuf import FullError, LeaseLostError, NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf.errors import InputError, RolloutError
 
 SECRET = "the prompt that nobody else may read"
 

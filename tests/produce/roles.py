@@ -7,7 +7,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from replaybuf import ProduceError, ReplayBuffer
+from replaybuf import ReplayBuffer
+from replaybuf.errors import ProduceError
 from replaybuf.produce import (
     AsyncProduceStrategy,
     ProduceStrategy,

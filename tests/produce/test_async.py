@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ConfigError, ProduceError, ReplayBuffer, Status
+from replaybuf import ConfigError, ReplayBuffer, Status
+from replaybuf.errors import ProduceError
 from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler
 from tests.produce.clock import Clock, ClockedLoop
 from tests.produce.laws import ids, items_of, take

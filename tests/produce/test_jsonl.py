@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf import InputError
+from replaybuf.errors import InputError
 from replaybuf.produce.prompt_records import JSONLines
 from replaybuf.prompts.datasets import PromptDataset
 

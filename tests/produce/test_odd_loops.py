@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import InputError, ProduceError, ReplayBuffer, RolloutState, Status
+from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf.errors import InputError, ProduceError
 from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler, SyncProduceStrategy
 from tests.produce.laws import assert_accounted, items_of
 from tests.produce.scripted import Script, ScriptedLoop, Told, prompts

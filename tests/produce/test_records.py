@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf import RolloutError, RolloutState, Status
+from replaybuf import RolloutState, Status
+from replaybuf.errors import RolloutError
 from replaybuf.produce.prompt_records import to_rollout
 
 USER = {"role": "user", "content": "7+5="}

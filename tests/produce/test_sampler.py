@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import InputError, ReplayBuffer, RolloutState, Status
+from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf.errors import InputError
 from replaybuf.produce import AsyncProduceStrategy, Sampler, SamplerWithReplayBuffer, SyncProduceStrategy
 from tests.produce.laws import drawn, ids, questions
 from tests.produce.scripted import ScriptedLoop, prompts

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import InputError, ReplayBuffer
+from replaybuf import ReplayBuffer
+from replaybuf.errors import InputError
 from replaybuf.produce import Sampler
 from tests.produce.laws import drawn, questions
 from tests.produce.scripted import prompts

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf import InputError
+from replaybuf.errors import InputError
 from replaybuf.prompts.dataset_readers import epoch_order
 from replaybuf.prompts.datasets import PromptDataset
 

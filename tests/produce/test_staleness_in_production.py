@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ProduceError, ReplayBuffer, Status
+from replaybuf import ReplayBuffer, Status
+from replaybuf.errors import ProduceError
 from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler
 from tests.produce.laws import assert_accounted, ids, items_of, take
 from tests.produce.scripted import ScriptedLoop, forever, prompts

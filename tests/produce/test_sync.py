@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import InputError, NotReadyError, ProduceError, PromptsExhaustedError, ReplayBuffer, Status
+from replaybuf import NotReadyError, ReplayBuffer, Status
+from replaybuf.errors import InputError, ProduceError, PromptsExhaustedError
 from replaybuf.produce import ProduceSummary, Sampler, SamplerWithReplayBuffer, SyncProduceStrategy
 from tests.produce.laws import assert_accounted, ids, items_of, leased, take
 from tests.produce.scripted import Script, ScriptedLoop, Told, forever, prompts

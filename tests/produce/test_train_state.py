@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import FencedError, InputError, NotReadyError, ReplayBuffer
+from replaybuf import FencedError, NotReadyError, ReplayBuffer
+from replaybuf.errors import InputError
 from replaybuf.produce import TrainState, publish, published, wait_published
 from tests.stores import build
 

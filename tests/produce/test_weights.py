@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf import InputError
+from replaybuf.errors import InputError
 from replaybuf.produce import batch_sizes
 
 WEIGHTS = st.dictionaries(st.text("abc", min_size=1), st.floats(0, 1e308), min_size=1).filter(

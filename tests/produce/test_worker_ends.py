@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf import FencedError, InputError, NotReadyError, ProduceError, ReplayBuffer, Status
+from replaybuf import FencedError, NotReadyError, ReplayBuffer, Status
+from replaybuf.errors import InputError, ProduceError
 from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy, TrainState, produce_loop, publish
 from tests.produce.laws import assert_accounted, ids, items_of, leased
 from tests.produce.scripted import Script, ScriptedLoop, forever, prompts

@@ -9,8 +9,8 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from replaybuf import InputError, PromptLedger, RolloutError, Status
-from replaybuf.errors import DecodeError
+from replaybuf import PromptLedger, Status
+from replaybuf.errors import DecodeError, InputError, RolloutError
 from replaybuf.storage.values import Cursor
 from tests.datasets import Shuffled, complete, indexed, numbers
 from tests.prompts.ledgers import use

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from replaybuf import FencedError, InputError, LeaseLostError, NotReadyError, PromptLedger, Status
+from replaybuf import FencedError, LeaseLostError, NotReadyError, PromptLedger, Status
+from replaybuf.errors import InputError
 from tests.datasets import complete, indexed, numbers, prompt
 from tests.prompts.ledgers import LONG, use
 from tests.stores import TASK, build, until

@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from replaybuf import LockedError, PromptLedger, Status
+from replaybuf import PromptLedger, Status
+from replaybuf.errors import LockedError
 from replaybuf.storage.values import Draw, Leased
 from tests.datasets import Shuffled, complete, indexed
 from tests.prompts.ledgers import LONG

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import replaybuf.reverb as reverb
-from replaybuf import ConfigError, FencedError, FullError, InputError, NotReadyError
-from replaybuf.errors import EncodeError
+from replaybuf import ConfigError, FencedError, FullError, NotReadyError
+from replaybuf.errors import EncodeError, InputError
 from replaybuf.sync import run
 
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf import ConfigError, FullError, InputError, NotReadyError
+from replaybuf import ConfigError, FullError, NotReadyError
+from replaybuf.errors import InputError
 from replaybuf.reverb import Table
 from replaybuf.reverb.rate_limiters import MinSize, Queue, SampleToInsertRatio
 from replaybuf.reverb.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Selector, Uniform

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ChunkBuffer, Lease, ReplayBuffer
+from replaybuf import Lease, ReplayBuffer
 from replaybuf.buffer.lease import Cursors
+from replaybuf.chunks import ChunkBuffer
 from replaybuf.chunks.chunk_config import SyncChunkBuffer
 from replaybuf.sync import SyncCursors, SyncLease, SyncReplayBuffer
 

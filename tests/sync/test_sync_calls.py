@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ClosedError, FullError, InputError, LeaseLostError, NotReadyError, QueryError
+from replaybuf import ClosedError, FullError, LeaseLostError, NotReadyError, QueryError
 from replaybuf.chunks import ChunkBufferConfig
-from replaybuf.errors import NotPicklableError
+from replaybuf.errors import InputError, NotPicklableError
 from replaybuf.storage.values import StorageItem
 from replaybuf.sync import SyncReplayBuffer, run
 from tests.stores import TASK, group, number_of, numbers_of
