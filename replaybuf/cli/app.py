@@ -40,7 +40,6 @@ COMMANDS = {
     "resume": ("replaybuf.cli.snapshots:resume", "Load a snapshot into a buffer that is empty."),
     "export": ("replaybuf.cli.exports:export", "Write groups with their full texts and tokens to a file."),
     "import": ("replaybuf.cli.imports:import_", "Put the groups of a file into a buffer, each exactly once."),
-    "checkpoints": ("replaybuf.cli.checkpoint:checkpoints", "List the step checkpoints in a database."),
     "checkpoint": ("replaybuf.cli.checkpoint:app", "List, restore or drop step checkpoints."),
     "rm": ("replaybuf.cli.rm:rm", "Delete groups, by a query."),
     "explain": ("replaybuf.cli.explain:explain", "Show a query as SQL, with its plan and the index that it uses."),

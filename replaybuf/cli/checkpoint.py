@@ -35,7 +35,7 @@ COLUMNS = [
 
 
 @listing
-def checkpoints(url: Url, output: Output, buffer: Buffer = None) -> None:
+def ls(url: Url, output: Output, buffer: Buffer = None) -> None:
     """List the step checkpoints in a database: what buffer.restore(step) can go back to.
 
     "groups" and "size" are what each holds; payloads that several of them hold, or that are still in the buffer, take
@@ -44,7 +44,7 @@ def checkpoints(url: Url, output: Output, buffer: Buffer = None) -> None:
     \b
     Examples:
       replaybuf checkpoint ls run.db
-      replaybuf checkpoints run.db
+      replaybuf checkpoint run.db
     """
     rows = open_reader(url).read(lambda tx: read_checkpoints(tx, buffer))
     if rows or not output.for_people:
@@ -70,7 +70,7 @@ class _Verbs(TyperGroup):
 
 
 app = typer.Typer(cls=_Verbs, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-app.command("ls", cls=Command)(checkpoints)
+app.command("ls", cls=Command)(ls)
 
 _Step = Annotated[
     str | None, typer.Argument(metavar="STEP", help="The train step of the checkpoint.", show_default=False)

@@ -1,4 +1,4 @@
-"""`replaybuf save`, `replaybuf resume`, `replaybuf checkpoints`: copies of a buffer, in files and in the database."""
+"""`replaybuf save`, `replaybuf resume`: copies of a buffer in files."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_two_formats_are_a_usage_error(filled: str) -> None:
     assert "choose one of" in run("ls", filled, "--json", "--csv", code=2).stderr
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("stat", "stats"), ("exprot", "export"), ("chekpoints", "checkpoints")])
+@pytest.mark.parametrize(("typed", "meant"), [("stat", "stats"), ("exprot", "export"), ("checkpoints", "checkpoint")])
 def test_a_misspelt_command_is_told_the_nearest(typed: str, meant: str) -> None:
     assert f"No such command {typed!r}. Did you mean {meant!r}?" in run(typed, "run.db", code=2).stderr
 
@@ -162,7 +162,7 @@ def test_the_list_of_commands_takes_none_of_their_imports() -> None:
     "command",
     [
         *(["stats"], ["ls"], ["ls", "--task", "math", "--json"], ["show", 15], ["sql", "SELECT 1"], ["why", "math"]),
-        *(["trace", "step", 42], ["trace", "uid", 15], ["checkpoints"], ["checkpoint ls"], ["db current"]),
+        *(["trace", "step", 42], ["trace", "uid", 15], ["checkpoint ls"], ["db current"]),
     ],
     ids=lambda command: " ".join(map(str, command)),
 )

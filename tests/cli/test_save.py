@@ -1,4 +1,4 @@
-"""`replaybuf save`, `replaybuf resume`, `replaybuf checkpoints`."""
+"""`replaybuf save`, `replaybuf resume`, `replaybuf checkpoint ls`."""
 
 from __future__ import annotations
 
@@ -146,17 +146,17 @@ async def make_checkpoints(url: str) -> None:
 
 def test_checkpoints_are_listed(shared_url: str) -> None:
     asyncio.run(make_checkpoints(shared_url))
-    rows = run_json("checkpoints", shared_url)
+    rows = run_json("checkpoint", "ls", shared_url)
     assert [(row["buffer"], row["step"], row["groups"]) for row in rows] == [
         ("default", 1, 0),
         ("default", 2, 1),
         ("eval", 7, 1),
     ]
     assert rows[0]["bytes"] == 0 < rows[1]["bytes"]
-    assert [row["step"] for row in run_json("checkpoints", shared_url, "--buffer", "eval")] == [7]
-    assert run("checkpoints", shared_url).stdout.splitlines()[-1].split()[:2] == ["eval", "7"]
+    assert [row["step"] for row in run_json("checkpoint", "ls", shared_url, "--buffer", "eval")] == [7]
+    assert run("checkpoint", "ls", shared_url).stdout.splitlines()[-1].split()[:2] == ["eval", "7"]
 
 
 def test_no_checkpoints_are_no_error(filled: str) -> None:
-    assert run("checkpoints", filled).stderr == "there are no checkpoints\n"
-    assert run_json("checkpoints", filled) == []
+    assert run("checkpoint", "ls", filled).stderr == "there are no checkpoints\n"
+    assert run_json("checkpoint", "ls", filled) == []
