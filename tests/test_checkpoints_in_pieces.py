@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import select, text, update
 
 from replaybuf import FencedError, ReplayBuffer, Status
-from replaybuf.doctor import CheckContext, Level, examine
+from replaybuf.doctor import CheckContext, Severity, examine
 from replaybuf.errors import LockedError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.schema.tables import checkpoint
@@ -219,7 +219,7 @@ async def test_one_whose_maker_is_gone_is_dropped(file_url: str, held: Held) -> 
         await fill(buffer, 9)
         async with held.making(buffer) as task:
             look = CheckContext(file_url, Path(file_url.removeprefix("sqlite:///")))
-            assert Level.PROBLEM not in [found.level for found in examine(open_reader(file_url), look)]
+            assert Severity.PROBLEM not in [found.level for found in examine(open_reader(file_url), look)]
             assert await in_database(other, _silence) == 1
             assert (await swept(other))[2] == 0
             assert await triggers(other) == []

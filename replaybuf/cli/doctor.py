@@ -55,7 +55,7 @@ def doctor(
       replaybuf doctor postgresql://rl@db/run7 --repair
       replaybuf doctor run.db --rescue rescued && replaybuf resume new.db rescued
     """
-    from replaybuf.doctor import Level
+    from replaybuf.doctor import Severity
 
     if rescue is not None and (repair or quick):
         raise typer.BadParameter("--rescue only reads, and reads everything: leave out --repair and --quick")
@@ -70,7 +70,7 @@ def doctor(
             print_finding(finding)
     if not output.for_people:
         output.rows(rows, [])
-    if any(row["level"] == Level.PROBLEM for row in rows):
+    if any(row["level"] == Severity.PROBLEM for row in rows):
         raise typer.Exit(1)
 
 
@@ -99,7 +99,7 @@ def _rescue(reader: Reader, folder: Path, output: Output) -> None:
 
 def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Iterator[Finding]:
     """Yield the findings; with `mend`, those that are left after the repair."""
-    from replaybuf.doctor import CheckContext, Level, examine, repair
+    from replaybuf.doctor import CheckContext, Severity, examine, repair
 
     with progress_bar("payloads") as bar:
         context = CheckContext(reader.where, path=reader.path, quick=quick, tell=bar)
@@ -107,12 +107,12 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
             yield from examine(reader, context)
             return
         found = list(examine(reader, context))
-        if any(finding.repairable and finding.level != Level.OK for finding in found):
+        if any(finding.repairable and finding.level != Severity.OK for finding in found):
             for line in repair(reader, context):
                 output.note(f"repair: {line}")
             again = CheckContext(reader.where, path=reader.path, quick=quick, tell=bar)
             found = list(examine(reader, again))
-        elif any(finding.level == Level.PROBLEM for finding in found):
+        elif any(finding.level == Severity.PROBLEM for finding in found):
             output.note("nothing of this can be repaired; see below what to do")
         else:
             output.note("there was nothing to repair")

@@ -4,7 +4,7 @@ A module `check_...` for each area has its questions in SQL, the findings, and t
 """
 
 from replaybuf.doctor.examine import examine, repair
-from replaybuf.doctor.findings import Check, CheckContext, Finding, Level
+from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity
 from replaybuf.doctor.rescue import Rescued, rescue
 
-__all__ = ["Check", "CheckContext", "Finding", "Level", "Rescued", "examine", "repair", "rescue"]
+__all__ = ["Check", "CheckContext", "Finding", "Rescued", "Severity", "examine", "repair", "rescue"]

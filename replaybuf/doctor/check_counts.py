@@ -15,7 +15,7 @@ from replaybuf.doctor.findings import (
     Check,
     CheckContext,
     Finding,
-    Level,
+    Severity,
     fine,
     groups,
     problem,
@@ -100,7 +100,7 @@ def find_counts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
     if wrong:
         return [repairable(COUNTS, "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5:,} more" if wrong[5:] else ""))]
     if lost := tx.value(f"SELECT count(*) FROM {_LANELESS_TALLIES}"):  # noqa: S608
-        return [repairable(COUNTS, f"{lost:,} counts of lanes that are gone", level=Level.WARNING)]
+        return [repairable(COUNTS, f"{lost:,} counts of lanes that are gone", level=Severity.WARNING)]
     return [fine(COUNTS, f"{groups(sum(size.there for size in sizes))}, as counted")]
 
 
@@ -182,7 +182,7 @@ def find_leases(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
     if overdue:
         first = min(one.first for one in found)
         over = f"whose lease was over up to {now - first:,.0f} s ago: nobody has the buffer open"
-        return [repairable(_LEASES, f"{groups(overdue)} {over}", level=Level.WARNING)]
+        return [repairable(_LEASES, f"{groups(overdue)} {over}", level=Severity.WARNING)]
     if count and last < now:
         return [fine(_LEASES, f"{groups(count)} leased, whose lease was over just now")]
     return [fine(_LEASES, f"{groups(count)} leased, the longest for another {last - now:,.0f} s" if count else "none")]

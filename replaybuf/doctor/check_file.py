@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import text
 
 from replaybuf import units
-from replaybuf.doctor.findings import Check, CheckContext, Finding, Level, fine, problem, repairable, warning
+from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, problem, repairable, warning
 from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE
 from replaybuf.storage.sql.engine.sqlite_files import filesystem_type, is_network, is_wal
 from replaybuf.storage.sql.engine.sqlite_log import LONG_PAGES
@@ -104,7 +104,7 @@ def find_log(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     size = _log_size(context)
     if is_log_large(context):
         what = f"the write-ahead log has {units.size(size)}: something reads for long, or nothing closed the database"
-        return [repairable(_LOG, what, level=Level.WARNING)]
+        return [repairable(_LOG, what, level=Severity.WARNING)]
     return [fine(_LOG, f"the write-ahead log has {units.size(size)}")]
 
 

@@ -13,7 +13,7 @@ from replaybuf.doctor.findings import (
     Check,
     CheckContext,
     Finding,
-    Level,
+    Severity,
     fine,
     groups,
     repairable,
@@ -201,14 +201,14 @@ def find_garbage(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding
     found = []
     if uids := tx.values(f"SELECT uid FROM rb_garbage WHERE {_WANTED} ORDER BY uid"):  # noqa: S608
         wanted = f"{groups(len(uids))} that are there are to be swept, too: {some(uids)}"
-        found.append(repairable(_GARBAGE, wanted, level=Level.WARNING))
+        found.append(repairable(_GARBAGE, wanted, level=Severity.WARNING))
     [(count, oldest)] = tx.table("SELECT count(*), min(removed_at) FROM rb_garbage")[1]
     age = 0.0 if oldest is None else time.time() - oldest
     backlog = f"{count:,} payloads wait to be swept" + (f", the oldest for {age:,.0f} s" if count else "")
     if count >= BACKLOG and age >= BACKLOG_SECONDS:
         # Any process that has the buffer open sweeps.
         why = f"{backlog}: nobody has the buffer open, or it falls behind"
-        found.append(repairable(_GARBAGE, why, level=Level.WARNING))
+        found.append(repairable(_GARBAGE, why, level=Severity.WARNING))
     return found or [fine(_GARBAGE, backlog)]
 
 

@@ -14,7 +14,7 @@ from replaybuf.doctor import (
     check_server,
     check_texts,
 )
-from replaybuf.doctor.findings import Check, CheckContext, Finding, Level, problem
+from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, problem
 from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.writer import Writer, open_writer
@@ -35,7 +35,7 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
     """
     revision = _check(check_schema.REVISION, reader, context)
     yield from revision
-    if any(finding.level != Level.OK for finding in revision):
+    if any(finding.level != Severity.OK for finding in revision):
         return
     own: Any = check_file if reader.path else check_server
     own_texts = check_texts.CHECKS if reader.path else ()
@@ -76,7 +76,7 @@ def repair(reader: Reader, context: CheckContext) -> list[str]:
     SchemaError if the schema isn't that of this version.
     """
     revision = reader.read_any(lambda tx: check_schema.find_revision(tx, context))
-    if any(finding.level != Level.OK for finding in revision):
+    if any(finding.level != Severity.OK for finding in revision):
         raise SchemaError(f"{reader.where} was left as it is: {revision[0].text}; {revision[0].mend}")
     done: list[str] = []
     with open_writer(reader) as writer:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """How bad a finding is."""
 
     OK = "ok"
@@ -31,7 +31,7 @@ class Finding:
     """
 
     check: str
-    level: Level
+    level: Severity
     text: str
     mend: str = ""
     repairable: bool = False
@@ -66,22 +66,22 @@ class Check:
 
 def fine(check: str, text: str) -> Finding:
     """Return the finding that nothing is wrong."""
-    return Finding(check, Level.OK, text)
+    return Finding(check, Severity.OK, text)
 
 
 def problem(check: str, text: str, mend: str) -> Finding:
     """Return a problem that `--repair` can't mend."""
-    return Finding(check, Level.PROBLEM, text, mend)
+    return Finding(check, Severity.PROBLEM, text, mend)
 
 
-def repairable(check: str, text: str, *, level: Level = Level.PROBLEM) -> Finding:
+def repairable(check: str, text: str, *, level: Severity = Severity.PROBLEM) -> Finding:
     """Return a problem that `--repair` mends."""
     return Finding(check, level, text, "replaybuf doctor URL --repair", repairable=True)
 
 
 def warning(check: str, text: str, mend: str = "") -> Finding:
     """Return a warning: no problem, but worth knowing."""
-    return Finding(check, Level.WARNING, text, mend)
+    return Finding(check, Severity.WARNING, text, mend)
 
 
 def groups(count: int) -> str:

@@ -40,7 +40,7 @@ class StoredGroup:
 
 
 @dataclass(slots=True)
-class State:
+class BufferState:
     """Everything in a store: groups, the next uid and ticket, tallies, races that are run, cursors, train steps."""
 
     groups: list[StoredGroup]
@@ -52,7 +52,7 @@ class State:
     steps: dict[LaneName, int]
 
 
-def pack_state(state: State) -> dict[str, Any]:
+def pack_state(state: BufferState) -> dict[str, Any]:
     """Return the state as plain values and bytes."""
     # Races with neither groups nor time passed are left out: they begin with the first group.
     lanes = {(group.item.task_name, group.item.status) for group in state.groups}
@@ -78,13 +78,13 @@ def pack_state(state: State) -> dict[str, Any]:
     }
 
 
-def unpack_state(state: dict[str, Any]) -> State:
+def unpack_state(state: dict[str, Any]) -> BufferState:
     """Return the state packed by `pack_state`. Raises SnapshotMismatchError for anything else."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
         raise SnapshotMismatchError(f"expected a state dict of format {FORMAT!r}, got {found!r}")
     try:
-        return State(
+        return BufferState(
             groups=[_stored_group(record) for record in state["groups"]],
             next_uid=int(state["next_uid"]),
             tallies={(str(task), Status(status), Tally(name)): int(n) for task, status, name, n in state["tallies"]},

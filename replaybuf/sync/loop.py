@@ -42,7 +42,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     if thread.ident == _thread.get_ident():
         coroutine.close()
         raise InputError("a synchronous call from a coroutine that is run by one would never end: await it there")
-    call = _Call(coroutine)
+    call = _BlockingCall(coroutine)
     try:
         _open.add(call)
         thread.loop.call_soon_threadsafe(call.begin, context=copy_context())
@@ -72,7 +72,7 @@ def end(coroutine: Coroutine[Any, Any, object]) -> None:
         run(coroutine)
 
 
-class _Call(Generic[T]):
+class _BlockingCall(Generic[T]):
     """A coroutine between its caller and the background thread. `ended` is locked until it is done."""
 
     __slots__ = ("_coroutine", "_task", "done", "ended", "error", "result")
@@ -126,7 +126,7 @@ class _Call(Generic[T]):
             self._end()
 
 
-_open: set[_Call[Any]] = set()  # the calls that have begun and aren't done
+_open: set[_BlockingCall[Any]] = set()  # the calls that have begun and aren't done
 
 
 class _LoopThread:

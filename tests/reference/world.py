@@ -10,7 +10,7 @@ from replaybuf.query import LogicNode
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.portable import State, StoredGroup
+from replaybuf.storage.portable import BufferState, StoredGroup
 from replaybuf.storage.values import Checkpoint, Cursor, missing_checkpoint
 from tests.reference.groups import Groups
 from tests.reference.loans import Loans
@@ -88,7 +88,7 @@ def add_new(now: World, restored: World, known: set[int]) -> None:
 # As a portable state
 
 
-def state_of(world: World, next_uid: int) -> State:
+def state_of(world: World, next_uid: int) -> BufferState:
     """Return the world as a portable state, leased groups as if they had been given back."""
     world = world.copy()
     world.loans.return_all()
@@ -100,10 +100,10 @@ def state_of(world: World, next_uid: int) -> State:
         for uid in groups.table.select(_ALL)
     ]
     cursors = list(world.cursors.values())
-    return State(stored, next_uid, groups.tallies, races.clocks, world.next_ticket, cursors, groups.steps)
+    return BufferState(stored, next_uid, groups.tallies, races.clocks, world.next_ticket, cursors, groups.steps)
 
 
-def load(groups: Groups, state: State) -> None:
+def load(groups: Groups, state: BufferState) -> None:
     """Load the groups of a state into an empty `Groups`."""
     for group in state.groups:
         uid = group.item.uid

@@ -13,7 +13,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.sync import SyncReplayBuffer
-from replaybuf.sync.loop import _Call, _start
+from replaybuf.sync.loop import _BlockingCall, _start
 from tests.scripts import run as run_script
 from tests.stores import TASK, group, numbers_of
 
@@ -240,7 +240,7 @@ def test_a_call_that_is_interrupted_before_its_first_step_ends(begun: bool) -> N
     async def never() -> None:
         raise AssertionError
 
-    call, loop = _Call(never()), _start().loop
+    call, loop = _BlockingCall(never()), _start().loop
 
     def begin_and_cancel() -> None:
         if begun:

@@ -66,7 +66,7 @@ async def copy_to(
                 source.transaction(scope, write=False) as reading,
                 target.transaction(held, write=True) as writing,
             ):
-                ends = _End(source, scope, reading), _End(target, held, writing)
+                ends = _CopyEnd(source, scope, reading), _CopyEnd(target, held, writing)
                 digest = await _copy_rows(*ends, progress)
                 await ends[1].run(return_all)
                 await ends[1].run(write_facts, about, digest)
@@ -85,7 +85,7 @@ async def copy_from(
             await writing.run(check_fence)
             await writing.run(make_room)
             async with source.transaction(write=False) as reading:
-                ends = _End(source, DEFAULT, reading, path), _End(target, scope, writing)
+                ends = _CopyEnd(source, DEFAULT, reading, path), _CopyEnd(target, scope, writing)
                 try:
                     digest = await _copy_rows(*ends, progress, anew=True)
                 except Exception:
@@ -97,7 +97,7 @@ async def copy_from(
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _CopyEnd:
     """One end of a copy: a buffer in a database, and a transaction of it. Errors are reported as those of this end."""
 
     engine: Database
@@ -115,7 +115,7 @@ class _End:
             raise damaged(self.snapshot, error) from error
 
 
-async def _copy_rows(source: _End, target: _End, progress: OnProgress | None, *, anew: bool = False) -> int:
+async def _copy_rows(source: _CopyEnd, target: _CopyEnd, progress: OnProgress | None, *, anew: bool = False) -> int:
     """Copy a buffer, and return the digest of its payloads."""
     lanes, tallies = await source.run(_read_lanes)
     last, ticket = await source.run(_read_ends)

@@ -16,7 +16,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.storage.portable import State, StoredGroup, pack_state, unpack_state
+from replaybuf.storage.portable import BufferState, StoredGroup, pack_state, unpack_state
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors, read_tallies
@@ -55,7 +55,7 @@ def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
     next_uid = last_uid(tx) + 1
     join(tx)
     steps = {name: one.step for name, one in homes.items() if one.step is not None}
-    return pack_state(State(groups, next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx, name), steps))
+    return pack_state(BufferState(groups, next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx, name), steps))
 
 
 def _all_groups(tx: Transaction) -> Any:

@@ -105,7 +105,7 @@ class Database(ABC):
         """Return a transaction in steps: committed at the end of the block, rolled back on an exception, run once."""
 
     @abstractmethod
-    def changes(self, hint: Callable[[], object]) -> Changes:
+    def changes(self, hint: Callable[[], object]) -> CommitWatch:
         """Return the watch for what others commit from now on. `hint()` is called when they have, or may have."""
 
     @property
@@ -145,7 +145,7 @@ class Steps:
         await self._roll_back()
 
 
-class Changes(ABC):
+class CommitWatch(ABC):
     """How a store notices what others have committed, and announces its own commits."""
 
     #: The longest time between two looks, in seconds.

@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine import outage as identities
-from replaybuf.storage.sql.engine.database import Changes, Database, Function, Steps
+from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.errors import is_conflict, is_lost, translated
 from replaybuf.storage.sql.engine.hooks import on_statement
 from replaybuf.storage.sql.engine.outage import Identity, Outage, OutcomeUnknownError, Patience
@@ -269,7 +269,7 @@ class PostgresDatabase(Database):
                 if not steps.is_over:
                     await commit(connection)
 
-    def changes(self, hint: Callable[[], object]) -> Changes:
+    def changes(self, hint: Callable[[], object]) -> CommitWatch:
         return Notifications(self.url, self.lock_timeout, self.pool, hint)
 
     @property

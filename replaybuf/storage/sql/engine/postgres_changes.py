@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.engine import URL
 
-from replaybuf.storage.sql.engine.database import Changes
+from replaybuf.storage.sql.engine.database import CommitWatch
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.postgres_pool import Pool, is_closed
 
@@ -21,7 +21,7 @@ _SNAPSHOT = "SELECT CAST(pg_current_snapshot() AS text)"
 _LONGEST_SECONDS = 5.0
 
 
-class Notifications(Changes):
+class Notifications(CommitWatch):
     """NOTIFY as an immediate hint, and the server's snapshot as the guarantee.
 
     An announcement may be lost with its sender, and a LISTEN connection can die silently.

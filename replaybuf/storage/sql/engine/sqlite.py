@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from sqlalchemy.engine import URL
 
-from replaybuf.storage.sql.engine.database import Changes, Database, Function, Steps
+from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.sqlite_changes import DataVersion, NeverChanges
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
@@ -170,7 +170,7 @@ class SqliteDatabase(Database):
             self._copier = await self.connections.open()
         return self._copier
 
-    def changes(self, hint: Callable[[], object]) -> Changes:
+    def changes(self, hint: Callable[[], object]) -> CommitWatch:
         return NeverChanges() if self.path is None else DataVersion(self.path, self._connect, self.connections, hint)
 
     async def _connect(self) -> SqliteConnection:

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from replaybuf.storage.sql.engine.database import Changes
+from replaybuf.storage.sql.engine.database import CommitWatch
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
 from replaybuf.storage.sql.engine.thread import Pace
 
@@ -78,7 +78,7 @@ _FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.001, 0.016
 _BURST, _PER_SECOND = 32, 100
 
 
-class NeverChanges(Changes):
+class NeverChanges(CommitWatch):
     """Changes of a database in memory, which nobody else can open."""
 
     seconds = 0.5
@@ -90,7 +90,7 @@ class NeverChanges(Changes):
         pass
 
 
-class DataVersion(Changes):
+class DataVersion(CommitWatch):
     """The file's data version, which changes when another connection commits: SQLite has no notifications.
 
     It is read at intervals; on Linux also soon after each write to the log.

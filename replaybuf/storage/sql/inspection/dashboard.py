@@ -35,14 +35,14 @@ class Glance:
     buffer: str
     about: Circumstances
     waits: Sequence[Explained]
-    sample: Sample
+    sample: NewestGroups
     readings: Sequence[Reading]
     batches: Sequence[Mapping[str, Any]]
     events: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class NewestGroups:
     """The number of the groups looked at, their rewards, and their numbers by staleness."""
 
     groups: int
@@ -74,16 +74,16 @@ _NEWEST_OF_LANE = f"""SELECT * FROM (SELECT g.reward, {STALENESS} FROM rb_group 
 WHERE g.lane = {{lane}} ORDER BY g.uid DESC LIMIT {{most}}) lane{{lane}}"""  # noqa: S608
 
 
-def newest_groups(tx: ReadTransaction, buffer: str | None, task: str | None) -> Sample:
+def newest_groups(tx: ReadTransaction, buffer: str | None, task: str | None) -> NewestGroups:
     """Return the rewards and staleness of the completed groups that were put last, as many of each task."""
     lanes = tx.values(_COMPLETED_LANES, buffer=buffer, task=task, most=_MOST_LANES)
     if not lanes:
-        return Sample(0, [], {})
+        return NewestGroups(0, [], {})
     most = -(-NEWEST_GROUPS // len(lanes))
     rows = tx.tuples(" UNION ALL ".join(_NEWEST_OF_LANE.format(lane=int(lane), most=most) for lane in lanes))
     rewards = [float(reward) for reward, _ in rows if reward is not None]
     staleness = Counter(int(stale) for _, stale in rows if stale is not None)
-    return Sample(len(rows), rewards, dict(sorted(staleness.items())))
+    return NewestGroups(len(rows), rewards, dict(sorted(staleness.items())))
 
 
 def _readings(tx: ReadTransaction, buffer: str, about: Circumstances) -> list[Reading]:

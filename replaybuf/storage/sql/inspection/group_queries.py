@@ -124,23 +124,23 @@ class Key:
 
 
 @dataclass(slots=True)
-class Page:
+class GroupPage:
     """The metadata of the groups of a page, and the key of its last group if there are more behind it."""
 
     rows: list[dict[str, Any]]
     last: Key | None
 
 
-def page_of_groups(tx: ReadTransaction, chosen: Chosen, after: Key | None, size: int) -> Page:
+def page_of_groups(tx: ReadTransaction, chosen: Chosen, after: Key | None, size: int) -> GroupPage:
     """Return the page of `size` groups behind a key, or the first."""
     looking = looking_at(tx, chosen.buffer)
     lanes = _lanes(looking, chosen)
     if not lanes:
-        return Page([], None)
+        return GroupPage([], None)
     keys = [(uid, value) for uid, value in looking.execute(_statement(looking, chosen, lanes, after, size + 1))]
     rows = read_metadata(tx, [uid for uid, _ in keys[:size]])
     last = Key(keys[size - 1][1], keys[size - 1][0]) if len(keys) > size else None
-    return Page(rows, last)
+    return GroupPage(rows, last)
 
 
 def _lanes(tx: Transaction, chosen: Chosen) -> list[int]:

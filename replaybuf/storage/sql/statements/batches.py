@@ -30,7 +30,7 @@ def train_step_of(draw: Draw, rows: Iterable[GroupRow]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class BatchKey:
     """What is found again of a batch: the draw may be undone."""
 
     taken_at: float
@@ -38,14 +38,14 @@ class Drawn:
     first_uid: int
 
 
-def add_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int | None, lease: int | None) -> Drawn:
+def add_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int | None, lease: int | None) -> BatchKey:
     """Write the batch of a draw of these groups, of which there is at least one; the last that a transaction does.
 
     Where each statement is a round trip, it is sent with the commit.
     """
     members = [_member(row) for row in rows]
     uids = [row.uid for row in rows]
-    drawn = Drawn(time.time(), draw.worker, min(uids))
+    drawn = BatchKey(time.time(), draw.worker, min(uids))
     values = (
         tx.scope.buffer,
         drawn.taken_at,
@@ -123,7 +123,7 @@ _NAMES = tuple(column.name for column in batch.columns if column.name != "id")
 _INSERT = insertion(batch, (False,) + (True,) * len(_NAMES))
 
 
-def remove_batch(tx: Transaction, drawn: Drawn) -> None:
+def remove_batch(tx: Transaction, drawn: BatchKey) -> None:
     """Remove the batch of a draw that nobody received."""
     found = (
         batch.c.buffer == tx.scope.buffer,

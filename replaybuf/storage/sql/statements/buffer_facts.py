@@ -63,7 +63,7 @@ def list_checkpoints(tx: ReadTransaction, buffer: str | None) -> list[StoredChec
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
+class LeasedCount:
     """The leased groups of a buffer, task and status: their number, when the first and the last of their leases end, in
     seconds since the epoch, and how many are overdue."""
 
@@ -84,13 +84,13 @@ WHERE l.leased AND g.leased_until IS NOT NULL AND l.buffer = coalesce(:buffer, l
 GROUP BY l.buffer, l.task_name, l.status"""
 
 
-def list_leased(tx: ReadTransaction, buffer: str | None, now: float) -> list[Leased]:
+def list_leased(tx: ReadTransaction, buffer: str | None, now: float) -> list[LeasedCount]:
     """Return what is leased of one buffer or of all; leases that ended before `now` are overdue.
 
     Those come back when a process next looks for groups: where all consumers are gone, none has.
     """
     rows = tx.tuples(_LEASED, buffer=buffer, now=now)
-    return [Leased(name, task, Status(status), *rest) for name, task, status, *rest in rows]
+    return [LeasedCount(name, task, Status(status), *rest) for name, task, status, *rest in rows]
 
 
 _CONTENTS = f"""SELECT l.task_name AS task_name, l.status AS status, l.leased AS is_leased,

@@ -26,7 +26,7 @@ from replaybuf.storage.sql.statements.put import Outcome, put_groups
 
 
 @dataclass(slots=True)
-class Batch:
+class PutBatch:
     """Groups to be put together; `reserved()` is called once they have their uids.
 
     A repetition has others: after a crash, PostgreSQL may have given those to somebody else.
@@ -36,7 +36,7 @@ class Batch:
     reserved: Callable[[], object]
 
 
-def put_behind_fence(tx: Transaction, batch: Batch, known: KnownLanes) -> list[Outcome]:
+def put_behind_fence(tx: Transaction, batch: PutBatch, known: KnownLanes) -> list[Outcome]:
     """Put groups as `put_groups` does, in one statement if possible; the first of a transaction, it checks the fence.
 
     `known` are lanes as they were read last, and is updated.
@@ -77,7 +77,7 @@ def _is_settled(home: Lane | None, encoded: EncodedGroup) -> bool:
     return home is not None and not home.clocks and (home.step is not None or encoded.group.train_step is None)
 
 
-def _store(tx: Transaction, batch: Batch, lanes: KnownLanes) -> list[Outcome]:
+def _store(tx: Transaction, batch: PutBatch, lanes: KnownLanes) -> list[Outcome]:
     """Store and count groups, and return their uids: none, and nothing is stored, if the lanes have changed."""
     groups, counts = batch.groups, Counts()
     for (task, status), n in Counter((one.group.task_name, one.group.status) for one in groups).items():

@@ -13,7 +13,7 @@ from replaybuf.storage.sql.statements.put import Stored, put_groups
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BufferGroup:
     """A group for one buffer."""
 
     scope: Scope
@@ -30,7 +30,7 @@ def put_all(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[int | Store
     return stored
 
 
-def put_together(tx: Transaction, parts: Mapping[int, Part]) -> dict[int, int | Stored]:
+def put_together(tx: Transaction, parts: Mapping[int, BufferGroup]) -> dict[int, int | Stored]:
     """Put groups into several buffers; return for each what `put_all` returns, by its place among all of the call.
 
     Buffers are locked in the order of their names, so that two such transactions don't wait for each other. A FullError

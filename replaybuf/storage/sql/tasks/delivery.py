@@ -15,7 +15,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, FencedError, StorageError
 from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.batches import Drawn, add_batch, remove_batch, train_step_of
+from replaybuf.storage.sql.statements.batches import BatchKey, add_batch, remove_batch, train_step_of
 from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.cursors import claim
@@ -57,7 +57,7 @@ class Taken:
     database: str | None = None
     train_step: int | None = None
     named_step: int | None = None
-    batch: Drawn | None = None
+    batch: BatchKey | None = None
 
     def lease(self) -> Leased:
         return Leased(self.token, self.until, self.items, self.epoch, self.train_step, self.database, self.named_step)

@@ -23,7 +23,7 @@ from replaybuf.storage.sql.statements.eviction import told
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored
-from replaybuf.storage.sql.statements.put_at_once import Batch, put_behind_fence
+from replaybuf.storage.sql.statements.put_at_once import PutBatch, put_behind_fence
 from replaybuf.storage.sql.tasks.presence import Presence
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
@@ -214,7 +214,7 @@ class GroupCommit:
         try:
             try:
                 brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
-                put = partial(put_behind_fence, batch=Batch(groups, passed), known=self._lanes)
+                put = partial(put_behind_fence, batch=PutBatch(groups, passed), known=self._lanes)
                 outcomes = await self._transactions.write(put, brief=brief, fenced=False) if groups else []
             except Exception as error:
                 if len(wanted) == 1 or not is_refusal(error):

@@ -63,7 +63,7 @@ async def _put(apart: Sequence[_Puts]) -> _Outcomes:
 
     async def put() -> _Outcomes:
         encoded = await lead.compute(_encode, here)
-        each = {place: statements.Part(here[place].transactions.scope, one) for place, one in encoded.items()}
+        each = {place: statements.BufferGroup(here[place].transactions.scope, one) for place, one in encoded.items()}
         elsewhere: _Outcomes = {}
         if others:
             async with lead.engine.transaction(lead.scope, write=True) as steps:
