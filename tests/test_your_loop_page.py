@@ -1,0 +1,101 @@
+"""docs/your-loop.md is true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/test_your_loop_page.py` writes it anew."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from replaybuf.rollouts import rollout
+from replaybuf.rollouts.rollout import RolloutState
+from replaybuf.storage.sql.inspection.reader import open_reader
+from tests.pages import DOCS, Page
+from tests.postgres import new_database
+
+PAGE = Page("your-loop.md", "## Seven mistakes")
+PROMPTS = 240
+
+
+def program(name: str) -> str:
+    found = re.search(rf'(?ms)^```python title="{name}"\n(.*?)^```', PAGE.text)
+    assert found is not None
+    return found[1]
+
+
+def run(folder: Path, name: str, url: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(DOCS.parent), "DATABASE": url}
+    command = [sys.executable, "-W", "error", name]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a new database."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/run.db"
+    else:
+        with new_database(request.getfixturevalue("postgres_url")) as url:
+            yield url
+
+
+@pytest.mark.parametrize("name", ["loop.py", "loop_async.py"])
+def test_a_loop_that_is_killed_goes_on_and_trains_each_prompt_once(name: str, url: str, tmp_path: Path) -> None:
+    for one in ("loop.py", "loop_async.py"):
+        (tmp_path / one).write_text(program(one), "utf-8")
+    seen = 0
+    while seen < 30:
+        with run(tmp_path, name, url) as process:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            expected = (f"step {seen + 1}: ", f"step {seen}: ")  # it was killed before it had saved the weights
+            assert first.startswith(expected), first + process.stdout.read()
+            steps = [int(first.split()[1].rstrip(":"))]
+            deadline = time.monotonic() + 60
+            for line in process.stdout:
+                assert line.startswith("step "), line + process.stdout.read()
+                steps.append(int(line.split()[1].rstrip(":")))
+                if len(steps) == 9 and steps[-1] < 25:
+                    process.send_signal(signal.SIGKILL)
+                assert time.monotonic() < deadline
+        seen = steps[-1]
+    trained = open_reader(url).read(lambda tx: tx.values("SELECT prompt FROM groups WHERE status = 'archived'"))
+    assert Counter(trained) == Counter(f"{number} + 5 =" for number in range(PROMPTS))
+
+
+def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for code, output in PAGE.examples:
+        PAGE.check(code, output)
+
+
+def fields() -> str:
+    """Return the table of the fields of RolloutState: names, types, and what the class says of them."""
+    [found] = [one for one in ast.parse(inspect.getsource(rollout)).body if isinstance(one, ast.ClassDef)]
+    rows = ["| field | type | what it is for |", "|---|---|---|"]
+    for field, said in zip(found.body, found.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant):
+            kind = ast.unparse(field.annotation).replace("|", "\\|")
+            rows.append(f"| `{ast.unparse(field.target)}` | `{kind}` | {said.value.value} |")
+    assert len(rows) == len(RolloutState.model_fields) + 2
+    return "\n".join(rows)
+
+
+def test_the_table_of_fields_is_that_of_the_class() -> None:
+    found = re.search(r"(?s)(?<=<!-- fields -->\n\n).*(?=\n\n<!-- /fields -->)", PAGE.text)
+    assert found is not None
+    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
+        PAGE.path.write_text(PAGE.path.read_text("utf-8").replace(found[0], fields()), "utf-8")
+    else:
+        assert found[0] == fields()
