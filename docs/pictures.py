@@ -1,7 +1,7 @@
 """Makes the pictures of the documentation from a real run: `python docs/pictures.py`, from the top of a checkout.
 
-It runs the demo for two minutes, and takes pictures of `replaybuf watch` in a terminal, and of the pages of `replaybuf
-serve`. Needs the extra `web`, tmux, and a Chromium on the path, as `chromium` or by the name in CHROMIUM.
+It runs the demo for two minutes in a terminal, and takes pictures of that, of `replaybuf watch`, and of the pages of
+`replaybuf serve`. Needs the extra `web`, tmux, and a Chromium on the path, as `chromium` or by the name in CHROMIUM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PICTURES = Path(__file__).resolve().parent / "pictures"
 _REPLAYBUF = (sys.executable, "-m", "replaybuf")
 _FILE = "run.db"
 _URL = f"sqlite:///{_FILE}"
-_LINES, _COLUMNS = 40, 110
+_COLUMNS = 110
 #: A group that stays, whose answers differ.
 _DIVERSE = """
 SELECT uid FROM rollouts JOIN groups USING (uid) WHERE groups.status = 'archived'
@@ -39,6 +39,8 @@ _AFTERWARDS = {
     "groups": ("/groups", 800, False),
     "group": ("/groups/{uid}", 1000, False),
     "step": ("/steps/{step}", 1000, False),
+    "steps": ("/steps", 800, False),
+    "workers": ("/workers", 800, False),
 }
 _WIDTH = 1280
 
@@ -48,16 +50,17 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        demo = [*_REPLAYBUF, "demo", "--url", _URL, "--steps", "2000"]
-        with _ended(subprocess.Popen(demo, cwd=folder, stdout=subprocess.DEVNULL)):
+        with _terminal(folder, ["demo", "--url", _URL, "--steps", "2000"], lines=14) as demo:
             _wait_for_history(folder / _FILE)
-            _picture_of_watch(folder)
+            _picture_of_terminal("demo", "replaybuf demo", demo, shows="step ")
+            with _terminal(folder, ["watch", _URL], lines=40) as watch:
+                _picture_of_terminal("watch", f"replaybuf watch {_FILE}", watch, shows="last draws")
             _pictures_of_pages(folder, _LIVE)
         _pictures_of_pages(folder, _AFTERWARDS)
 
 
 @contextmanager
-def _ended(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> Iterator[None]:
+def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
     """Interrupt a process in the end."""
     try:
         yield
@@ -85,31 +88,40 @@ def _wait_for_history(file: Path) -> None:
     raise TimeoutError("the demo has not run for two minutes")
 
 
-def _picture_of_watch(folder: Path) -> None:
-    """Take a picture of a terminal as an SVG."""
-    tmux = ["tmux", "-S", str(folder / "tmux")]
-    watch = shlex.join([*_REPLAYBUF, "watch", _URL])
-    subprocess.run([*tmux, "new-session", "-d", "-x", str(_COLUMNS), "-y", str(_LINES), watch], check=True, cwd=folder)
+@contextmanager
+def _terminal(folder: Path, arguments: Sequence[str], *, lines: int) -> Iterator[list[str]]:
+    """Run a command of replaybuf in a terminal of its own; yield what begins a command of tmux for it."""
+    tmux = ["tmux", "-S", str(folder / f"tmux-{arguments[0]}")]
+    command = shlex.join([*_REPLAYBUF, *arguments])
+    size = ["-x", str(_COLUMNS), "-y", str(lines)]
+    subprocess.run([*tmux, "new-session", "-d", *size, command], check=True, cwd=folder)
     try:
-        frame = _frame(tmux)
+        yield tmux
     finally:
-        subprocess.run([*tmux, "kill-server"], check=True)
+        subprocess.run([*tmux, "send-keys", "C-c"], check=False)
+        time.sleep(3)
+        subprocess.run([*tmux, "kill-server"], check=False, stderr=subprocess.DEVNULL)
+
+
+def _picture_of_terminal(name: str, title: str, tmux: Sequence[str], *, shows: str) -> None:
+    """Take a picture of a terminal as an SVG, once it shows something."""
+    frame = _frame(tmux, shows)
     with open(os.devnull, "w") as nowhere:
         console = Console(record=True, width=_COLUMNS, file=nowhere, force_terminal=True)
-        console.print(Text.from_ansi(frame))
-        svg = console.export_svg(title=f"replaybuf watch {_FILE}")
+        console.print(Text.from_ansi(frame.rstrip()))
+        svg = console.export_svg(title=title)
     # The font that rich names is fetched from elsewhere.
-    (PICTURES / "watch.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), "utf-8")
+    (PICTURES / f"{name}.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), "utf-8")
 
 
-def _frame(tmux: Sequence[str]) -> str:
-    """Return what a terminal shows, with its colours, once something was read."""
+def _frame(tmux: Sequence[str], shows: str) -> str:
+    """Return what a terminal shows, with its colours, once this is in it."""
     for _ in range(60):
         time.sleep(1)
         seen = subprocess.run([*tmux, "capture-pane", "-e", "-p"], check=True, capture_output=True, text=True).stdout
-        if "last draws" in seen:
+        if shows in seen:
             return seen
-    raise TimeoutError("replaybuf watch has shown nothing for a minute")
+    raise TimeoutError(f"{tmux[-1]} has not shown {shows!r} for a minute")
 
 
 def _pictures_of_pages(folder: Path, pages: Mapping[str, tuple[str, int, bool]]) -> None:

@@ -24,7 +24,7 @@ _METRICS = "<!-- metrics -->"
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages of the top."""
     for source, page in PAGES.items():
-        files.append(File.generated(config, page, content=(_TOP / source).read_text("utf-8")))
+        files.append(File.generated(config, page, content=(_TOP / source).read_text("utf-8").replace("(docs/", "(")))
     return files
 
 

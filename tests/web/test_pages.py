@@ -15,6 +15,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.web.pages import records
 from replaybuf.worker_name import working_as
 from tests.postgres import new_database
 from tests.stores import until
@@ -344,6 +345,34 @@ def test_steps_are_shown_between_two(dipped: Client) -> None:
     found = dipped.get("/api/steps.json?from=3&to=5").json()
     assert [one["step"] for one in found["steps"]] == [5, 4, 3]
     assert dipped.get("/steps?from=x").status_code == dipped.get("/?from=99999999999999").status_code == 400
+
+
+def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with ReplayBufferConfig(url=url, archive=1000).build() as buffer:
+            for number in range(7):
+                rewards = (0.9, 0.5 - 0.05 * number)
+                rollouts = [{"response": f"{number}:{one:.2f}", "reward": one} for one in rewards]
+                group = [RolloutState(message=[], status=Status.COMPLETED, **one) for one in rollouts]
+                await buffer.put(group, "math")
+            await buffer.take_batch({"math": 7}, current_train_step=1)
+
+    monkeypatch.setattr(records, "_STEP_GROUPS", 3)
+    asyncio.run(run())
+    page = client_of(url)
+    [lowest] = page.get("/api/steps/1.json").json()["lowest"]
+    assert [one["response"] for one in lowest] == ["6:0.20", "5:0.25", "4:0.30"]
+    assert "6:0.20" in page.get("/steps/1").text
+    seen = []
+    for order in ("uid", "-uid"):
+        for after in (0, 3, 6):
+            text = page.get(f"/steps/1?order={order}&after={after}").text
+            seen += [int(uid) for uid in re.findall(r'href="/groups/(\d+)" data-row', text)]
+            assert ('rel="next"' in text) == (after < 6)
+    assert seen == [*range(1, 8), *range(7, 0, -1)]
+    assert page.get("/steps/1?order=nix").status_code == 400
 
 
 def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_own_page(dipped: Client) -> None:

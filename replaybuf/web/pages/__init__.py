@@ -14,6 +14,7 @@ from replaybuf.web.pages.group import draw_group, read_group
 from replaybuf.web.pages.groups import read_groups
 from replaybuf.web.pages.overview import draw_overview, read_overview
 from replaybuf.web.pages.records import (
+    draw_step,
     draw_steps,
     draw_worker,
     draw_workers,
@@ -52,7 +53,7 @@ PAGES = {
     "groups": Page("/groups", "Groups", read_groups),
     "group": Page("/groups/{uid}", "Group", read_group, draw_group, in_menu=False),
     "steps": Page("/steps", "Steps", read_steps, draw_steps),
-    "step": Page("/steps/{step}", "Step", read_step, in_menu=False),
+    "step": Page("/steps/{step}", "Step", read_step, draw_step, in_menu=False),
     "batch": Page("/batches/{batch}", "Draw", read_batch, in_menu=False),
     "checkpoints": Page("/checkpoints", "Checkpoints", read_checkpoints),
     "workers": Page("/workers", "Workers", read_workers, draw_workers),

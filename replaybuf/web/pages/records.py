@@ -17,6 +17,7 @@ from replaybuf.storage.sql.inspection.traces import (
     StepSummary,
     WorkerStep,
     judge_steps,
+    lowest_answers,
     steps_by_worker,
     summarise_steps,
     trace_step,
@@ -173,6 +174,7 @@ _MOST_STEPS = 1000
 #: Groups that are read to find out what stands out of the steps.
 _MOST_JUDGED = 20_000
 _MOST_GROUPS = 100_000
+_STEP_GROUPS, _LOWEST = 100, 3
 _ACROSS = ("step", "time")
 
 
@@ -253,7 +255,29 @@ def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     runs = trace_step(tx, buffer, step)
     if not runs:
         raise NotThereError(f"no draw for step {step} of {buffer!r:.100} is on record; the oldest are forgotten")
-    return {"now": tx.now(), "chosen": buffer, "step": step, "runs": runs}
+    lowest = [lowest_answers(tx, buffer, run, _LOWEST) for run in runs]
+    return {"now": tx.now(), "chosen": buffer, "step": step, "runs": runs, "lowest": lowest}
+
+
+#: How the groups of a step are ordered: by the column of this name, from the other end with a "-" before it.
+_ORDERS = tuple(f"{sign}{name}" for name in ("reward", "staleness", "uid", "task_name", "worker") for sign in ("", "-"))
+
+
+def draw_step(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    """Return a page of the groups of each run in the order that is asked for, and where the next page begins."""
+    order, first = ask.choice("order", _ORDERS), ask.number("after", 0) or 0
+    name = order.removeprefix("-")
+
+    def by_column(one: Member) -> tuple[bool, Any]:
+        value = getattr(one, name)
+        return value is None, 0 if value is None else value
+
+    pages = []
+    for run in data["runs"]:
+        members = sorted((one for _, one in run.groups), key=by_column, reverse=order != name)
+        pages.append(members[first : first + _STEP_GROUPS])
+    more = any(len(run.groups) > first + _STEP_GROUPS for run in data["runs"])
+    return {"pages": pages, "order": order, "first": first, "next": first + _STEP_GROUPS if more else None}
 
 
 def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:

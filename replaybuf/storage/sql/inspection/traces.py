@@ -10,6 +10,7 @@ from typing import Any
 
 from replaybuf.rules.comparison import Part, Rewards, Table, by_task, by_worker, join, tabulate, verdict
 from replaybuf.storage.sql.inspection.drawn_batches import (
+    GONE,
     STEPS_BEFORE,
     Batch,
     Member,
@@ -20,7 +21,7 @@ from replaybuf.storage.sql.inspection.drawn_batches import (
     list_steps,
     whereabouts,
 )
-from replaybuf.storage.sql.inspection.groups import buffers_of, read_metadata
+from replaybuf.storage.sql.inspection.groups import buffers_of, extreme_rollouts, read_metadata
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import last_uid as last_uid
 from replaybuf.units import time_of
@@ -189,6 +190,20 @@ def steps_by_worker(tx: ReadTransaction, buffer: str, limit: int | None) -> dict
         for part in by_worker(tabulate(member for _, member in _groups(batches)), {}):
             found.setdefault(part.name, []).append(WorkerStep(summary, part))
     return found
+
+
+_ANSWERS = "SELECT uid, position, reward, response FROM rollouts WHERE uid IN ({uids})"
+
+
+def lowest_answers(tx: ReadTransaction, buffer: str, run: StepTrace, most: int) -> list[dict[str, Any]]:
+    """Return the rollouts with the lowest rewards of a step, the lowest of each group first, where they still are."""
+    there = [one.uid for _, one in run.groups if run.places.get(one.uid) != GONE]
+    chosen = extreme_rollouts(tx, buffer, None, most, worst=True, among=there) if there else []
+    if not chosen:
+        return []
+    rows = tx.rows(_ANSWERS.format(uids=", ".join(str(int(uid)) for uid, _ in chosen)))
+    found = {(row["uid"], row["position"]): row for row in rows}
+    return [found[place] for place in chosen]
 
 
 def trace_worker(tx: ReadTransaction, buffer: str, worker: str, limit: int | None) -> WorkerTrace | None:
