@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -186,3 +188,24 @@ def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
     if hasattr(value, "tolist"):  # numpy's arrays and scalars
         return plain(value.tolist(), time)
     return str(value)
+
+
+def csv_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of rows with the same names as CSV, those of names first; of no rows, nothing."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    for values in (rows[0], *(row.values() for row in rows)) if rows else ():
+        writer.writerow([_cell(value) for value in values])
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, Mapping | list | tuple):
+        return json.dumps(plain(value), ensure_ascii=False)
+    if isinstance(value, float | Decimal):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode("ascii")
+    return plain(value)

@@ -6,21 +6,17 @@ them are escaped.
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from replaybuf.redact import escape, escape_json, escape_line
+from replaybuf.units import csv_lines, plain
 from replaybuf.units import iso as iso
-from replaybuf.units import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,16 +79,8 @@ class Output:
             typer.echo(escape_line(text), err=True)
 
     def _csv(self, rows: Sequence[Row]) -> None:
-        if not rows:
-            return
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        for values in (rows[0], *(row.values() for row in rows)):
-            writer.writerow([_cell(value) for value in values])
-            text = buffer.getvalue()
-            write([escape(text, keep="\n") if sys.stdout.isatty() else text])
-            buffer.seek(0)
-            buffer.truncate()
+        keep = "\n" if sys.stdout.isatty() else None
+        write(line if keep is None else escape(line, keep=keep) for line in csv_lines(rows))
 
 
 def write(texts: Iterable[str]) -> None:
@@ -216,14 +204,3 @@ def encode(value: Any, indent: int | None = None) -> str:
 
 def _speaks_unicode() -> bool:
     return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-
-
-def _cell(value: Any) -> Any:
-    """Return a value as a cell of CSV."""
-    if isinstance(value, Mapping | list | tuple):
-        return json.dumps(plain(value), ensure_ascii=False)
-    if isinstance(value, float | Decimal):
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        return base64.b64encode(value).decode("ascii")
-    return plain(value)

@@ -7,7 +7,7 @@ import json
 import mimetypes
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,8 @@ class _Site:
             path = f"/{name}" if page.path == "/" else page.path
             found.append(Route(page.path, self._html(name, page), name=name))
             found.append(Route(f"/api{path}.json", self._json(page), name=f"{name}.json"))
+            if page.rows is not None:
+                found.append(Route(f"/csv{path}.csv", self._csv(page, page.rows), name=f"{name}.csv"))
         return [*found, Route("/metrics", self._metrics, name="metrics")]
 
     async def _metrics(self, request: Request) -> Response:
@@ -116,7 +118,12 @@ class _Site:
 
             def work(tx: Any) -> Response:
                 data = page.read(tx, ask)
-                values = {**data, **page.draw(data, ask), "idle": _idle(tx, ask)}
+                where = "/overview" if request.url.path == "/" else request.url.path
+                files = {
+                    "json": ask.link(f"/api{where}.json"),
+                    "csv": ask.link(f"/csv{where}.csv") if page.rows else None,
+                }
+                values = {**data, **page.draw(data, ask), "idle": _idle(tx, ask), "as_file": files}
                 return HTMLResponse(
                     self._render(f"{name}.html", ask, name=name, title=page.title, **values), _status(data)
                 )
@@ -132,6 +139,22 @@ class _Site:
             def work(tx: Any) -> Response:
                 data = page.read(tx, ask)
                 return Response(_as_json(data), _status(data), media_type="application/json")
+
+            return await self._readings.read(work)
+
+        return answer
+
+    def _csv(self, page: Page, rows: Callable[[dict[str, Any]], Sequence[Any]]) -> Answer:
+        """Answer the table of a page as a file."""
+
+        async def answer(request: Request) -> Response:
+            ask = self._ask(request)
+
+            def work(tx: Any) -> Response:
+                found = [units.plain(row, datetime.isoformat) for row in rows(page.read(tx, ask))]
+                name = request.url.path.rsplit("/", 1)[1]
+                headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+                return Response("".join(units.csv_lines(found)), headers=headers, media_type="text/csv")
 
             return await self._readings.read(work)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import html
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -47,6 +49,24 @@ def test_every_page_is_there_as_html_and_as_json(page: Client, path: str) -> Non
     assert "</html>" in read(page, path)
     name, _, query = path.partition("?")
     assert page.get(f"/api{'/overview' if name == '/' else name}.json?{query}").json()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_footer_leads_to_the_page_as_json_and_its_table_as_csv(page: Client, path: str) -> None:
+    links = re.findall(r'href="(/(?:api|csv)/[^"]*)"', page.get(path).text)
+    assert [link.split("/")[1] for link in links] in (["csv", "api"], ["api"])
+    answers = [page.get(html.unescape(link)) for link in links]
+    assert [answer.status_code for answer in answers] == [200] * len(links)
+    if len(links) == 2:
+        rows = [*csv.DictReader(io.StringIO(answers[0].text, newline=""))]
+        found = answers[1].json()
+        runs = found.get("runs")
+        names = {"/": "tasks", "/steps": "steps", "/workers": "workers"}
+        expected = [one for run in runs for _, one in run["groups"]] if runs else found[names.get(path, "rows")]
+        assert len(rows) == len(expected) > 0
+        assert set(rows[0]) >= set(expected[0])
+        assert answers[0].headers["content-type"].startswith("text/csv")
+        assert answers[0].headers["content-disposition"].startswith("attachment; ")
 
 
 def test_prometheus_gets_metrics(page: Client) -> None:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.web.ask import Ask
@@ -18,6 +19,7 @@ from replaybuf.web.pages.records import (
     draw_steps,
     draw_worker,
     draw_workers,
+    groups_of_step,
     read_batch,
     read_checkpoints,
     read_events,
@@ -39,24 +41,28 @@ def _nothing(data: Data, ask: Ask) -> Data:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: its path and title, what it reads, and what it draws of that. The name is that of its template."""
+    """A page: its path and title, what it reads, and what it draws of that. The name is that of its template.
+
+    `rows` finds the rows of its table in what it reads, for CSV.
+    """
 
     path: str
     title: str
     read: Callable[[ReadTransaction, Ask], Data]
     draw: Callable[[Data, Ask], Mapping[str, Any]] = _nothing
     in_menu: bool = True
+    rows: Callable[[Data], Sequence[Any]] | None = None
 
 
 PAGES = {
-    "overview": Page("/", "Overview", read_overview, draw_overview),
-    "groups": Page("/groups", "Groups", read_groups),
+    "overview": Page("/", "Overview", read_overview, draw_overview, rows=itemgetter("tasks")),
+    "groups": Page("/groups", "Groups", read_groups, rows=itemgetter("rows")),
     "group": Page("/groups/{uid}", "Group", read_group, draw_group, in_menu=False),
-    "steps": Page("/steps", "Steps", read_steps, draw_steps),
-    "step": Page("/steps/{step}", "Step", read_step, draw_step, in_menu=False),
-    "batch": Page("/batches/{batch}", "Draw", read_batch, in_menu=False),
-    "checkpoints": Page("/checkpoints", "Checkpoints", read_checkpoints),
-    "workers": Page("/workers", "Workers", read_workers, draw_workers),
+    "steps": Page("/steps", "Steps", read_steps, draw_steps, rows=itemgetter("steps")),
+    "step": Page("/steps/{step}", "Step", read_step, draw_step, in_menu=False, rows=groups_of_step),
+    "batch": Page("/batches/{batch}", "Draw", read_batch, in_menu=False, rows=itemgetter("groups")),
+    "checkpoints": Page("/checkpoints", "Checkpoints", read_checkpoints, rows=itemgetter("rows")),
+    "workers": Page("/workers", "Workers", read_workers, draw_workers, rows=itemgetter("workers")),
     "worker": Page("/worker", "Worker", read_worker, draw_worker, in_menu=False),
-    "events": Page("/events", "Events", read_events),
+    "events": Page("/events", "Events", read_events, rows=itemgetter("rows")),
 }

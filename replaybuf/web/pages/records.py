@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -257,6 +258,11 @@ def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         raise NotThereError(f"no draw for step {step} of {buffer!r:.100} is on record; the oldest are forgotten")
     lowest = [lowest_answers(tx, buffer, run, _LOWEST) for run in runs]
     return {"now": tx.now(), "chosen": buffer, "step": step, "runs": runs, "lowest": lowest}
+
+
+def groups_of_step(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each group of each run that trained on a step."""
+    return [{"restores": run.summary.restores, **asdict(one)} for run in data["runs"] for _, one in run.groups]
 
 
 #: How the groups of a step are ordered: by the column of this name, from the other end with a "-" before it.
