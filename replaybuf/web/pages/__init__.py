@@ -14,20 +14,9 @@ from replaybuf.web.ask import Ask
 from replaybuf.web.pages.group import draw_group, read_group
 from replaybuf.web.pages.groups import read_groups
 from replaybuf.web.pages.overview import draw_overview, read_overview
-from replaybuf.web.pages.records import (
-    draw_step,
-    draw_steps,
-    draw_worker,
-    draw_workers,
-    groups_of_step,
-    read_batch,
-    read_checkpoints,
-    read_events,
-    read_step,
-    read_steps,
-    read_worker,
-    read_workers,
-)
+from replaybuf.web.pages.records import read_checkpoints, read_events
+from replaybuf.web.pages.steps import draw_step, draw_steps, groups_of_step, read_batch, read_step, read_steps
+from replaybuf.web.pages.workers import draw_worker, draw_workers, read_worker, read_workers
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import ReadTransaction
