@@ -58,8 +58,8 @@ class Run:
 
     async def train(self, buffer: ReplayBuffer, kills: int) -> None:
         """Train until all prompts have been, while so many processes are killed."""
-        step, next_kill, deadline = 0, 0.1, time.monotonic() + 100
-        began = time.monotonic()
+        step, deadline = 0, time.monotonic() + 100
+        due = sorted(self._chance.randrange(self.size * 3 // 4) for _ in range(kills))  # when so many were trained
         await publish(buffer, TrainState(1, 0))
         while len(self.trained) < self.size:
             assert time.monotonic() < deadline, f"{len(self.trained)} of {self.size} prompts trained"
@@ -68,8 +68,7 @@ class Run:
             if len(self.trained) >= BATCH * (step + 1):
                 step = len(self.trained) // BATCH
                 await publish(buffer, TrainState(step + 1, step))
-            if self.kills < kills and time.monotonic() - began > next_kill:
-                next_kill = time.monotonic() - began + self._chance.random() * 0.4
+            if self.kills < kills and len(self.trained) >= due[self.kills]:
                 await asyncio.to_thread(self.shoot)
             await asyncio.sleep(0.01)
         await publish(buffer, TrainState(step + 1, step, finished=True))
