@@ -12,7 +12,7 @@ from pathlib import Path
 from replaybuf import PromptLedger, ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import LeaseLostError
 
-COMMANDS = [["--help"], ["stats"], ["ls"], ["checkpoints"], ["sql", "SELECT reward FROM rollouts"], ["doctor"]]
+COMMANDS = [["--help"], ["stats"], ["ls"], ["checkpoint"], ["sql", "SELECT reward FROM rollouts"], ["doctor"]]
 
 
 def group(number: int) -> list[RolloutState]:

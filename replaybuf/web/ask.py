@@ -12,7 +12,21 @@ LARGEST = 2**63 - 1
 #: The parameters that pages know. Others are dropped: each link repeats those of its page.
 PARAMETERS = frozenset(
     (
-        *("across", "after", "all", "before", "buffer", "by", "from", "hours", "kind", "order", "size", "sort"),
+        *(
+            "across",
+            "after",
+            "all",
+            "before",
+            "beside",
+            "buffer",
+            "by",
+            "from",
+            "hours",
+            "kind",
+            "order",
+            "size",
+            "sort",
+        ),
         *("status", "task", "to", "where", "worker"),
     )
 )

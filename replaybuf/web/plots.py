@@ -7,7 +7,7 @@ they keep their size on a phone. Colours are classes of the style sheet, which k
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
@@ -69,7 +69,7 @@ def lines(
     The axis of the values is `fitted` to them, else it begins at 0. `marks` are points of the first line, by x, with
     what is to be said of them.
     """
-    thinned = {name: _thin(points) for name, points in series.items() if len(points) > 1}
+    thinned = {name: _thin(points, marks or {}) for name, points in series.items() if len(points) > 1}
     if not thinned:
         return None
     frame = _Frame.of(thinned, across, fitted=fitted)
@@ -244,15 +244,19 @@ def _styles(series: Mapping[str, Points], classes: Classes | None) -> dict[str, 
     return {name: (classes or {}).get(name, f"s{place % 8}") for place, name in enumerate(series)}
 
 
-def _thin(points: Points) -> Points:
-    """Return at most `POINTS` of the points: first, last, and the least and the greatest of each stretch between."""
+def _thin(points: Points, marks: Container[float]) -> Points:
+    """Return at most `POINTS` of the points: first, last, and the least and the greatest of each stretch between.
+
+    Those with marks stay as well.
+    """
     if len(points) <= POINTS:
         return points
     size = -(-(len(points) - 2) // ((POINTS - 2) // 2))
     kept = [points[0]]
     for start in range(1, len(points) - 1, size):
         stretch = points[start : min(start + size, len(points) - 1)]
-        kept += sorted({min(stretch, key=lambda one: one[1]), max(stretch, key=lambda one: one[1])})
+        ends = {min(stretch, key=lambda one: one[1]), max(stretch, key=lambda one: one[1])}
+        kept += sorted({*ends, *(one for one in stretch if one[0] in marks)})
     return [*kept, points[-1]]
 
 

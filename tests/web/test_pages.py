@@ -139,7 +139,7 @@ def test_a_run_that_ended_has_no_rates_and_is_not_live(url: str) -> None:
     move_back(url, 20)
     text = read(client_of(url), "/")
     assert re.search(r"<dt>put a minute</dt><dd>0(\.0)?</dd>", text)
-    assert "No process has a buffer open: run ended 20m ago." in text
+    assert re.search(r"No process has a buffer open: run ended 20m ago, by <a [^>]*>gen-1</a>\.", text)
     button = re.compile(r'<button[^>]* data-idle="run ended 20m ago"[^>]*>run ended 20m ago</button>')
     assert all(button.search(read(client_of(url), path)) for path in ("/", "/steps", "/workers", "/events"))
 
@@ -393,6 +393,25 @@ def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
             assert ('rel="next"' in text) == (after < 6)
     assert seen == [*range(1, 8), *range(7, 0, -1)]
     assert page.get("/steps/1?order=nix").status_code == 400
+
+
+def test_two_buffers_are_plotted_over_one_another(url: str) -> None:
+    async def run() -> None:
+        for name, reward in (("one", 0.25), ("two", 0.75)):
+            async with ReplayBufferConfig(url=url, name=name).build() as buffer:
+                for step in (1, 2, 3):
+                    await buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], "math")
+                    await buffer.take_batch({"math": 1}, current_train_step=step)
+
+    asyncio.run(run())
+    page = client_of(url)
+    for across in ("step", "time"):
+        text = html.unescape(page.get(f"/steps?buffer=one&beside=two&across={across}").text)
+        assert "Mean reward, from" in text
+        assert re.search(r"Mean reward, from [^;]*; at the end: one 0.25\d*, two 0.75", text)
+        assert re.search(r"\n[^\n]*Staleness, from [^;]*; at the end: one 0, two 0", text)
+    assert "plotted beside" not in page.get("/steps?buffer=one&beside=two").text.partition("<table")[2]
+    assert page.get("/steps?beside=nix").status_code == 400
 
 
 def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_own_page(dipped: Client) -> None:

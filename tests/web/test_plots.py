@@ -79,6 +79,12 @@ def test_the_script_gets_texts_of_each_value_and_what_to_ask_for() -> None:
     }
 
 
+def test_a_point_with_a_mark_is_kept_among_many() -> None:
+    plot = lines("mean", {"mean": [(x, float(x % 2)) for x in range(20_000)]}, marks={7776.0: "odd"})
+    assert plot is not None
+    assert plot.svg.count("<circle") == 1
+
+
 def test_marks_lie_on_the_first_line_and_say_why() -> None:
     plot = lines("mean", {"mean": [(0, 0), (1, 1), (2, 0.5)]}, marks={1: "<bad>", 9: "elsewhere"})
     assert plot is not None

@@ -54,6 +54,7 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     history = _of_task([*readings, *_at([one for one in ends if one <= end], figures, readings)], task)
     return {
         "now": now,
+        "last_worker": last and last.worker,
         "hours": hours,
         "tasks": [{"buffer": name, "task": one, **more} for name, of in figures.items() for one, more in of.items()],
         "rates": _rates_now(history),

@@ -6,10 +6,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from replaybuf.rules.comparison import by_worker, tabulate
 from replaybuf.storage.sql.inspection.drawn_batches import Member, recorded
+from replaybuf.storage.sql.inspection.groups import check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import BATCH_GROUPS, BATCHES, newest
 from replaybuf.storage.sql.inspection.traces import (
@@ -41,8 +43,14 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     buffer, buffers = one_buffer(tx, ask)
     first, last = (ask.number(name, least=-LARGEST) for name in ("from", "to"))
     before = ask.number("before", None if last is None else min(last + 1, LARGEST), least=-LARGEST)
-    every = summarise_steps(tx, buffer, before=before, limit=_MOST_STEPS)
-    plotted = [one for one in every if first is None or one.step >= first]
+    beside = ask.text("beside")
+    check_buffer(tx, beside)
+
+    def summaries(name: str) -> list[StepSummary]:
+        every = summarise_steps(tx, name, before=before, limit=_MOST_STEPS)
+        return [one for one in every if first is None or one.step >= first]
+
+    plotted = summaries(buffer)
     numbers = sorted({one.step for one in plotted}, reverse=True)
     more = len(numbers) > _SIZE
     steps = [one for one in plotted if not more or one.step > numbers[_SIZE]]
@@ -54,6 +62,7 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "buffers": buffers,
         "steps": steps,
         "plotted": plotted,
+        "beside": summaries(beside) if beside else [],
         "judged": [
             {"step": step, "restores": restores, "verdict": text}
             for (step, restores), text in judge_steps(tx, buffer, _to_be_judged(plotted, len(steps))).items()
@@ -72,24 +81,28 @@ def _to_be_judged(steps: Sequence[StepSummary], least: int) -> Sequence[StepSumm
 
 def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return plots of the rewards and the staleness of the steps, and what stands out, by step and restores."""
-    steps: list[StepSummary] = [one for one in data["plotted"] if not one.undone]
+    runs: dict[str, list[StepSummary]] = {
+        name: [one for one in found if not one.undone]
+        for name, found in ((data["chosen"], data["plotted"]), (ask.text("beside"), data["beside"]))
+        if found
+    }
+    steps = runs.get(data["chosen"], [])
     across, x_of = _across(ask, steps)
     judged = {(one["step"], one["restores"]): one["verdict"] for one in data["judged"]}
     marks = {x_of(one): text for one in steps if (text := judged.get((one.step, one.restores)))}
 
-    def of(*fields: str) -> dict[str, list[tuple[float, float]]]:
-        names = {"reward": "mean", "min_reward": "least", "max_reward": "greatest", "staleness": "mean"}
-        return {
-            names.get(field, "most"): sorted(
-                (x_of(one), float(value)) for one in steps if (value := getattr(one, field)) is not None
-            )
-            for field in fields
-        }
+    def line(found: Sequence[StepSummary], field: str) -> list[tuple[float, float]]:
+        return sorted((x_of(one), float(value)) for one in found if (value := getattr(one, field)) is not None)
 
+    def means(field: str) -> dict[str, list[tuple[float, float]]]:
+        return {name if len(runs) > 1 else "mean": line(found, field) for name, found in runs.items()}
+
+    spread = {"mean": "reward", "least": "min_reward", "greatest": "max_reward"}
+    most = {} if len(runs) > 1 else {"most": line(steps, "max_staleness")}
     plots = [
-        lines("Mean reward", of("reward"), across=across, fitted=True, marks=marks),
-        lines("Rewards", of("reward", "min_reward", "max_reward"), across=across),
-        lines("Staleness", of("staleness", "max_staleness"), across=across),
+        lines("Mean reward", means("reward"), across=across, fitted=True, marks=marks),
+        lines("Rewards", {name: line(steps, field) for name, field in spread.items()}, across=across),
+        lines("Staleness", means("staleness") | most, across=across),
     ]
     return {"plots": [one for one in plots if one], "verdicts": judged, "across": ask.choice("across", _ACROSS)}
 
@@ -98,8 +111,12 @@ def _across(ask: Ask, steps: Sequence[StepSummary]) -> tuple[Across, Callable[[S
     """Return what is along the bottom of the plots of steps, and where a step is there."""
     if ask.choice("across", _ACROSS) == "step":
         return Across(STEPS, "step"), lambda one: float(one.step)
-    step_at = {one.last_at.timestamp(): one.step for one in steps}
-    return Across(zoom=step_at.__getitem__), lambda one: one.last_at.timestamp()
+    drawn = sorted((one.last_at.timestamp(), one.step) for one in steps)
+
+    def step_at(time: float) -> int:
+        return drawn[max(0, bisect_right(drawn, time, key=itemgetter(0)) - 1)][1]
+
+    return Across(zoom=step_at), lambda one: one.last_at.timestamp()
 
 
 def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:

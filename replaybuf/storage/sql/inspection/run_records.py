@@ -85,16 +85,21 @@ def last_batches(
 
 @dataclass(frozen=True, slots=True)
 class LastSign:
-    """When the last process gave a sign of life, of a buffer that none has open now, and whether it ended by itself."""
+    """When the last process gave a sign of life, of a buffer that none has open now, whether it ended by itself, and
+    the name of its worker."""
 
     time: datetime
     ended: bool
+    worker: str
 
 
 _SIGNS = """SELECT max(seen_at), max(ended_at), max(CASE WHEN ended_at IS NULL THEN seen_at END) FROM rb_worker
 WHERE buffer = coalesce(:buffer, buffer)"""
 _HISTORY = """SELECT buffer, since, data FROM rb_history
 WHERE since >= :since AND buffer = coalesce(:buffer, buffer) ORDER BY since"""
+
+_LAST_WORKER = """SELECT name FROM rb_worker WHERE buffer = coalesce(:buffer, buffer)
+ORDER BY coalesce(ended_at, seen_at) DESC, id DESC LIMIT 1"""
 
 
 def last_sign_of(tx: ReadTransaction, buffer: str | None, now: datetime) -> LastSign | None:
@@ -104,7 +109,8 @@ def last_sign_of(tx: ReadTransaction, buffer: str | None, now: datetime) -> Last
         return None
     last = time_of(max(seen, ended or seen))
     assert last is not None
-    return LastSign(last, ended is not None and ended >= (open_until or ended))
+    worker = tx.value(_LAST_WORKER, buffer=buffer)
+    return LastSign(last, ended is not None and ended >= (open_until or ended), worker)
 
 
 def history_of(tx: ReadTransaction, buffer: str | None, since: float) -> list[tuple[str, datetime, Mapping[str, Any]]]:

@@ -150,10 +150,10 @@ def judge_steps(tx: ReadTransaction, buffer: str, found: Sequence[StepSummary]) 
         return {}
     drawn = _with_steps_before(tx, buffer, {one.step for one in found})
     tables = {key: tabulate(member for _, member in _groups(batches)) for key, batches in drawn.items()}
+    keys = {(key.step, key.restores): key for key in drawn}
     judged = {}
     for one in found:
-        [key] = [key for key in drawn if (key.step, key.restores) == (one.step, one.restores)]
-        workers, tasks, before = _compare(drawn, tables, key)
+        workers, tasks, before = _compare(drawn, tables, keys[one.step, one.restores])
         if any(part.stands_out for part in (*workers, *tasks)):
             judged[one.step, one.restores] = verdict(workers, tasks, one.reward, before)
     return judged
