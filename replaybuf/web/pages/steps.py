@@ -83,7 +83,7 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return plots of the rewards and the staleness of the steps, and what stands out, by step and restores."""
     runs: dict[str, list[StepSummary]] = {
         name: [one for one in found if not one.undone]
-        for name, found in ((data["chosen"], data["plotted"]), (ask.text("beside"), data["beside"]))
+        for name, found in ((data["chosen"], data["plotted"]), (ask.text("beside") or "", data["beside"]))
         if found
     }
     steps = runs.get(data["chosen"], [])
