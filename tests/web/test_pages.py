@@ -412,6 +412,7 @@ def test_two_buffers_are_plotted_over_one_another(url: str) -> None:
         assert re.search(r"\n[^\n]*Staleness, from [^;]*; at the end: one 0, two 0", text)
     assert "plotted beside" not in page.get("/steps?buffer=one&beside=two").text.partition("<table")[2]
     assert page.get("/steps?beside=nix").status_code == 400
+    assert page.get("/steps?buffer=one&beside=two&across=time&before=1&to=3").status_code == 200
 
 
 def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_own_page(dipped: Client) -> None:

@@ -87,7 +87,7 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         if found
     }
     steps = runs.get(data["chosen"], [])
-    across, x_of = _across(ask, steps)
+    across, x_of = _across(ask, [one for found in runs.values() for one in found])
     judged = {(one["step"], one["restores"]): one["verdict"] for one in data["judged"]}
     marks = {x_of(one): text for one in steps if (text := judged.get((one.step, one.restores)))}
 
