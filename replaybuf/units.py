@@ -149,6 +149,21 @@ def as_text(value: Any, indent: int | None = None) -> str:
         return repr(value)
 
 
+def cell(value: Any) -> str:
+    """Return a value of a database in one line for people."""
+    if value is None:
+        return ""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"<{len(value):,} bytes>"
+    if isinstance(value, float | Decimal):
+        return f"{value:.6g}"
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, dict | list):
+        return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+    return str(value)
+
+
 def is_there(value: Any) -> bool:
     """Return whether there is something to show: arrays have no truth."""
     return value is not None and not (isinstance(value, str | list | tuple | dict | set) and not value)
@@ -190,15 +205,24 @@ def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
     return str(value)
 
 
-def csv_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of rows with the same names as CSV, those of names first; of no rows, nothing."""
+def csv_lines(rows: Sequence[Mapping[str, Any]], *, for_spreadsheets: bool = False) -> Iterator[str]:
+    """Yield the lines of rows with the same names as CSV, those of names first; of no rows, nothing.
+
+    Texts that a spreadsheet would take for formulas begin with an apostrophe there, if it is for those.
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     for values in (rows[0], *(row.values() for row in rows)) if rows else ():
-        writer.writerow([_cell(value) for value in values])
+        cells = [_cell(value) for value in values]
+        if for_spreadsheets:
+            cells = [f"'{one}" if isinstance(one, str) and one.startswith(_FORMULAS) else one for one in cells]
+        writer.writerow(cells)
         yield buffer.getvalue()
         buffer.seek(0)
         buffer.truncate()
+
+
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def _cell(value: Any) -> Any:

@@ -9,16 +9,20 @@ import asyncio
 import json
 import os
 import re
+import textwrap
 from collections.abc import Iterator
 from decimal import Decimal
-from itertools import pairwise
+from itertools import groupby
 from numbers import Real
+from operator import attrgetter
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, inspect
 
 from replaybuf.storage.presence import EventKind
+from replaybuf.storage.sql.inspection.questions import QUESTIONS, Question
+from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
 from replaybuf.storage.sql.schema.views import VIEWS
 from tests.cli.conftest import run as command
 from tests.pages import DOCS
@@ -28,12 +32,19 @@ from tests.test_schema import create, run
 
 PAGE = DOCS / "sql.md"
 TEXT = PAGE.read_text("utf-8")
+UPDATE = bool(os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"))
 
 _SECTION = re.compile(r"(?ms)^### (\w+)\n\n\| column \| type \| meaning \|\n\|---\|---\|---\|\n(.*?)\n\n")
-_ROW = re.compile(r"(?m)^\| `(\w+)` \| (\w+) \|")
 
-#: What the page says of the columns of each view, in their order.
-DOCUMENTED = {name: _ROW.findall(rows) for name, rows in _SECTION.findall(TEXT)}
+
+def _table_of(view: str) -> str:
+    """Return the columns of a view as the page has them."""
+    rows = (
+        f"| `{name}` | {kind} | {meaning} |".replace("|  |", "| |")
+        for name, kind, meaning in VIEW_COLUMNS[view].columns
+    )
+    return f"### {view}\n\n| column | type | meaning |\n|---|---|---|\n{chr(10).join(rows)}\n\n"
+
 
 _TYPES = {
     "BIGINT": "integer",
@@ -46,11 +57,20 @@ _TYPES = {
 }
 
 
-def test_every_view_is_on_the_page() -> None:
-    assert tuple(DOCUMENTED) == VIEWS
-    listed = TEXT[TEXT.index("| view | a row for each |") : TEXT.index("Names, order and meaning")]
-    assert tuple(re.findall(r"(?m)^\| `(\w+)` \|", listed)) == VIEWS
+def test_every_view_is_on_the_page_with_its_columns() -> None:
+    assert tuple(VIEW_COLUMNS) == VIEWS
+    listed = "".join(f"| `{name}` | {view.row} |\n" for name, view in VIEW_COLUMNS.items())
+    assert listed in TEXT
     assert f"GRANT SELECT ON {', '.join(VIEWS)} TO" in TEXT
+    if UPDATE:
+        text = _SECTION.sub(lambda match: _table_of(match[1]), PAGE.read_text("utf-8"))
+        PAGE.write_text(text, "utf-8")
+        return
+    assert [match[0] for match in _SECTION.finditer(TEXT)] == [_table_of(view) for view in VIEWS]
+
+
+#: The columns of each view with their types, in their order.
+DOCUMENTED = {view: [(one.name, one.type) for one in columns] for view, (_, columns) in VIEW_COLUMNS.items()}
 
 
 async def test_columns_are_those_of_the_page__postgresql(postgres_database: str) -> None:
@@ -83,8 +103,6 @@ def test_all_kinds_of_events_and_waits_are_on_the_page() -> None:
     assert re.findall(r"`(\w+)`", waits) == ["groups", "room", "trainer"]
 
 
-_QUERY = re.compile(r"(?ms)^```sql\n(?:-- (SQLite|PostgreSQL)\n)?(.*?)^```\n(?:\n```\n(.*?)^```\n)?")
-QUERIES = _QUERY.findall(TEXT)
 # Queries whose answers are times.
 _UNTOLD = ("taken_at - m.created_at", "julianday(b.taken_at)")
 
@@ -105,7 +123,7 @@ async def _ask(url: str, database: str) -> dict[str, str]:
     await fill(url)
 
     def ask(connection: Connection) -> dict[str, str]:
-        ours = [query for only, query, _ in QUERIES if only in ("", database)]
+        ours = [one.on(database.lower()) for one in QUESTIONS]
         return {query: _table(connection.exec_driver_sql(query.replace("%", "%%"))) for query in ours}
 
     return await run(url, ask)
@@ -142,42 +160,43 @@ def _text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict | list) else "" if value is None else str(value)
 
 
-def test_the_answers_are_those_of_the_databases(answers: tuple[str, dict[str, str]]) -> None:
+def test_the_page_has_the_questions_with_the_answers_of_both_databases(answers: tuple[str, dict[str, str]]) -> None:
     database, found = answers
-    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-        PAGE.write_text(_QUERY.sub(lambda match: _block(match, found), PAGE.read_text("utf-8")), "utf-8")
-        return
-    for only, query, answer in QUERIES:
-        if only in ("", database) and answer:
-            assert found[query] == answer, query
+    text = PAGE.read_text("utf-8") if UPDATE else TEXT
+    start = text.index(f"### {QUESTIONS[0].topic}")
+    asked = "".join(_asked(topic, [*of_topic], found, database) for topic, of_topic in groupby(QUESTIONS, _TOPIC))
+    if UPDATE:
+        PAGE.write_text(text[:start] + asked, "utf-8")
+    else:
+        assert text[start:] == asked
 
 
-def _block(match: re.Match[str], found: dict[str, str]) -> str:
-    """Return a query with its answer, below the last of those that ask the same."""
-    only, query, _ = match.groups()
-    if query not in found or only == "SQLite" or any(text in query for text in _UNTOLD):
-        return match[0]
-    comment = f"-- {only}\n" if only else ""
-    return f"```sql\n{comment}{query}```\n\n```\n{found[query]}```\n"
+_TOPIC = attrgetter("topic")
 
 
-def test_databases_that_are_asked_differently_answer_alike(answers: tuple[str, dict[str, str]]) -> None:
-    """A query of SQLite's is followed by PostgreSQL's, and the answer holds for both."""
-    database, found = answers
-    for (one, query, _), (other, _, answer) in pairwise(QUERIES):
-        if one == "SQLite":
-            assert other == "PostgreSQL"
-            if database == "SQLite" and answer:
-                assert found[query] == answer
+def _asked(topic: str, questions: list[Question], found: dict[str, str], database: str) -> str:
+    """Return a part of the page: questions, statements, and the answers, which are the same on both databases."""
+    parts = [f"### {topic}"]
+    for one in questions:
+        parts.append("\n".join(textwrap.wrap(one.text, 120, break_long_words=False)))
+        if one.sqlite == one.postgresql:
+            parts.append(f"```sql\n{one.sqlite}\n```")
+        else:
+            parts.append(f"```sql\n-- SQLite\n{one.sqlite}\n```\n\n```sql\n-- PostgreSQL\n{one.postgresql}\n```")
+        if not any(text in one.on(database.lower()) for text in _UNTOLD):
+            parts.append(f"```\n{found[one.on(database.lower())]}```")
+    return "\n\n".join(parts) + ("\n" if one is QUESTIONS[-1] else "\n\n")
 
 
 def test_nothing_is_asked_without_an_answer() -> None:
-    assert len(QUERIES) >= 20
-    silent = [query for only, query, answer in QUERIES if only != "SQLite" and not answer]
-    assert len(silent) == 1
+    assert len(QUESTIONS) >= 18
+    assert sum(any(text in one.sqlite for text in _UNTOLD) for one in QUESTIONS) == 1
 
 
 def test_the_command_lists_the_same_columns() -> None:
-    told = " ".join(command("sql", "--help").stdout.split())
-    for view, columns in DOCUMENTED.items():
-        assert f"{view}: {', '.join(name for name, _ in columns)}" in told
+    listed = json.loads(command("schema", "--json").stdout)
+    assert [(one["view"], one["column"], one["type"]) for one in listed] == [
+        (view, name, kind) for view, columns in DOCUMENTED.items() for name, kind in columns
+    ]
+    assert "drawn for good" in command("schema", "batches").stdout
+    assert "there are groups, rollouts" in command("schema", "nope", code=2).stderr.replace("\n", " ")

@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Unpack
 
+from replaybuf import notebook
 from replaybuf.buffer import spans
 from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.putting import PutOptions, Putting
@@ -143,6 +144,15 @@ class Lease(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<Lease {self.token}: {len(self._open)} groups open>"
+
+    def _repr_html_(self) -> str:
+        items = [one for of_task in self._leased.items.values() for one in of_task]
+        headers = ("uid", "task", "status", "reward", "staleness", "rollouts", "open")
+        rows = [
+            (one.uid, one.task_name, str(one.status), one.reward, one.staleness, len(one.item), one.uid in self._open)
+            for one in items
+        ]
+        return notebook.table(repr(self)[1:-1], headers, rows)
 
     @property
     def token(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self
 
+from replaybuf import notebook
 from replaybuf.buffer.metrics import Meter
 from replaybuf.buffer.waits import Waits
 from replaybuf.checks import ENTERED_ASYNC, check_keep, check_limit, check_list, check_task_name
@@ -93,6 +94,16 @@ class BufferReader(Generic[R]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.storage!r}, policy={self.policy.name!r})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the groups by task and status for notebooks. Blocks for the time of one query."""
+        if self._closed:
+            return notebook.table(f"{self!r}, closed", (), ())
+        groups: dict[tuple[str, Status], list[int]] = {}
+        for (task, status, tally), n in sorted(self.storage.places().items()):
+            groups.setdefault((task, status), [0, 0])[tally == Tally.LEASED] = n
+        rows = [(task, str(status), *numbers) for (task, status), numbers in groups.items()]
+        return notebook.table(repr(self), ("task", "status", "groups", "leased"), rows)
 
     def __bool__(self) -> bool:
         """Return True, also for an empty buffer: `if buffer:` tests whether there is one."""

@@ -35,6 +35,7 @@ COMMANDS = {
     "show": ("replaybuf.cli.show:show", "Show a group with its responses, or the worst and the best ones."),
     "trace": ("replaybuf.cli.trace:trace", "Show what a train step was trained on, and the life of a group."),
     "watch": ("replaybuf.cli.watch:watch", "Watch a database, full screen: who waits and why."),
+    "schema": ("replaybuf.cli.schema:schema", "List the views for SQL, with what their columns mean."),
     "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
     "save": ("replaybuf.cli.snapshots:save", "Write a snapshot of a buffer, while the run goes on."),
     "resume": ("replaybuf.cli.snapshots:resume", "Load a snapshot into a buffer that is empty."),
@@ -42,6 +43,7 @@ COMMANDS = {
     "import": ("replaybuf.cli.imports:import_", "Put the groups of a file into a buffer, each exactly once."),
     "checkpoint": ("replaybuf.cli.checkpoint:app", "List, restore or drop step checkpoints."),
     "rm": ("replaybuf.cli.rm:rm", "Delete groups, by a query."),
+    "requeue": ("replaybuf.cli.requeue:requeue", "Bring back failed, filtered and expired groups, by a query."),
     "explain": ("replaybuf.cli.explain:explain", "Show a query as SQL, with its plan and the index that it uses."),
     "serve": ("replaybuf.cli.serve:serve", "Show a database in the browser."),
     "doctor": ("replaybuf.cli.doctor:doctor", "Check a database, and mend what can be mended."),
@@ -130,8 +132,8 @@ def replaybuf(
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
     file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "resume", "import", "rm",
-    "checkpoint restore", "checkpoint drop", "db upgrade" and "doctor --repair" only read; they don't create a database
-    and don't wait for the run.
+    "requeue", "checkpoint restore", "checkpoint drop", "db upgrade" and "doctor --repair" only read; they don't create
+    a database and don't wait for the run.
 
     \b
     Examples:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from replaybuf.cli.options import Url, listing, option, url_and
-from replaybuf.cli.output import Column, Output, Row, encode, iso
+from replaybuf.cli.output import Column, Output, Row
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.statement import run_statement
+from replaybuf.units import cell
 
 _LONGEST = 600.0
 
@@ -33,35 +33,8 @@ def sql(
     The database itself refuses to write: a SQLite file is opened read-only, PostgreSQL runs a read-only transaction
     that the statement can't leave. All rows are fetched before the first is printed, so that the run is never held up.
 
-    The views for people, with their columns (docs/sql.md says what they mean, and has answers to copy):
-
-    \b
-      groups: uid, timestamp_id, buffer, task_name, status, staleness,
-        priority, times_sampled, created_at, leased_until, archived_at,
-        deliveries, reward, rollouts, prompt_tokens, response_tokens,
-        finish_reasons, prompt, response, tags, key, error, bytes, worker,
-        put_step, leased_by, trained_step, full_prompt, messages
-      rollouts: uid, position, buffer, task_name, rollout_id, status,
-        staleness, oldest_model_step, reward, rewards, prompt_tokens,
-        response_tokens, finish_reason, prompt, response, error_msg,
-        full_response, worker
-      batches: id, buffer, taken_at, step, status, worker, lease, tasks,
-        groups, settled, reward, min_reward, max_reward, staleness,
-        max_staleness, oldest_model_step, newest_model_step, restores,
-        first_uid, last_uid
-      batch_groups: batch, buffer, step, taken_by, uid, task_name, worker,
-        reward, staleness, oldest_model_step, created_at, first_uid,
-        last_uid
-      leases: lease, buffer, task_name, status, worker, since, until,
-        groups, deliveries, step
-      checkpoints: buffer, step, created_at, groups, bytes
-      waiters: buffer, worker, host, pid, kind, wants, status, query, since,
-        deadline, seen_at, reason, limits
-      workers: buffer, worker, host, pid, started_at, last_seen, ended_at,
-        groups_last_hour, rollouts_last_hour, tokens_last_hour,
-        failures_last_hour, taken_last_hour
-      events: id, buffer, happened_at, kind, task_name, worker, step,
-        groups, uids, detail
+    The views for people are groups, rollouts, batches, batch_groups, leases, checkpoints, waiters, workers and events;
+    "replaybuf schema" says what their columns mean, and docs/sql.md has answers to copy.
 
     "prompt" and "response" are cut after 200 characters, "full_prompt" and "full_response" are whole. Times are UTC.
     Groups of all named buffers are there, leased ones too (with a "leased_until").
@@ -93,18 +66,3 @@ def sql(
 def _column(name: str, rows: Sequence[Row]) -> Column:
     number = all(isinstance(row[name], int | float | Decimal | None) for row in rows)
     return Column(name, lambda row: cell(row[name]), right=number, text=not number)
-
-
-def cell(value: Any) -> str:
-    """Return a value for people."""
-    if value is None:
-        return ""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return f"<{len(value):,} bytes>"
-    if isinstance(value, float | Decimal):
-        return f"{value:.6g}"
-    if isinstance(value, datetime):
-        return iso(value)
-    if isinstance(value, dict | list):
-        return encode(value)
-    return str(value)

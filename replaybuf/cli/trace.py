@@ -25,6 +25,7 @@ from replaybuf.storage.sql.inspection.traces import (
     StepSummary,
     last_uid,
     life_of,
+    lowest_answers,
     summarise_steps,
     trace_step,
     trace_worker,
@@ -65,6 +66,10 @@ def trace(
             "--limit", metavar="N", min=0, help="At most so many steps (20), or groups and workers (10); 0 for all."
         ),
     ] = None,
+    worst: Annotated[
+        int | None,
+        option("--worst", metavar="N", min=1, max=100, help="With step: also the N answers with the lowest rewards."),
+    ] = None,
 ) -> None:
     """Show what a train step was trained on, who made it, and what became of a group.
 
@@ -80,17 +85,19 @@ def trace(
     \b
     Examples:
       replaybuf trace run.db
-      replaybuf trace run.db step 413
+      replaybuf trace run.db step 413 --worst 3
       replaybuf trace run.db uid 17
       replaybuf trace run.db worker gpu-node-7 --limit 100
       replaybuf trace run.db step 413 --json | jq '.runs[0].workers[0]'
     """
     url, what, which = _words(url, what, which)
+    if worst is not None and what != "step":
+        raise typer.BadParameter("it goes with a step", param_hint="--worst")
     reader = open_reader(url)
     if what == "uid":
         _uid(reader, output, _number(which, "uid"))
     elif what == "step":
-        _step(reader, output, buffer, _number(which, "step"), _or(limit, _GROUPS))
+        _step(reader, output, buffer, _number(which, "step"), _or(limit, _GROUPS), worst or 0)
     elif what == "worker":
         if which is None:
             raise typer.BadParameter("it is missing; replaybuf trace URL worker NAME", param_hint="WHICH")
@@ -203,21 +210,23 @@ def run_text(row: Row) -> str:
 # A step, a group, a worker
 
 
-def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: int | None) -> None:
+def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: int | None, worst: int) -> None:
     def read(tx: ReadTransaction) -> Any:
         name = choose(tx, buffer)
-        return trace_step(tx, name, step), recorded(tx, name), tx.now()
+        runs = trace_step(tx, name, step)
+        lowest = [lowest_answers(tx, name, run, worst) if worst else [] for run in runs]
+        return runs, lowest, recorded(tx, name), tx.now()
 
-    runs, known, now = reader.read(read)
+    runs, lowest, known, now = reader.read(read)
     if not runs:
         raise InputError(_nothing(known, f"for step {step}"))
     if output.format == "json":
-        output.value(step_value(runs))
+        output.value(step_value(runs, lowest if worst else None))
     elif not output.for_people:
         output.rows([row for run in step_value(runs)["runs"] for row in run["groups"]], [])
     else:
-        for run in runs:
-            print_step(run, now, limit)
+        for run, answers in zip(runs, lowest, strict=True):
+            print_step(run, now, limit, answers)
 
 
 def _uid(reader: Reader, output: Output, uid: int) -> None:

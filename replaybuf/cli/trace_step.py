@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -35,9 +36,12 @@ def steps_rows(found: Sequence[StepSummary], limit: int | None) -> list[dict[str
     return rows
 
 
-def step_value(runs: Sequence[StepTrace]) -> dict[str, Any]:
-    """Return a step for programs."""
-    return {"step": runs[0].summary.step, "runs": [_run_value(run) for run in runs]}
+def step_value(runs: Sequence[StepTrace], lowest: Sequence[Sequence[Row]] | None = None) -> dict[str, Any]:
+    """Return a step for programs; with the lowest answers of each run if they were asked for."""
+    values = [_run_value(run) for run in runs]
+    if lowest is not None:
+        values = [value | {"worst": answers} for value, answers in zip(values, lowest, strict=True)]
+    return {"step": runs[0].summary.step, "runs": values}
 
 
 def _run_value(run: StepTrace) -> dict[str, Any]:
@@ -82,7 +86,7 @@ def group_rows(run: StepTrace) -> list[dict[str, Any]]:
     ]
 
 
-def print_step(run: StepTrace, now: datetime, limit: int | None) -> None:
+def print_step(run: StepTrace, now: datetime, limit: int | None, lowest: Sequence[Row] = ()) -> None:
     """Print a step: what stands out, then the workers, the groups of lowest reward, the tasks and the draws."""
     from rich.text import Text
 
@@ -93,6 +97,12 @@ def print_step(run: StepTrace, now: datetime, limit: int | None) -> None:
             style = "red" if name == "" and any(part.stands_out for part in (*run.workers, *run.tasks)) else ""
             out.print(Text(f"  {name:<{_LABEL}}" if name else "  ").append(escape(value), style=style), soft_wrap=True)
     _print_some([part_row(part, "worker") for part in run.workers], part_columns("worker"), limit, "workers")
+    if lowest:
+        write([f"\nthe lowest {units.number_of(len(lowest), 'answer')}\n"])
+        for answer in lowest:
+            title = f"  group {answer['uid']}, rollout {answer['position']}, reward {units.figure(answer['reward'])}"
+            out.print(Text(title, style="bold"), soft_wrap=True)
+            out.print(Text(textwrap.indent(escape(answer["response"] or "", keep="\n"), "    ")), soft_wrap=True)
     _print_some(group_rows(run), group_columns(run), limit, "groups, the lowest reward first")
     if len(run.tasks) > 1:
         _print_some([part_row(part, "task_name") for part in run.tasks], part_columns("task_name"), limit, "tasks")

@@ -45,6 +45,7 @@ class EventKind(StrEnum):
     SET_ASIDE = "set_aside"  # became FAILED: undecodable, or leased too often
     EXPIRED = "expired"  # in a refresh to `step`
     DELETED = "deleted"  # by a query
+    REQUEUED = "requeued"  # failed, filtered or expired groups that are back
     REFUSED = "refused"  # puts without room
     IMPORTED = "imported"  # from a file
     CHECKPOINT = "checkpoint"  # of `step` was made

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic
 
 from typing_extensions import TypeVar
 
+from replaybuf import notebook, units
 from replaybuf.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.query import Node
@@ -102,9 +103,20 @@ class StorageItem(Generic[R]):
     worker: str | None = None
     trained_step: int | None = None
 
+    def _repr_html_(self) -> str:
+        facts = f"group {self.uid} of {self.task_name}, {self.status}, reward {units.figure(self.reward)}"
+        columns = ("rollout_id", "status", "reward", "finish_reason", "response", "error_msg")
+        rows = [[_field(one, name) for name in columns] for one in self.item]
+        return notebook.table(f"{facts}, staleness {self.staleness}", columns, rows)
+
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Take the fields of a pickle, perhaps of a version with fewer."""
         set_fields(self, state[1])
+
+
+def _field(rollout: Any, name: str) -> Any:
+    """Return a field of a rollout of any class, None where it has none."""
+    return rollout.get(name) if isinstance(rollout, dict) else getattr(rollout, name, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,9 @@ class SyncLease(Generic[R]):
     def __repr__(self) -> str:
         return f"<SyncLease {self.token}: {len(self.open)} groups open>"
 
+    def _repr_html_(self) -> str:
+        return self.asynchronous._repr_html_()
+
     @property
     def seconds(self) -> float:
         """How long the lease lasts after its last heartbeat."""

@@ -96,6 +96,10 @@ class SyncBuffer(Generic[B]):
     def __repr__(self) -> str:
         return f"Sync{self.asynchronous!r}"
 
+    def _repr_html_(self) -> str | None:
+        shown = getattr(self.asynchronous, "_repr_html_", None)
+        return None if shown is None else shown()
+
     def __len__(self) -> int:
         return len(self.asynchronous)
 

@@ -24,18 +24,21 @@ from replaybuf import __version__, units
 from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageError
 from replaybuf.observe import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.redact import escape, redact_words
-from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import last_sign_of
 from replaybuf.web.ask import PARAMETERS, Ask, NotThereError
-from replaybuf.web.pages import PAGES, Page
+from replaybuf.web.pages import PAGES, Data, Page
+from replaybuf.web.pages.statement import CSV_ROWS, ROWS
 from replaybuf.web.security import Guard, path_of
-from replaybuf.web.server import READ_SECONDS, Readings
+from replaybuf.web.server import READ_SECONDS, STATEMENTS_AT_ONCE, Readings
 
 _HERE = Path(__file__).parent
-_STATIC = ("page.css", "page.js", "plots.js", "icon.svg")
+_STATIC = ("page.css", "page.js", "plots.js", "complete.js", "icon.svg")
 _REASONS = {401: "This page needs a token", 404: "Not found", 405: "Not allowed", 421: "Another name"}
 
 Answer = Callable[[Request], Awaitable[Response]]
+#: Makes the answer of a page's data; with the transaction that they were read in, if there was one.
+Respond = Callable[[Ask, Data, ReadTransaction | None], Response]
 
 
 def create_app(
@@ -59,6 +62,7 @@ class _Site:
 
     def __init__(self, readings: Readings, buffer: str | None) -> None:
         self._readings = readings
+        self._statements = readings.beside(STATEMENTS_AT_ONCE)
         self._buffer = buffer
         self._files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
         self._templates = Environment(
@@ -78,6 +82,7 @@ class _Site:
             "size": units.size,
             "ago": units.ago,
             "moment": units.moment,
+            "cell": units.cell,
         }
 
     def _href(self, name: str) -> str:
@@ -114,33 +119,28 @@ class _Site:
 
     def _html(self, name: str, page: Page) -> Answer:
         async def answer(request: Request) -> Response:
-            ask = self._ask(request)
-
-            def work(tx: Any) -> Response:
-                data = page.read(tx, ask)
+            def respond(ask: Ask, data: Data, tx: ReadTransaction | None) -> Response:
                 where = "/overview" if request.url.path == "/" else request.url.path
                 files = {
                     "json": ask.link(f"/api{where}.json"),
                     "csv": ask.link(f"/csv{where}.csv") if page.rows else None,
                 }
-                values = {**data, **page.draw(data, ask), "idle": _idle(tx, ask), "as_file": files}
+                idle = "" if tx is None else _idle(tx, ask)
+                values = {**data, **page.draw(data, ask), "idle": idle, "as_file": files}
                 return HTMLResponse(
                     self._render(f"{name}.html", ask, name=name, title=page.title, **values), _status(data)
                 )
 
-            return await self._readings.read(work)
+            return await self._read(request, page, respond)
 
         return answer
 
     def _json(self, page: Page) -> Answer:
         async def answer(request: Request) -> Response:
-            ask = self._ask(request)
-
-            def work(tx: Any) -> Response:
-                data = page.read(tx, ask)
+            def respond(ask: Ask, data: Data, tx: ReadTransaction | None) -> Response:
                 return Response(_as_json(data), _status(data), media_type="application/json")
 
-            return await self._readings.read(work)
+            return await self._read(request, page, respond)
 
         return answer
 
@@ -148,17 +148,31 @@ class _Site:
         """Answer the table of a page as a file."""
 
         async def answer(request: Request) -> Response:
-            ask = self._ask(request)
-
-            def work(tx: Any) -> Response:
-                found = [units.plain(row, datetime.isoformat) for row in rows(page.read(tx, ask))]
+            def respond(ask: Ask, data: Data, tx: ReadTransaction | None) -> Response:
+                found = [units.plain(row, datetime.isoformat) for row in rows(data)]
                 name = request.url.path.rsplit("/", 1)[1]
                 headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-                return Response("".join(units.csv_lines(found)), headers=headers, media_type="text/csv")
+                lines = units.csv_lines(found, for_spreadsheets=True)
+                return Response("".join(lines).encode(errors="replace"), headers=headers, media_type="text/csv")
 
-            return await self._readings.read(work)
+            return await self._read(request, page, respond, as_csv=True)
 
         return answer
+
+    async def _read(self, request: Request, page: Page, respond: Respond, *, as_csv: bool = False) -> Response:
+        """Return what is made of a page's data, in the transaction in which it was read if it has one."""
+        ask = self._ask(request)
+
+        def work(reader: Reader, seconds: float) -> Response:
+            if page.read is not None:
+                read = page.read
+                return reader.read(lambda tx: respond(ask, read(tx, ask), tx), timeout=seconds)
+            assert page.run is not None
+            if self._buffer is not None:
+                raise NotThereError(f"this page is of the buffer {self._buffer!r:.100} only, and SQL reads all")
+            return respond(ask, page.run(reader, ask, seconds, CSV_ROWS if as_csv else ROWS), None)
+
+        return await (self._readings if page.read else self._statements).run(work)
 
     def _ask(self, request: Request) -> Ask:
         parameters = {name: one for name, one in request.query_params.items() if name in PARAMETERS}
@@ -169,7 +183,9 @@ class _Site:
     def _render(self, template: str, ask: Ask, *, idle: str = "", **values: Any) -> str:
         buffer = ask.text("buffer")
         menu = [
-            (name, page.title, Ask({}).link(page.path, buffer=buffer)) for name, page in PAGES.items() if page.in_menu
+            (name, page.title, Ask({}).link(page.path, buffer=buffer))
+            for name, page in PAGES.items()
+            if page.in_menu and (page.read is not None or self._buffer is None)
         ]
         return self._templates.get_template(template).render(ask=ask, buffer=buffer, menu=menu, idle=idle, **values)
 

@@ -27,7 +27,7 @@ PARAMETERS = frozenset(
             "size",
             "sort",
         ),
-        *("status", "task", "to", "where", "worker"),
+        *("sql", "status", "task", "to", "where", "worker"),
     )
 )
 

@@ -93,17 +93,23 @@ T = TypeVar("T")
 
 #: Reads at the same time, seconds that another waits for its turn, and seconds that one may take.
 AT_ONCE = 4
+STATEMENTS_AT_ONCE = 2
 TURN_SECONDS = 10.0
 READ_SECONDS = 10.0
 
 
 class Readings:
-    """Runs functions in read transactions, at most `AT_ONCE` at the same time."""
+    """Runs functions in read transactions, at most so many at the same time."""
 
-    def __init__(self, reader: Reader, *, seconds: float = READ_SECONDS) -> None:
+    def __init__(self, reader: Reader, *, seconds: float = READ_SECONDS, at_once: int = AT_ONCE) -> None:
         self.reader = reader
         self._seconds = seconds
-        self._turns = anyio.Semaphore(AT_ONCE)
+        self._at_once = at_once
+        self._turns = anyio.Semaphore(at_once)
+
+    def beside(self, at_once: int) -> Readings:
+        """Return readings of the same database with turns of their own."""
+        return Readings(self.reader, seconds=self._seconds, at_once=at_once)
 
     async def read(self, function: Callable[[ReadTransaction], T]) -> T:
         """Return what the function returns. Raises LockedError when it, or the wait for its turn, took too long."""
@@ -115,7 +121,7 @@ class Readings:
             with anyio.fail_after(TURN_SECONDS):
                 await self._turns.acquire()
         except TimeoutError:
-            raise LockedError(f"{AT_ONCE} other reads went on for {TURN_SECONDS:g} s; try again") from None
+            raise LockedError(f"{self._at_once} other reads went on for {TURN_SECONDS:g} s; try again") from None
         try:
             return await anyio.to_thread.run_sync(self._run, work)
         finally:

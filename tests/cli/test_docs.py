@@ -1,4 +1,7 @@
-"""docs/cli.md is true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/cli/test_docs.py` writes the outputs anew."""
+"""docs/cli.md and docs/cli-writing.md are true.
+
+`REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/cli/test_docs.py` writes the outputs anew.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from replaybuf.cli.app import app
 from tests.cli.example import fill
 from tests.cli.test_help import COMMANDS, LIVE
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("cli.md", "cli-writing.md")]
 BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
 
 # What differs from machine to machine, or from day to day.
@@ -38,7 +41,7 @@ _VARYING = [
 
 
 def blocks() -> list[tuple[str, str]]:
-    return BLOCK.findall(PAGE.read_text("utf-8"))
+    return [block for page in PAGES for block in BLOCK.findall(page.read_text("utf-8"))]
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +81,9 @@ def same(text: str) -> str:
 def test_outputs_are_those_of_the_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-        page = BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", PAGE.read_text("utf-8"))
-        PAGE.write_text(page, "utf-8")
+        for page in PAGES:
+            text = BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", page.read_text("utf-8"))
+            page.write_text(text, "utf-8")
         return  # some commands give another output the second time
     for command, output in blocks():
         assert same(output) == same(output_of(command)), command
@@ -92,7 +96,7 @@ def test_every_command_is_shown_with_its_output(path: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS)
 def test_every_option_is_on_the_page(path: tuple[str, ...], command: object) -> None:
-    page = PAGE.read_text("utf-8")
+    page = "".join(one.read_text("utf-8") for one in PAGES)
     for parameter in command.params:  # type: ignore[attr-defined]
         if parameter.param_type_name == "option":
             for name in parameter.opts:

@@ -67,7 +67,7 @@ def test_usage_says_which_arguments_may_be_left_out(path: tuple[str, ...], argum
     assert run(*path, "--help").stdout.startswith(f"Usage: replaybuf {' '.join(path)} [OPTIONS]{arguments}\n")
 
 
-@pytest.mark.parametrize("path", [path for path, _ in COMMANDS])
+@pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path != ("schema",)])
 def test_help_shows_the_variables_of_configs_only(path: tuple[str, ...]) -> None:
     shown = re.findall(r"REPLAYBUF_\w+", run(*path, "--help", env={"COLUMNS": "200"}).stdout)
     assert "REPLAYBUF_URL" in shown

@@ -59,7 +59,7 @@ def unchanged(filled: str) -> Iterator[str]:
 @pytest.mark.parametrize("statement", WRITES)
 def test_a_write_is_refused(unchanged: str, statement: str) -> None:
     stderr = run("sql", unchanged, statement, code=1).stderr
-    assert stderr.startswith("Error: this command only reads")
+    assert stderr.startswith("Error: statements only read here")
     assert len(stderr.splitlines()) == 1
 
 
@@ -82,7 +82,7 @@ def test_settings_of_a_sqlite_connection_change_nothing(file: Path, statement: s
 @pytest.mark.parametrize("statement", POSTGRES_ESCAPES)
 @pytest.mark.parametrize("filled", ["postgres"], indirect=True)
 def test_postgresql_has_no_way_out(unchanged: str, statement: str) -> None:
-    assert "Error: this command only reads" in run("sql", unchanged, statement, code=1).stderr
+    assert "Error: statements only read here" in run("sql", unchanged, statement, code=1).stderr
 
 
 @pytest.mark.parametrize("statement", HARMLESS)

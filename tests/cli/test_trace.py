@@ -85,6 +85,16 @@ def test_a_step_has_its_groups_and_where_they_are(trained: str) -> None:
     assert rows == step["groups"]
 
 
+def test_a_step_has_its_worst_answers(trained: str) -> None:
+    shown = run("trace", trained, "step", "413", "--worst", "2").stdout
+    assert "the lowest 2 answers" in shown
+    [one] = run_json("trace", trained, "step", "413", "--worst", "2")["runs"]
+    assert len(one["worst"]) == 2
+    assert one["worst"][0]["reward"] <= one["worst"][1]["reward"]
+    assert f"group {one['worst'][0]['uid']}, rollout {one['worst'][0]['position']}" in shown
+    assert "it goes with a step" in run("trace", trained, "--worst", "2", code=2).stderr
+
+
 def test_a_worker_has_the_steps_that_were_trained_on_its_groups(trained: str) -> None:
     found = run_json("trace", trained, "worker", BAD)
     assert [row["step"] for row in found["steps"] if row["stands_out"]] == [LAST, FELL]

@@ -49,8 +49,14 @@ class SQLStorage(Store):
 
     def __len__(self) -> int:
         """Return the number of groups, without leased and archived ones; callable inside and outside an event loop."""
+        return sum(
+            n for (_, status, name), n in self.places().items() if name == Tally.SIZE and status != Status.ARCHIVED
+        )
+
+    def places(self) -> Tallied:
+        """Return how many groups there are of each task and status, leased ones apart; callable as `len` is."""
         tallies = self._blocking(lambda tx: read_tallies(tx, self.name))
-        return sum(n for (_, status, name), n in tallies.items() if name == Tally.SIZE and status != Status.ARCHIVED)
+        return {name: n for name, n in tallies.items() if n and name[2] in (Tally.SIZE, Tally.LEASED)}
 
     # Putting and taking
 
@@ -214,6 +220,10 @@ class SQLStorage(Store):
     async def update(self, query: Node, changes: Changes) -> int:
         """Change the metadata of the groups that match; return their number. Staleness, uid and order don't change."""
         return await self._write(matching.update_groups, query, changes)
+
+    async def requeue(self, query: Node) -> dict[Status, int]:
+        """Bring back failed, filtered and expired groups that match (`matching.requeue_groups`)."""
+        return await self._write(matching.requeue_groups, query)
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of groups by uid, leased ones included; return the number of groups found."""

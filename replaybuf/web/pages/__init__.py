@@ -15,11 +15,12 @@ from replaybuf.web.pages.group import draw_group, read_group
 from replaybuf.web.pages.groups import read_groups
 from replaybuf.web.pages.overview import draw_overview, read_overview
 from replaybuf.web.pages.records import read_checkpoints, read_events
+from replaybuf.web.pages.statement import draw_statement, rows_of_statement, run_typed
 from replaybuf.web.pages.steps import draw_step, draw_steps, groups_of_step, read_batch, read_step, read_steps
 from replaybuf.web.pages.workers import draw_worker, draw_workers, read_worker, read_workers
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import ReadTransaction
+    from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
 Data = dict[str, Any]
 
@@ -32,15 +33,17 @@ def _nothing(data: Data, ask: Ask) -> Data:
 class Page:
     """A page: its path and title, what it reads, and what it draws of that. The name is that of its template.
 
-    `rows` finds the rows of its table in what it reads, for CSV.
+    `rows` finds the rows of its table in what it reads, for CSV. Instead of `read`, `run` runs a statement in a
+    transaction of its own, for so many seconds and rows.
     """
 
     path: str
     title: str
-    read: Callable[[ReadTransaction, Ask], Data]
+    read: Callable[[ReadTransaction, Ask], Data] | None
     draw: Callable[[Data, Ask], Mapping[str, Any]] = _nothing
     in_menu: bool = True
     rows: Callable[[Data], Sequence[Any]] | None = None
+    run: Callable[[Reader, Ask, float, int], Data] | None = None
 
 
 PAGES = {
@@ -54,4 +57,5 @@ PAGES = {
     "workers": Page("/workers", "Workers", read_workers, draw_workers, rows=itemgetter("workers")),
     "worker": Page("/worker", "Worker", read_worker, draw_worker, in_menu=False),
     "events": Page("/events", "Events", read_events, rows=itemgetter("rows")),
+    "sql": Page("/sql", "SQL", None, draw_statement, rows=rows_of_statement, run=run_typed),
 }

@@ -70,7 +70,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   // Keys
-  const places = { o: "overview", g: "groups", s: "steps", c: "checkpoints", w: "workers", e: "events" };
+  const places = { o: "overview", g: "groups", s: "steps", c: "checkpoints", w: "workers", e: "events", q: "sql" };
   let goingTo = 0;
   function row(step) {
     const rows = [...document.querySelectorAll("[data-row]")];
@@ -80,7 +80,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   const keys = {
     "?": () => dialog.showModal(),
-    "/": () => { const field = button("where"); if (field) field.focus(); else location.href = "/groups"; },
+    "/": () => { const field = button("where") || button("sql"); if (field) field.focus(); else location.href = "/groups"; },
     j: () => row(1),
     k: () => row(-1),
     n: () => document.querySelector("[rel=next]")?.click(),

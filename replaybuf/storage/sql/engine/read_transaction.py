@@ -42,6 +42,10 @@ class ReadTransaction(ABC):
         """Run a statement; return the names of its columns (none if it returns no rows) and its rows."""
 
     @abstractmethod
+    def first_rows(self, statement: str, most: int) -> Table:
+        """Do the same with a statement without parameters, of which at most so many rows are fetched."""
+
+    @abstractmethod
     def tuples(self, statement: str, /, **values: Any) -> Sequence[Sequence[Any]]:
         """Run a statement and return its rows, as the driver gives them: JSON may be text, a boolean a number."""
 

@@ -44,10 +44,11 @@ class SqliteSession(Session):
         on_statement(sql, rows, many=True)
         self.raw.executemany(sql, rows)
 
-    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
+    def table(self, sql: str, values: Row = (), most: int | None = None) -> tuple[list[str], Sequence[Row]]:
         on_statement(sql, values)
         cursor = self.raw.execute(sql, values)
-        return [name for name, *_ in cursor.description or ()], cursor.fetchall()
+        rows = cursor.fetchall() if most is None else cursor.fetchmany(most)
+        return [name for name, *_ in cursor.description or ()], rows
 
     def read_blob(self, table: str, column: str, row: int) -> bytes | None:
         """Return the bytes in a column of the row with this number, or None when there are none."""

@@ -72,8 +72,8 @@ class Session(ABC):
         """Run a statement once for each row of values."""
 
     @abstractmethod
-    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
-        """Run a statement; return the names of its columns (none if it returns no rows) and its rows.
+    def table(self, sql: str, values: Row = (), most: int | None = None) -> tuple[list[str], Sequence[Row]]:
+        """Run a statement; return the names of its columns (none if it returns no rows) and at most so many rows.
 
         PostgreSQL's JSON is parsed, whose columns the driver knows.
         """
@@ -107,6 +107,10 @@ class Transaction(ReadTransaction):
     def table(self, statement: str, /, **values: Any) -> Table:
         sql, given = self.bound(text(statement), values) if values else (statement, ())
         names, rows = self.session.table(sql, given)
+        return names, [tuple(row) for row in rows]
+
+    def first_rows(self, statement: str, most: int) -> Table:
+        names, rows = self.session.table(statement, most=most)
         return names, [tuple(row) for row in rows]
 
     def tuples(self, statement: str, /, **values: Any) -> Sequence[Row]:

@@ -18,6 +18,16 @@ _INSTEAD = {
     "delete": "; `replaybuf rm` deletes groups",
     "update": "; a program changes groups by `await buffer.update(query, ...)`",
 }
+# Functions with these rights write files and start programs in transactions that are read-only, too.
+_REACHES_THE_SERVER = """
+SELECT bool_or(rolsuper OR pg_has_role(session_user, 'pg_execute_server_program', 'MEMBER')
+    OR pg_has_role(session_user, 'pg_write_server_files', 'MEMBER')
+    OR pg_has_role(session_user, 'pg_read_server_files', 'MEMBER'))
+FROM pg_roles WHERE rolname = session_user"""
+_ROLE_NEEDED = (
+    "SQL of one's own isn't run here as a superuser of PostgreSQL, nor as a role that reaches the server's files: "
+    "serve the page with a role that only reads (docs/web.md has its GRANT); the questions below do run"
+)
 _UNKNOWN = re.compile(r'^no such (table|column): "?([\w.]+)|^(relation|column) "?([\w.]+)"? does not exist')
 _COLUMNS = {
     "sqlite": "SELECT m.name, c.name FROM sqlite_master AS m, pragma_table_info(m.name) AS c "
@@ -27,15 +37,20 @@ _COLUMNS = {
 }
 
 
-def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return unique names of the columns, and all rows; no names when the statement returns no rows.
+def run_statement(
+    reader: Reader, statement: str, timeout: float, *, most: int | None = None, guarded: bool = False
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return unique names of the columns, and all rows or the first of them; no names when it returns no rows.
 
     Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid: for an
-    unknown table or column it lists what there is.
+    unknown table or column it lists what there is. With `guarded` for statements of somebody else than this process's
+    user: raises AccessError where functions of the database could reach the server's files or programs.
     """
 
     def run(tx: ReadTransaction) -> tuple[list[str], list[tuple[Any, ...]]]:
-        names, rows = tx.table(statement)
+        if guarded and tx.dialect_name == "postgresql" and tx.value(_REACHES_THE_SERVER):
+            raise AccessError(_ROLE_NEEDED)
+        names, rows = tx.table(statement) if most is None else tx.first_rows(statement, most)
         return _unique(names), rows
 
     try:
@@ -55,7 +70,7 @@ def _explain(error: StorageError, statement: str, timeout: float, reader: Reader
     if writes or "readonly database" in message or "too many attached databases" in message:
         instead = _INSTEAD.get(statement.lstrip()[:6].lower(), "")
         raise AccessError(
-            f"this command only reads, and the database refused the statement: {message}{instead}"
+            f"statements only read here, and the database refused this one: {message}{instead}"
         ) from error
     if state == "57014":
         raise LockedError(f"stopped after {timeout:g} s; raise --timeout if that is too soon") from error

@@ -79,9 +79,11 @@ class _SqlalchemySession(Session):
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         self._connection.exec_driver_sql(sql, [tuple(row) for row in rows])
 
-    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
+    def table(self, sql: str, values: Row = (), most: int | None = None) -> tuple[list[str], Sequence[Row]]:
         result = self._connection.exec_driver_sql(sql, tuple(values))
-        return (list(result.keys()), result.fetchall()) if result.returns_rows else ([], [])
+        if not result.returns_rows:
+            return [], []
+        return list(result.keys()), result.fetchall() if most is None else result.fetchmany(most)
 
 
 def dialect_of(connection: Connection) -> Dialect:

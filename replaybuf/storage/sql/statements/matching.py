@@ -7,15 +7,16 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, bindparam, func, select, update
 
-from replaybuf.query import Node, to_text
+from replaybuf.query import LogicNode, Node, SetNode, to_text
 from replaybuf.query.sql_conditions import compile_sql
+from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.policies import Order
 from replaybuf.rules.transitions import Place, Tally, removed, updated
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.columns import FIELDS, NULLABLE, STORED, uid_in
-from replaybuf.storage.sql.statements.counts import apply
+from replaybuf.storage.sql.statements.counts import Step, apply
 from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.ordering import enter_races
@@ -73,17 +74,15 @@ def delete_groups(tx: Transaction, query: Node) -> int:
         apply(tx, steps, (home for home, _ in by_lane))
         for home, uids in by_lane:
             deleted.setdefault(home.task_name, []).extend(uids)
-    for task_name, uids in deleted.items():
-        note(
-            tx,
-            EventKind.DELETED,
-            worker=tx.scope.worker,
-            task_name=task_name,
-            groups=len(uids),
-            uids=uids,
-            detail=to_text(query),
-        )
+    _note_each(tx, EventKind.DELETED, deleted, query)
     return sum(map(len, deleted.values()))
+
+
+def _note_each(tx: Transaction, kind: EventKind, by_task: Mapping[str, Sequence[int]], query: Node) -> None:
+    """Note an event of each task's groups that match a query."""
+    worker, detail = tx.scope.worker, to_text(query)
+    for task_name, uids in by_task.items():
+        note(tx, kind, worker=worker, task_name=task_name, groups=len(uids), uids=uids, detail=detail)
 
 
 def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
@@ -105,6 +104,41 @@ def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
             steps = [(home.task_name, updated(home.status, changes.status), uids) for home, uids in by_lane]
             apply(tx, steps, (home for home, _ in by_lane))
     return changed
+
+
+#: Statuses whose groups can be requeued.
+REQUEUED = (Status.FAILED, Status.FILTERED, Status.EXPIRED)
+
+
+def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
+    """Make failed, filtered and expired groups that match COMPLETED, or ABORTED where a rollout has no response.
+
+    ABORTED ones are generated again. Errors and failed deliveries are forgotten. Returns the numbers by new status.
+    """
+    numbers: dict[Status, int] = {}
+    back: dict[str, list[int]] = {}
+    chosen = LogicNode("$and", (query, SetNode("status", "$in", tuple(map(str, REQUEUED)))))
+    for by_lane in _locked(tx, chosen):
+        steps: list[Step] = []
+        for home, uids in by_lane:
+            unfinished = set(_unfinished(tx, uids))
+            for status, some in (
+                (Status.ABORTED, [uid for uid in uids if uid in unfinished]),
+                (Status.COMPLETED, [uid for uid in uids if uid not in unfinished]),
+            ):
+                if some:
+                    steps.append((home.task_name, updated(home.status, status), some))
+                    numbers[status] = numbers.get(status, 0) + len(some)
+            back.setdefault(home.task_name, []).extend(uids)
+        apply(tx, steps, (home for home, _ in by_lane))
+    _note_each(tx, EventKind.REQUEUED, back, query)
+    return numbers
+
+
+def _unfinished(tx: Transaction, uids: Sequence[int]) -> list[int]:
+    """Return those of the groups in which a rollout isn't completed."""
+    listed = ", ".join(map(str, uids))
+    return tx.values(f"SELECT DISTINCT uid FROM rollouts WHERE uid IN ({listed}) AND status <> 'completed'")  # noqa: S608
 
 
 def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:

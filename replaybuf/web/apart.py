@@ -1,0 +1,138 @@
+"""Runs a statement that somebody typed into the page in a process of its own, which is ended with it.
+
+What limits a statement inside a database (its timeout, SQLite's progress handler) doesn't reach into every function,
+nor bounds memory; the end of a process does both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from replaybuf import errors
+from replaybuf.errors import LockedError, QueryError, ReplayBufError, StorageError
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.storage.sql.inspection.statement import run_statement
+
+#: Bytes of memory that a statement may use in this process's child, and bytes of its answer.
+MEMORY, ANSWER = 4 << 30, 64_000_000
+#: Seconds beyond its limit after which the process is killed.
+_GRACE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The unique names of the columns and the first rows; whether there are more."""
+
+    names: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    is_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A statement for a database, with its limits; `ours` if the page wrote it."""
+
+    url: str
+    statement: str
+    seconds: float
+    rows: int
+    ours: bool
+
+
+def run_apart(reader: Reader, statement: str, seconds: float, rows: int, *, ours: bool) -> Answer:
+    """Return the answer to a statement: at most so many rows, and as many as `ANSWER` holds.
+
+    Raises AccessError when it would write or isn't to be run as this role, LockedError when it takes longer than that,
+    QueryError when it is invalid or needs too much memory.
+    """
+    url = reader.url.render_as_string(hide_password=False)
+    job = msgpack.packb([url, statement, seconds, rows, ours])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "replaybuf.web.apart"],
+            input=job,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=seconds + _GRACE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _too_long(seconds) from None
+    if not done.stdout:
+        raise QueryError("the statement ended its process: it needs too much memory")
+    kind, *values = msgpack.unpackb(done.stdout, timestamp=3, strict_map_key=False)
+    if kind == "answer":
+        return Answer(*values)
+    if kind == LockedError.__name__:
+        raise _too_long(seconds)
+    raise getattr(errors, kind)(*values)
+
+
+def _too_long(seconds: float) -> LockedError:
+    return LockedError(
+        f"stopped after {seconds:g} s: name fewer columns or a smaller part of the run, or run it with "
+        "`replaybuf sql`, whose --timeout is yours"
+    )
+
+
+def answer(job: Job) -> Answer:
+    """Return the answer to a statement in this process. Raises what `run_apart` does, without its last limit."""
+    names, rows = run_statement(
+        open_reader(job.url), job.statement, job.seconds, most=job.rows + 1, guarded=not job.ours
+    )
+    kept: list[list[Any]] = []
+    size = 0
+    for row in rows[: job.rows]:
+        kept.append([_portable(value) for value in row])
+        size += sum(len(value) for value in kept[-1] if isinstance(value, str | bytes))
+        if size > ANSWER:
+            kept.pop()
+            break
+    return Answer(names, kept, len(kept) < len(rows))
+
+
+def _portable(value: Any) -> Any:
+    """Return a value of a database as msgpack takes it."""
+    if isinstance(value, Decimal):
+        value = int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return float(value)
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=value.tzinfo or UTC)
+    if isinstance(value, list | tuple):
+        return [_portable(one) for one in value]
+    if isinstance(value, dict):
+        return {str(name): _portable(one) for name, one in value.items()}
+    if isinstance(value, date):
+        return value.isoformat()
+    return value if value is None or isinstance(value, bool | int | float | str | bytes) else str(value)
+
+
+def _main() -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not every system limits memory
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    job = Job(*msgpack.unpackb(sys.stdin.buffer.read()))
+    try:
+        found = answer(job)
+        told: list[Any] = ["answer", found.names, found.rows, found.is_cut]
+    except ReplayBufError as error:
+        known = isinstance(getattr(errors, type(error).__name__, None), type)
+        told = [type(error).__name__ if known else StorageError.__name__, str(error)]
+    except MemoryError:
+        told = [QueryError.__name__, "the statement needs too much memory: name fewer columns, or fewer rows by LIMIT"]
+    sys.stdout.buffer.write(msgpack.packb(told, datetime=True, unicode_errors="surrogatepass"))
+
+
+if __name__ == "__main__":
+    _main()

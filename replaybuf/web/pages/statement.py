@@ -1,0 +1,156 @@
+"""SQL on the page: one statement that only reads, as a table, a plot or CSV."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from replaybuf.errors import AccessError, InputError, LockedError, QueryError
+from replaybuf.storage.sql.inspection.questions import QUESTIONS
+from replaybuf.storage.sql.inspection.run_records import BATCHES, newest
+from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, View, ViewColumn, without_markup
+from replaybuf.web.apart import Answer, run_apart
+from replaybuf.web.ask import Ask
+from replaybuf.web.axes import STEPS, TIMES
+from replaybuf.web.plots import Across, Plot, bars, lines
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+
+#: Rows on the page and in JSON, and in CSV.
+ROWS, CSV_ROWS = 500, 100_000
+_LONGEST = 20_000
+_LINES, _BARS = 8, 60
+#: The train step that is asked about in the questions, instead of which the last one of the buffer is asked about.
+_STEP = "413"
+
+
+def run_typed(reader: Reader, ask: Ask, seconds: float, rows: int) -> dict[str, Any]:
+    """Return the answer to the statement that is asked for, or what is wrong with it, and what else can be asked."""
+    statement = (ask.text("sql") or "").strip()
+    if len(statement) > _LONGEST:
+        raise InputError(f"a statement has at most {_LONGEST:,} characters, not {len(statement):,}")
+    topics = reader.read(lambda tx: _questions(tx, ask.text("buffer")), timeout=seconds)
+    ours = any(statement == one["sql"] for questions in topics.values() for one in questions)
+    data: dict[str, Any] = {
+        "sql": statement,
+        "error": None,
+        "names": [],
+        "rows": [],
+        "is_cut": False,
+        "topics": topics,
+    }
+    if not statement:
+        return data
+    try:
+        found = run_apart(reader, statement, seconds, rows, ours=ours)
+    except (AccessError, LockedError, QueryError) as error:
+        return {**data, "error": str(error)}
+    return {**data, "names": found.names, "rows": found.rows, "is_cut": found.is_cut}
+
+
+def _questions(tx: ReadTransaction, buffer: str | None) -> dict[str, list[dict[str, str]]]:
+    """Return the questions by topic, about the last train step."""
+    found = newest(tx, BATCHES, buffer, 1, "step IS NOT NULL")
+    step = str(found[0]["step"]) if found else _STEP
+    topics: dict[str, list[dict[str, str]]] = {}
+    for one in QUESTIONS:
+        text = without_markup(one.text).rstrip(":").replace(_STEP, step)
+        asked = {"text": text, "sql": one.on(tx.dialect_name).replace(_STEP, step)}
+        topics.setdefault(one.topic, []).append(asked)
+    return topics
+
+
+def rows_of_statement(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of an answer by the names of their columns. Raises what was wrong with the statement."""
+    if data["error"]:
+        raise QueryError(data["error"])
+    return [dict(zip(data["names"], row, strict=True)) for row in data["rows"]]
+
+
+def draw_statement(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    """Return what the page adds to an answer: which columns have numbers, a plot, and the views for completion."""
+    numbers = [_is_numbers(column) for column in zip(*data["rows"], strict=True)] or [False] * len(data["names"])
+    plot = plot_of(Answer(data["names"], data["rows"], data["is_cut"]))
+    words = json.dumps({name: [column.name for column in view.columns] for name, view in VIEW_COLUMNS.items()})
+    return {"numbers": numbers, "plots": [plot] if plot else [], "views": _VIEWS, "words": words, "csv_rows": CSV_ROWS}
+
+
+_VIEWS = {
+    name: View(without_markup(view.row), [ViewColumn(*map(without_markup, column)) for column in view.columns])
+    for name, view in VIEW_COLUMNS.items()
+}
+
+
+def plot_of(answer: Answer) -> Plot | None:
+    """Return a plot of an answer, by its first column; None where it has none.
+
+    Of numbers or times there, lines: of each other column of numbers, or if the second column is of texts, of the first
+    one of numbers for each of these. Of texts that are all different, bars of the first column of numbers.
+    """
+    columns = [*zip(*answer.rows, strict=True)]
+    values = [place for place, column in enumerate(columns) if place and _is_numbers(column)]
+    if len(answer.rows) < 2 or not values:
+        return None
+    first = columns[0]
+    title = answer.names[values[0]]
+    if _is_numbers(first) or _is_times(first):
+        at = [_number(value) for value in first]
+        across = Across(TIMES, zoom=None) if _is_times(first) else Across(STEPS, answer.names[0], None)
+        if len(columns) > 2 and _is_texts(columns[1]):
+            series = _by_name(at, columns[1], columns[values[0]])
+        else:
+            series = {answer.names[place]: _points(at, columns[place]) for place in values[:_LINES]}
+            title = ", ".join(series)
+        return lines(title, series, across=across, fitted=True)
+    named = [(str(name), value) for name, value in zip(first, columns[values[0]], strict=True) if value is not None]
+    distinct = len({name for name, _ in named}) == len(named) <= _BARS
+    return bars(f"{title} by {answer.names[0]}", named) if distinct and min(value for _, value in named) >= 0 else None
+
+
+def _by_name(at: Sequence[float | None], names: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for x, name, y in zip(at, names, values, strict=True):
+        if x is not None and y is not None and (name in found or len(found) < _LINES):
+            found.setdefault(str(name), []).append((x, float(y)))
+    return {name: _single(points) for name, points in found.items()}
+
+
+def _points(at: Sequence[float | None], values: Sequence[Any]) -> list[tuple[float, float]]:
+    return _single([(x, float(y)) for x, y in zip(at, values, strict=True) if x is not None and y is not None])
+
+
+def _single(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points in order; none where several lie above one another, which is no line."""
+    ordered = sorted(points)
+    return [] if any(one[0] == other[0] for one, other in pairwise(ordered)) else ordered
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value + "+00:00")
+    return value.timestamp() if isinstance(value, datetime) else None if value is None else float(value)
+
+
+def _is_numbers(column: Sequence[Any]) -> bool:
+    known = [value for value in column if value is not None]
+    return bool(known) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
+
+
+def _is_texts(column: Sequence[Any]) -> bool:
+    return all(isinstance(value, str | None) for value in column) and not _is_times(column)
+
+
+#: SQLite's times, as the views write them.
+_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?")
+
+
+def _is_times(column: Sequence[Any]) -> bool:
+    known = [value for value in column if value is not None]
+    return bool(known) and all(
+        isinstance(value, datetime) or (isinstance(value, str) and _TIME.fullmatch(value)) for value in known
+    )

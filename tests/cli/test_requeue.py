@@ -1,0 +1,99 @@
+"""`replaybuf requeue`: groups that were set aside come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.cli.app import app
+from tests.cli.conftest import BACKENDS, new_url, run, run_json
+
+
+def rollout(status: Status, text: str = "4") -> RolloutState:
+    return RolloutState(message=[{"role": "user", "content": "2+2"}], response=text, reward=1.0, status=status)
+
+
+async def _fill(url: str) -> None:
+    """One group of each fate: delivered too often, filtered, put as failed, and expired; and one that is there."""
+    async with ReplayBufferConfig(url=url, max_deliveries=1).build() as buffer:
+        await buffer.put([rollout(Status.COMPLETED)] * 2, "delivered")
+        lease = await buffer.lease_batch({"delivered": 1}, seconds=60, heartbeat=False)
+        await lease.give_back(failed="NCCL timeout")
+        await buffer.put([rollout(Status.COMPLETED)], "filtered")
+        await buffer.update({"task_name": "filtered"}, status="filtered")
+        await buffer.put([rollout(Status.COMPLETED), rollout(Status.FAILED, "")], "broken")
+        await buffer.put([rollout(Status.COMPLETED)], "old", model_step=1, current_train_step=2, stale_threshold=3)
+        await buffer.refresh_staleness(task_stale_thresholds={"old": 3}, current_train_step=9)
+        await buffer.put([rollout(Status.COMPLETED)], "there")
+
+
+@pytest.fixture(params=BACKENDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    for one in new_url(request.param, request, tmp_path):
+        asyncio.run(_fill(one))
+        yield one
+
+
+def statuses(url: str) -> dict[str, str]:
+    return {row["task_name"]: row["status"] for row in run_json("ls", url, "--limit", 0)}
+
+
+_BEFORE = {"delivered": "failed", "filtered": "filtered", "broken": "failed", "old": "expired", "there": "completed"}
+
+
+def test_finished_groups_can_be_drawn_again_and_others_are_to_be_generated_again(url: str) -> None:
+    assert statuses(url) == _BEFORE
+    [done] = run_json("requeue", url, "--all", "--yes")
+    assert {name: done[name] for name in ("groups", "completed", "aborted")} == {
+        "groups": 4, "completed": 2, "aborted": 2,
+    }  # fmt: skip
+    assert statuses(url) == {
+        "delivered": "completed", "filtered": "completed", "broken": "aborted", "old": "aborted", "there": "completed",
+    }  # fmt: skip
+    assert {row["deliveries"] for row in run_json("ls", url)} == {0}
+    assert {row["error"] for row in run_json("ls", url) if row["task_name"] == "delivered"} == {None}
+    run("doctor", url)
+
+
+def test_what_comes_back_is_drawn_with_its_responses(url: str) -> None:
+    run("requeue", url, "--status", "filtered", "--yes")
+
+    async def draw() -> list[list[Any]]:
+        async with ReplayBufferConfig(url=url).build() as buffer:
+            return await buffer.get(1, "filtered")
+
+    [[one]] = asyncio.run(draw())
+    assert (one.response, one.status) == ("4", Status.COMPLETED)
+
+
+def test_it_asks_after_showing_what(url: str) -> None:
+    result = CliRunner().invoke(app, ["requeue", url, "--status", "failed"], input="n\n")
+    assert result.exit_code == 1
+    assert "Requeue 2 groups of buffer default in" in result.stderr
+    assert "delivered" in result.stdout
+    assert statuses(url) == _BEFORE
+    assert "nothing was changed" in run("requeue", url, "--all", "--dry-run").stderr
+    assert statuses(url) == _BEFORE
+
+
+def test_it_is_an_event_of_each_task(url: str) -> None:
+    run("requeue", url, "--where", '{"task_name": {"$in": ["old", "broken", "there"]}}', "--yes")
+    events = run_json("sql", url, "SELECT task_name, groups, detail FROM events WHERE kind = 'requeued' ORDER BY 1")
+    assert [(one["task_name"], one["groups"]) for one in events] == [("broken", 1), ("old", 1)]
+    assert "task_name" in events[0]["detail"]
+
+
+@pytest.mark.parametrize("status", ["completed", "archived", "nonsense"])
+def test_only_groups_that_were_set_aside_can_be_chosen(url: str, status: str) -> None:
+    assert "is none of failed, filtered, expired" in run("requeue", url, "--status", status, code=2).stderr
+
+
+def test_without_a_condition_nothing_happens(url: str) -> None:
+    assert "without a condition" in run("requeue", url, "--yes", code=1).stderr
+    assert "no such groups" in run("requeue", url, "--task", "there", "--yes").stderr
