@@ -13,18 +13,17 @@ from replaybuf.cli.groups import age_of
 from replaybuf.cli.options import URL_VARIABLE, Url, buffer_option, listing, option
 from replaybuf.cli.output import Column, Output, Row
 from replaybuf.cli.trace_step import print_step, step_value, steps_rows
-from replaybuf.cli.trace_uid import life_value, print_life, timeline
+from replaybuf.cli.trace_uid import life_value, print_life
 from replaybuf.cli.trace_worker import print_worker, worker_rows, worker_value
 from replaybuf.errors import InputError
 from replaybuf.redact import escape, redact
 from replaybuf.storage.sql.inspection.drawn_batches import Recorded, batch_of_lease, recorded
 from replaybuf.storage.sql.inspection.groups import buffers_of, choose
+from replaybuf.storage.sql.inspection.lives import Life, life_of, timeline
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.traces import (
-    Life,
     StepSummary,
     last_uid,
-    life_of,
     lowest_answers,
     summarise_steps,
     trace_step,

@@ -255,7 +255,7 @@ def test_what_came_back_is_no_draw_to_be_trained_on(url: str) -> None:
     [run_of_8] = run_json("trace", url, "step", 8)["runs"]
     assert (run_of_8["groups"] != [], run_of_8["settled"]) == (True, 0)
     life = [row["what"] for row in run_json("trace", url, "uid", first)["timeline"]]
-    assert life == ["put", "leased", "came back", "leased", "came back", "leased"]
+    assert life == ["put", "leased", "came back", "leased", "came back", "leased", "consumed"]
     assert "came back" in run("trace", url, "uid", second).stdout
 
 

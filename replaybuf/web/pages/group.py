@@ -12,7 +12,7 @@ from replaybuf.errors import DecodeError, InputError
 from replaybuf.files.foreign_rows import SYNONYMS
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.inspection.group_queries import show_group
-from replaybuf.storage.sql.inspection.traces import Life, life_of
+from replaybuf.storage.sql.inspection.lives import Life, life_of, timeline
 from replaybuf.tokens import SHADES, strip
 from replaybuf.web.ask import Ask, NotThereError
 
@@ -247,19 +247,19 @@ def _facts(group: Mapping[str, Any] | None, now: datetime) -> list[tuple[str, st
 
 def _happenings(life: Life) -> list[tuple[datetime | None, str, str]]:
     """Return what befell a group, in order: when, what, and the page that has more of it."""
-    origin = life.origin
-    made = f" with weights of step {origin.oldest_model_step}" if origin.oldest_model_step is not None else ""
-    put = f"put by {origin.worker or 'somebody'}{made}"
-    if origin.train_step is not None:
-        put += f", at step {origin.train_step}"
-    found = [(origin.created_at, put, "")]
-    for one in life.draws:
-        what = f"{'drawn' if one.lease is None else 'leased'} by {one.worker or 'somebody'}"
-        step = "" if one.step is None else f" for step {one.step}"
-        found.append((one.taken_at, what + step, f"/batches/{one.id}" if one.step is None else f"/steps/{one.step}"))
-    for event in life.happenings:
-        found.append((event.at, ", ".join(filter(None, (event.kind, event.worker, event.detail))), "/events"))
-    found.sort(key=lambda one: one[0].timestamp() if one[0] else 0.0)
+    found = []
+    for row in timeline(life):
+        by = f" by {row['worker']}" if row["worker"] else ""
+        step = "" if row["step"] is None else f" at step {row['step']}"
+        detail = f": {row['detail']}" if row["detail"] else ""
+        found.append((row["at"], f"{row['what']}{by}{step}{detail}", _page_of(row)))
     if life.there is None:
         found.append((None, "it has left the buffer", ""))
     return found
+
+
+def _page_of(row: Mapping[str, Any]) -> str:
+    """Return the address of the page that has more of what befell a group."""
+    if row["batch"] is not None:
+        return f"/batches/{row['batch']}" if row["step"] is None else f"/steps/{row['step']}"
+    return "" if row["what"] in ("put", "consumed", "came back") else "/events"

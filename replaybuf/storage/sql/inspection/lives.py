@@ -1,0 +1,205 @@
+"""The life of a group: who put it, who drew it, what befell it, and where it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from replaybuf.rollouts.statuses import Status
+from replaybuf.storage.sql.inspection.drawn_batches import Batch, batches_with
+from replaybuf.storage.sql.inspection.groups import buffers_of, read_metadata
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.units import time_of
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that befell a group: the `kind` of an event, when, by whom, at which train step."""
+
+    at: datetime
+    kind: str
+    worker: str | None
+    step: int | None
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What is known of a group's put, also when it has left: from its row, a checkpoint's, or a draw's.
+
+    Of a group that only an event or its successor names, it is the buffer.
+    """
+
+    buffer: str
+    task_name: str
+    created_at: datetime | None
+    worker: str | None
+    train_step: int | None
+    oldest_model_step: int | None
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """All that is known of a group.
+
+    `there` is its row in the view `groups` with its trained step, None when it has left. `replaces` are the groups that
+    it was put in place of, as far as they are known (`schema.tables`), `replaced_by` those that were put in its place.
+    `checkpoints` are the train steps of the checkpoints that hold it.
+    """
+
+    uid: int
+    origin: Origin
+    there: dict[str, Any] | None
+    draws: Sequence[Batch]
+    happenings: Sequence[Happening]
+    replaces: Sequence[int]
+    replaced_by: Sequence[int]
+    checkpoints: Sequence[int]
+    now: datetime
+    several: bool
+
+
+def life_of(tx: ReadTransaction, uid: int) -> Life | None:
+    """Return the life of a group of any buffer, or None when nothing is known of it."""
+    kept = tx.rows(_IN_CHECKPOINTS, uid=uid)
+    rows = tx.rows(_ROW, uid=uid) or kept[-1:]
+    buffers = buffers_of(tx)
+    for buffer in [rows[0]["buffer"]] if rows else buffers:
+        draws = batches_with(tx, buffer, uid)
+        happenings = [_happening(row) for row in tx.rows(_EVENTS[tx.dialect_name].format(uid=int(uid)), buffer=buffer)]
+        later = [row["uid"] for row in tx.rows(_LATER[tx.dialect_name].format(uid=int(uid)), buffer=buffer)]
+        if rows or draws or happenings or later:
+            break
+    else:
+        return None
+    there = read_metadata(tx, [uid])
+    made_from = rows[0]["made_from"] if rows else None
+    return Life(
+        uid=uid,
+        origin=_origin_of_row(rows[0]) if rows else _origin_of_draw(buffer, draws),
+        there=there[0] if there else None,
+        draws=draws,
+        happenings=happenings,
+        replaces=sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ()),
+        replaced_by=later,
+        checkpoints=[row["checkpoint_step"] for row in kept],
+        now=tx.now(),
+        several=len(buffers) > 1,
+    )
+
+
+_PUT = """
+    l.buffer AS buffer, l.task_name AS task_name, g.created_at AS put_at, g.worker AS worker, g.put_step AS put_step,
+    g.oldest_step AS oldest_step, g.reward AS reward, g.made_from AS made_from"""
+_ROW = f"SELECT {_PUT} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"  # noqa: S608
+# A look-up in each checkpoint.
+_IN_CHECKPOINTS = f"""
+SELECT {_PUT}, c.step AS checkpoint_step
+FROM rb_checkpoint c JOIN rb_checkpoint_group g ON g.checkpoint = c.id JOIN rb_lane l ON l.id = g.lane
+WHERE g.uid = :uid AND c.copied_to IS NULL ORDER BY c.id"""  # noqa: S608
+_EVENT = "SELECT happened_at AS at, kind, worker, step, detail FROM rb_event e WHERE buffer = :buffer AND {there}"
+_EVENTS = {
+    "sqlite": _EVENT.format(there="EXISTS (SELECT 1 FROM json_each(e.uids) WHERE value = {uid}) ORDER BY id"),
+    "postgresql": _EVENT.format(there="e.uids @> '{uid}' ORDER BY id"),
+}
+# Groups that are put in place of another have higher uids.
+_REPLACING = """
+SELECT g.uid AS uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE g.uid > {{uid}} AND g.made_from IS NOT NULL AND l.buffer = :buffer AND {there} ORDER BY g.uid"""
+_LATER = {
+    "sqlite": _REPLACING.format(there="EXISTS (SELECT 1 FROM json_each(g.made_from) WHERE value = {uid})"),
+    "postgresql": _REPLACING.format(there="g.made_from @> '{uid}'"),
+}
+
+
+def _origin_of_row(row: dict[str, Any]) -> Origin:
+    at, step = time_of(row["put_at"]), row["put_step"]
+    return Origin(row["buffer"], row["task_name"], at, row["worker"], step, row["oldest_step"], row["reward"])
+
+
+def _origin_of_draw(buffer: str, draws: Sequence[Batch]) -> Origin:
+    if not draws:
+        return Origin(buffer, "", None, None, None, None, None)
+    [mine] = draws[0].members
+    return Origin(buffer, mine.task_name, mine.created_at, mine.worker, None, mine.oldest_model_step, mine.reward)
+
+
+def _happening(row: dict[str, Any]) -> Happening:
+    at = time_of(row["at"])
+    assert at is not None
+    return Happening(at, row["kind"], row["worker"], row["step"], row["detail"])
+
+
+# In order
+
+#: What the kinds of events are called in a group's life; others are shown as they are.
+_KINDS = {
+    "lease_lapsed": "lease over, back",
+    "given_back": "given back",
+    "set_aside": "set aside",
+}
+
+_RETURNS = ("lease_lapsed", "given_back")
+
+
+def timeline(life: Life) -> list[dict[str, Any]]:
+    """Return what befell a group, in order: `at`, `what`, `worker`, `step`, `detail`, and the `batch` of a draw."""
+    put = life.origin
+    rows = []
+    if put.created_at is not None:
+        rows.append(_row(put.created_at, "put", put.worker, put.train_step, None))
+    for one in life.draws:
+        rows.append(
+            _row(one.taken_at, "leased" if one.lease is not None else "taken", one.worker, one.step, _drawn(one))
+            | {"batch": one.id}
+        )
+        if _came_back(life, one):
+            rows.append(_row(one.taken_at, "came back", None, None, "given back, or the lease was over"))
+        elif one.lease is not None and one.settled == one.groups:
+            rows.append(_row(one.taken_at, "consumed", one.worker, one.step, "its lease was acknowledged since"))
+    for event in life.happenings:
+        rows.append(_row(event.at, _KINDS.get(event.kind, event.kind), event.worker, event.step, event.detail))
+    if life.there is not None and life.there["status"] == Status.ARCHIVED:
+        at = max([life.there["archived_at"], *(one.taken_at for one in life.draws)])  # a draw is recorded afterwards
+        rows = [row for row in rows if row["what"] != "consumed"]
+        rows.append(_row(at, "consumed", None, life.there["trained_step"], "archived"))
+    rows.sort(key=lambda row: row["at"].timestamp() if row["at"] else 0.0)
+    return rows
+
+
+def _row(at: datetime | None, what: str, worker: str | None, step: int | None, detail: str | None) -> dict[str, Any]:
+    return {"at": at, "what": what, "worker": worker, "step": step, "detail": detail, "batch": None}
+
+
+def _drawn(one: Batch) -> str:
+    mine = one.members[0]
+    facts = [f"batch {one.id} of {one.groups} groups"]
+    if mine.staleness is not None:
+        facts.append(stale_text(mine.staleness))
+    if one.lease is not None and one.settled < one.groups:
+        facts.append(f"{one.settled} of them consumed")
+    return ", ".join(facts)
+
+
+def _came_back(life: Life, one: Batch) -> bool:
+    """Return whether the group came back from a draw, and no event says so."""
+    later = [other.taken_at for other in life.draws if other.id > one.id]
+    told = (event for event in life.happenings if event.kind in _RETURNS and event.at >= one.taken_at)
+    if not one.back or any(not later or event.at <= later[0] for event in told):
+        return False
+    if one.came_back or later:
+        return one.came_back and not life.replaced_by
+    return life.there is not None and life.there["leased_until"] is None and life.there["trained_step"] is None
+
+
+def stale_text(staleness: int) -> str:
+    return f"{staleness} step{'' if staleness == 1 else 's'} stale"
+
+
+def is_settled(one: Batch) -> bool:
+    """Return whether the draw was for good."""
+    return one.lease is None or one.settled == one.groups
