@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from replaybuf.query.nodes import (
     FIELDS,
+    TAG_PREFIX,
     BetweenNode,
     FieldType,
     LogicNode,
@@ -24,6 +25,7 @@ from replaybuf.query.parse import parse, span_of
 
 __all__ = [
     "FIELDS",
+    "TAG_PREFIX",
     "BetweenNode",
     "FieldType",
     "LogicNode",

@@ -24,6 +24,7 @@ PARAMETERS = frozenset(
             "hours",
             "kind",
             "order",
+            "page",
             "size",
             "sort",
         ),

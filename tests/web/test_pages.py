@@ -17,7 +17,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.web.pages import steps as pages_of_steps
+from replaybuf.web import tables
 from replaybuf.worker_name import working_as
 from tests.postgres import new_database
 from tests.stores import until
@@ -379,7 +379,7 @@ def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
                 await buffer.put(group, "math")
             await buffer.take_batch({"math": 7}, current_train_step=1)
 
-    monkeypatch.setattr(pages_of_steps, "_STEP_GROUPS", 3)
+    monkeypatch.setattr(tables, "SIZE", 3)
     asyncio.run(run())
     page = client_of(url)
     [lowest] = page.get("/api/steps/1.json").json()["lowest"]

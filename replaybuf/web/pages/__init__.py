@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from replaybuf.web.ask import Ask
 from replaybuf.web.pages.group import draw_group, read_group
-from replaybuf.web.pages.groups import read_groups
+from replaybuf.web.pages.groups import draw_groups, read_groups
 from replaybuf.web.pages.overview import draw_overview, read_overview
-from replaybuf.web.pages.records import read_checkpoints, read_events
+from replaybuf.web.pages.records import draw_checkpoints, draw_events, read_checkpoints, read_events
 from replaybuf.web.pages.statement import draw_statement, rows_of_statement, run_typed
-from replaybuf.web.pages.steps import draw_step, draw_steps, groups_of_step, read_batch, read_step, read_steps
+from replaybuf.web.pages.steps import (
+    draw_batch,
+    draw_step,
+    draw_steps,
+    groups_of_step,
+    read_batch,
+    read_step,
+    read_steps,
+)
 from replaybuf.web.pages.workers import draw_worker, draw_workers, read_worker, read_workers
 
 if TYPE_CHECKING:
@@ -48,14 +56,14 @@ class Page:
 
 PAGES = {
     "overview": Page("/", "Overview", read_overview, draw_overview, rows=itemgetter("tasks")),
-    "groups": Page("/groups", "Groups", read_groups, rows=itemgetter("rows")),
+    "groups": Page("/groups", "Groups", read_groups, draw_groups, rows=itemgetter("rows")),
     "group": Page("/groups/{uid}", "Group", read_group, draw_group, in_menu=False),
     "steps": Page("/steps", "Steps", read_steps, draw_steps, rows=itemgetter("steps")),
     "step": Page("/steps/{step}", "Step", read_step, draw_step, in_menu=False, rows=groups_of_step),
-    "batch": Page("/batches/{batch}", "Draw", read_batch, in_menu=False, rows=itemgetter("groups")),
-    "checkpoints": Page("/checkpoints", "Checkpoints", read_checkpoints, rows=itemgetter("rows")),
+    "batch": Page("/batches/{batch}", "Draw", read_batch, draw_batch, in_menu=False, rows=itemgetter("groups")),
+    "checkpoints": Page("/checkpoints", "Checkpoints", read_checkpoints, draw_checkpoints, rows=itemgetter("rows")),
     "workers": Page("/workers", "Workers", read_workers, draw_workers, rows=itemgetter("workers")),
     "worker": Page("/worker", "Worker", read_worker, draw_worker, in_menu=False),
-    "events": Page("/events", "Events", read_events, rows=itemgetter("rows")),
+    "events": Page("/events", "Events", read_events, draw_events, rows=itemgetter("rows")),
     "sql": Page("/sql", "SQL", None, draw_statement, rows=rows_of_statement, run=run_typed),
 }

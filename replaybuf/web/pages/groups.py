@@ -6,15 +6,17 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.errors import InputError, QueryError
 from replaybuf.query import FIELDS, LogicNode, Node, parse, span_of
 from replaybuf.query.parse import read_value
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, parse_order
-from replaybuf.storage.sql.inspection.group_queries import Chosen, Key, page_of_groups
+from replaybuf.storage.sql.inspection.group_queries import COUNTED, Chosen, Key, page_of_groups, values_of_groups
 from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.web.ask import Ask
+from replaybuf.web.tables import facet_of
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import ReadTransaction
@@ -57,14 +59,33 @@ def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "statuses": STATUSES,
         "fields": (*FIELDS, "tags.NAME"),
         "total": None if where else _total(tasks, task, status),
+        "looked_at": 0,
+        "values": {},
     }
     query = _query(where)
     if isinstance(query, Marked):
         return {**data, "error": query}
     order = _order(ask)
-    found = page_of_groups(tx, Chosen(query, order, ask.text("buffer"), task, status), _after(ask, order), size)
+    chosen = Chosen(query, order, ask.text("buffer"), task, status)
+    found = page_of_groups(tx, chosen, _after(ask, order), size)
     last = None if found.last is None else json.dumps([found.last.value, found.last.uid])
-    return {**data, "rows": found.rows, "next": last}
+    looked_at, counts = values_of_groups(tx, chosen)
+    values = {name: [*of_name.items()] for name, of_name in counts.items() if of_name}
+    return {**data, "rows": found.rows, "next": last, "looked_at": looked_at, "values": values}
+
+
+_PARAMETERS = {"status": "status", "task_name": "task"}
+_FACETS = 12
+
+
+def draw_groups(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    """Return what groups can be chosen by: the status, task, worker and tags of the newest that match."""
+    facets = [
+        facet_of(name, dict(values), ask, parameter=_PARAMETERS.get(name))
+        for name, values in [*data["values"].items()][:_FACETS]
+    ]
+    newest = "" if data["looked_at"] < COUNTED else f"of the newest {COUNTED:,}"
+    return {"facets": facets, "counted": newest or f"of {units.number_of(data['looked_at'], 'group')}"}
 
 
 def _query(where: str) -> Node | Marked:

@@ -25,13 +25,14 @@ from replaybuf.web.ask import LARGEST, Ask, NotThereError
 from replaybuf.web.axes import STEPS
 from replaybuf.web.pages.records import one_buffer
 from replaybuf.web.plots import Across, lines
+from replaybuf.web.tables import listed
 
 _SIZE = 50
 _MOST_STEPS = 1000
 #: Groups that are read to find out what stands out of the steps.
 _MOST_JUDGED = 20_000
 _MOST_GROUPS = 100_000
-_STEP_GROUPS, _LOWEST = 100, 3
+_LOWEST = 3
 _ACROSS = ("step", "time")
 
 
@@ -104,7 +105,14 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         lines("Rewards", {name: line(steps, field) for name, field in spread.items()}, across=across),
         lines("Staleness", means("staleness") | most, across=across),
     ]
-    return {"plots": [one for one in plots if one], "verdicts": judged, "across": ask.choice("across", _ACROSS)}
+    ordered = listed(data["plotted"], ask, _STEPS) if ask.text("order") else None
+    return {
+        "plots": [one for one in plots if one],
+        "verdicts": judged,
+        "across": ask.choice("across", _ACROSS),
+        "ordered": ordered,
+        "shown": data["steps"] if ordered is None else ordered.rows,
+    }
 
 
 def _across(ask: Ask, steps: Sequence[StepSummary]) -> tuple[Across, Callable[[StepSummary], float]]:
@@ -136,25 +144,17 @@ def groups_of_step(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"restores": run.summary.restores, **asdict(one)} for run in data["runs"] for _, one in run.groups]
 
 
-#: How the groups of a step are ordered: by the column of this name, from the other end with a "-" before it.
-_ORDERS = tuple(f"{sign}{name}" for name in ("reward", "staleness", "uid", "task_name", "worker") for sign in ("", "-"))
+#: The columns by which groups of a step or a draw are ordered.
+_MEMBERS = ("reward", "staleness", "uid", "task_name", "worker", "oldest_model_step", "created_at")
+_STEPS = (
+    *("step", "last_at", "batches", "groups", "settled", "reward", "min_reward", "max_reward", "staleness"),
+    *("max_staleness", "oldest_model_step"),
+)
 
 
 def draw_step(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return a page of the groups of each run in the order that is asked for, and where the next page begins."""
-    order, first = ask.choice("order", _ORDERS), ask.number("after", 0) or 0
-    name = order.removeprefix("-")
-
-    def by_column(one: Member) -> tuple[bool, Any]:
-        value = getattr(one, name)
-        return value is None, 0 if value is None else value
-
-    pages = []
-    for run in data["runs"]:
-        members = sorted((one for _, one in run.groups), key=by_column, reverse=order != name)
-        pages.append(members[first : first + _STEP_GROUPS])
-    more = any(len(run.groups) > first + _STEP_GROUPS for run in data["runs"])
-    return {"pages": pages, "order": order, "first": first, "next": first + _STEP_GROUPS if more else None}
+    """Return a page of the groups of each run in the order that is asked for, the lowest rewards first if none is."""
+    return {"pages": [listed([one for _, one in run.groups], ask, _MEMBERS) for run in data["runs"]]}
 
 
 def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
@@ -166,3 +166,8 @@ def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     groups = newest(tx, BATCH_GROUPS, None, _MOST_GROUPS, "batch = :batch", batch=number)
     members = [Member(**{name: row[name] for name in Member.__slots__}) for row in groups]
     return {"now": tx.now(), "batch": found[0], "groups": members, "workers": by_worker(tabulate(members), {})}
+
+
+def draw_batch(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    """Return a page of the groups of a draw in the order that is asked for."""
+    return {"page": listed(data["groups"], ask, _MEMBERS)}

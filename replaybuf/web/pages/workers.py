@@ -16,8 +16,15 @@ from replaybuf.web.ask import Ask, NotThereError
 from replaybuf.web.axes import STEPS
 from replaybuf.web.pages.records import one_buffer, read_waits
 from replaybuf.web.plots import Across, Plot, lines
+from replaybuf.web.tables import listed
 
-_MOST_ROWS = 500
+_MOST_ROWS = 10_000
+#: The columns by which workers are ordered: what they made, and their last hour.
+_MADE = ("name", "groups", "reward", "lead", "worse", "staleness")
+_WORKERS = (
+    *("worker", "host", "pid", "last_seen", "started_at", "groups_last_hour", "rollouts_last_hour"),
+    *("tokens_last_hour", "failures_last_hour", "taken_last_hour"),
+)
 _STEPS_OF_WORKERS = 50
 _MOST_LINES, _LOWEST_SHOWN = 8, 50
 
@@ -39,7 +46,12 @@ def read_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 def draw_workers(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return plots of the workers side by side: mean reward and staleness over the last steps."""
     shown = data["made"][:_MOST_LINES]
-    return {"plots": plot_workers({one["name"] or "unknown": one["steps"] for one in shown}), "lines": len(shown)}
+    return {
+        "plots": plot_workers({one["name"] or "unknown": one["steps"] for one in shown}),
+        "lines": len(shown),
+        "compared": listed(data["made"], ask, _MADE, order="sort", after="page"),
+        "page": listed(data["workers"], ask, _WORKERS),
+    }
 
 
 def _total(name: str | None, steps: Sequence[WorkerStep]) -> dict[str, Any]:

@@ -7,15 +7,16 @@ merged; other orders sort all groups that match.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true, union_all
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
-from replaybuf.query import LogicNode, Node
+from replaybuf.query import TAG_PREFIX, LogicNode, Node
 from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -141,6 +142,32 @@ def page_of_groups(tx: ReadTransaction, chosen: Chosen, after: Key | None, size:
     rows = read_metadata(tx, [uid for uid, _ in keys[:size]])
     last = Key(keys[size - 1][1], keys[size - 1][0]) if len(keys) > size else None
     return GroupPage(rows, last)
+
+
+#: Groups of which it is counted how many have which values.
+COUNTED = 1000
+_VALUES = """
+SELECT l.task_name AS task_name, l.status AS status, g.worker AS worker, g.tags AS tags
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid IN ({uids})"""
+
+
+def values_of_groups(tx: ReadTransaction, chosen: Chosen) -> tuple[int, dict[str, Counter[Any]]]:
+    """Return how many of the newest groups that match were looked at, and of those how many have which value.
+
+    The names are `status`, `task_name`, `worker`, and `tags.NAME` for each tag whose values are texts or numbers.
+    """
+    looking = looking_at(tx, chosen.buffer)
+    lanes = _lanes(looking, chosen)
+    newest = replace(chosen, order=OrderTerm("uid", descending=True))
+    uids = [uid for uid, _ in looking.execute(_statement(looking, newest, lanes, None, COUNTED))] if lanes else []
+    counts: dict[str, Counter[Any]] = {"status": Counter(), "task_name": Counter(), "worker": Counter()}
+    for row in tx.rows(_VALUES.format(uids=", ".join(map(str, uids)))) if uids else ():
+        tags = row.pop("tags") or {}
+        values = {**row, **{f"{TAG_PREFIX}{name}": value for name, value in tags.items()}}
+        for name, value in values.items():
+            if isinstance(value, str | int | float):
+                counts.setdefault(name, Counter())[value] += 1
+    return len(uids), counts
 
 
 def _lanes(tx: Transaction, chosen: Chosen) -> list[int]:
