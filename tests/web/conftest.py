@@ -8,10 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import make_url
 
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.web.app import create_app
-from tests.postgres import new_database
+from tests.postgres import execute, new_database
 from tests.web.example import fill
 
 
@@ -26,6 +27,17 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         with new_database(request.getfixturevalue("postgres_url")) as url:
             asyncio.run(fill(url))
             yield url
+
+
+@pytest.fixture(scope="session")
+def reader(filled: str) -> Iterator[str]:
+    """The URL of the example for somebody who only reads."""
+    if filled.startswith("sqlite"):
+        yield filled
+        return
+    execute(filled, "CREATE ROLE viewer LOGIN; GRANT SELECT ON ALL TABLES IN SCHEMA public TO viewer")
+    yield make_url(filled).set(username="viewer").render_as_string(hide_password=False)
+    execute(filled, "DROP OWNED BY viewer; DROP ROLE viewer")
 
 
 @pytest.fixture

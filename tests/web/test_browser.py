@@ -31,7 +31,8 @@ PATHS = (
         "/worker?worker=node1:811",
         "/batches/1",
     ),
-    *("/checkpoints", "/workers", "/events", "/nix"),
+    *("/checkpoints", "/workers", "/events", "/nix", "/sql"),
+    "/sql?sql=SELECT+step%2C+worker%2C+avg(reward)+FROM+batch_groups+GROUP+BY+1%2C+2",
 )
 
 
@@ -42,8 +43,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def address(filled: str) -> Iterator[str]:
-    with serving(filled) as found:
+def address(reader: str) -> Iterator[str]:
+    with serving(reader) as found:
         yield found
 
 
@@ -82,7 +83,7 @@ def wait(driver: Any, condition: str) -> None:
 
 def test_the_menu_leads_to_every_page_and_groups_to_their_rollouts(driver: Any, address: str) -> None:
     driver.get(address)
-    for name in ("Groups", "Steps", "Checkpoints", "Workers", "Events", "Overview"):
+    for name in ("Groups", "Steps", "Checkpoints", "Workers", "Events", "SQL", "Overview"):
         driver.find_element("link text", name).click()
         assert find(driver, "h1").text.startswith(name)
         assert find(driver, "nav [aria-current]").text == name
@@ -109,6 +110,37 @@ def test_a_query_is_written_and_its_mistake_shown_in_place(driver: Any, address:
     find(driver, "form.query button").click()
     wait(driver, "!document.querySelector('mark') && document.body.innerText.includes('level=3')")
     assert "level=2" not in text_of(driver)
+
+
+def test_sql_is_completed_and_run(driver: Any, address: str) -> None:
+    from selenium.webdriver import ActionChains, Keys
+
+    driver.get(f"{address}/sql")
+    find(driver, "#sql").send_keys("SELECT task_name, max(rew")
+    assert find(driver, "#completions [aria-selected=true]").text == "reward"
+    press(driver, Keys.TAB)
+    find(driver, "#sql").send_keys(") FROM groups GROUP BY 1 -- rewa")
+    press(driver, Keys.ESCAPE)
+    assert find(driver, "#sql").get_attribute("value") == "SELECT task_name, max(reward) FROM groups GROUP BY 1 -- rewa"
+    find(driver, "#sql").click()
+    ActionChains(driver).key_down(Keys.CONTROL).send_keys(Keys.ENTER).key_up(Keys.CONTROL).perform()
+    wait(driver, "location.search.includes('max') && document.querySelector('[aria-label=Answer] table')")
+    assert "math" in find(driver, "[aria-label=Answer]").text
+
+
+def test_a_question_is_one_click_away_and_drawn(driver: Any, address: str) -> None:
+    driver.get(f"{address}/sql")
+    driver.find_element("link text", "How many seconds do groups wait before they are drawn?").click()
+    assert find(driver, ".plot figcaption").text == "seconds"
+
+
+def test_a_facet_chooses_groups_and_takes_it_back(driver: Any, address: str) -> None:
+    driver.get(f"{address}/groups")
+    driver.find_element("css selector", ".facets").find_element("link text", "code").click()
+    wait(driver, "location.search.includes('task=code')")
+    assert "math" not in find(driver, "table.rows tbody").text
+    find(driver, ".facets [aria-current]").click()
+    wait(driver, "!location.search.includes('task=code')")
 
 
 def test_pages_follow_each_other(driver: Any, address: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -17,20 +16,8 @@ from replaybuf.storage.sql.inspection.questions import QUESTIONS
 from replaybuf.web.apart import Answer, Job, answer
 from replaybuf.web.pages.statement import plot_of
 from tests.cli.test_sql import POSTGRES_ESCAPES, SQLITE_ESCAPES, WRITES
-from tests.postgres import execute
 from tests.web.conftest import Client, client_of
 from tests.web.example import HOSTILE_UID, SCRIPT
-
-
-@pytest.fixture
-def reader(filled: str) -> Iterator[str]:
-    """The URL of the example for somebody who only reads."""
-    if filled.startswith("sqlite"):
-        yield filled
-        return
-    execute(filled, "CREATE ROLE viewer LOGIN; GRANT SELECT ON ALL TABLES IN SCHEMA public TO viewer")
-    yield make_url(filled).set(username="viewer").render_as_string(hide_password=False)
-    execute(filled, "DROP OWNED BY viewer; DROP ROLE viewer")
 
 
 @pytest.fixture

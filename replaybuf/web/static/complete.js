@@ -20,7 +20,7 @@ document.addEventListener("DOMContentLoaded", () => {
   let chosen = 0;
 
   function word() {
-    return /[\w*(]*$/.exec(box.value.slice(0, box.selectionStart))[0];
+    return /\w*$/.exec(box.value.slice(0, box.selectionStart))[0];
   }
   // Columns of the views in the statement come first, then views, then those of other views.
   function candidates() {
