@@ -5,10 +5,10 @@ A damaged page may leave a text that is no longer UTF-8 or JSON: every query tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from pydantic_core import from_json
 from sqlalchemy import select, update
 
 from replaybuf.codec.payload import Texts
@@ -55,9 +55,10 @@ def _unreadable(tx: ReadTransaction) -> Iterator[BadText]:
 
 def _is_readable(value: bytes, *, is_json: bool) -> bool:
     try:
-        decoded = value.decode()
         if is_json:
-            json.loads(decoded)
+            from_json(value)
+        else:
+            value.decode()
     except ValueError:
         return False
     return True

@@ -164,14 +164,69 @@ def extreme_rollouts(
     """
     check_buffer(tx, buffer)
     given = {name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None}
-    where = "".join(f" AND {name} = :{name}" for name in given)
+    if among is not None:
+        found = [row for part in _listed(among) for row in _extremes(tx, part, given, count, worst=worst)]
+        return _first(found, count, worst=worst)
+    most = 8 * count + 100
+    while True:
+        rows, last = _candidates(tx, given, most, worst=worst)
+        found = [row for part in _listed(rows) for row in _extremes(tx, part, given, count, worst=worst)]
+        chosen = _first(found, count, worst=worst)
+        if last is None or _is_settled(found, chosen, last, worst=worst):
+            return chosen
+        most *= 16
+
+
+_Row = Sequence[Any]
+
+
+def _extremes(tx: ReadTransaction, part: str, given: dict[str, str], count: int, *, worst: bool) -> Sequence[_Row]:
+    """Return uid, position, place in its group and reward of the first rollouts of some groups."""
+    where = "".join(f" AND {name} = :{name}" for name in given) + part
     order, lowest = ("ASC", "min") if worst else ("DESC", "max")
-    rows: list[Sequence[Any]] = []
-    for part in [""] if among is None else _listed(among):
-        statement = _EXTREMES.format(where=where + part, order=order, lowest=lowest, count=int(count))
-        rows += tx.table(statement, **given)[1]
-    rows.sort(key=lambda row: (row[2], row[3] if worst else -row[3], -row[0]))
+    return tx.table(_EXTREMES.format(where=where, order=order, lowest=lowest, count=int(count)), **given)[1]
+
+
+def _first(found: Sequence[_Row], count: int, *, worst: bool) -> list[tuple[int, int]]:
+    rows = sorted(found, key=lambda row: (row[2], row[3] if worst else -row[3], -row[0]))
     return [(uid, position) for uid, position, *_ in rows[:count]]
+
+
+# The marks have the rewards of all rollouts, completed or not: the true extreme of a group isn't beyond theirs.
+_CANDIDATES = {
+    "sqlite": "(SELECT {lowest}(value) FROM json_each(g.marks, '$.reward'))",
+    "postgresql": "(SELECT {lowest}(value::double precision) FROM jsonb_array_elements_text(g.marks -> 'reward'))",
+}
+
+
+def _candidates(
+    tx: ReadTransaction, given: dict[str, str], most: int, *, worst: bool
+) -> tuple[list[int], tuple[float, int] | None]:
+    """Return the groups whose marks have the lowest rewards, or the highest; of the last its reward and uid.
+
+    There is no last one when these are all that have rewards.
+    """
+    where = "".join(f" AND l.{name} = :{name}" for name in given)
+    extreme = _CANDIDATES[tx.dialect_name].format(lowest="min" if worst else "max")
+    found = tx.tuples(
+        f"SELECT g.uid, {extreme} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.reward IS NOT NULL{where} "  # noqa: S608
+        f"ORDER BY 2 {'ASC' if worst else 'DESC'}, 1 DESC LIMIT {int(most)}",
+        **given,
+    )
+    last = (float(found[-1][1]), int(found[-1][0])) if len(found) == most else None
+    return [uid for uid, _ in found], last
+
+
+def _is_settled(
+    found: Sequence[_Row], chosen: Sequence[tuple[int, int]], last: tuple[float, int], *, worst: bool
+) -> bool:
+    """Return whether no group beyond the last candidate can come before those that are chosen."""
+    firsts = {uid: reward for uid, _, nth, reward in found if nth == 1}
+    groups = [uid for uid, _ in chosen]
+    if len(set(groups)) < len(groups):  # second rollouts of a group: there may be more groups
+        return False
+    sign = 1 if worst else -1
+    return bool(groups) and all((sign * firsts[uid], -uid) <= (sign * last[0], -last[1]) for uid in groups)
 
 
 def _listed(uids: Sequence[int]) -> Iterator[str]:
