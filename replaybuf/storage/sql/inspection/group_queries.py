@@ -187,7 +187,7 @@ def _statement(tx: Transaction, chosen: Chosen, lanes: list[int], after: Key | N
         select(group.c.uid.label("uid"), value.label("value"))
         .select_from(group.join(lane, lane.c.id == group.c.lane))
         .where(compile_sql(chosen.query, FIELDS, tx.dialect.name))
-        .order_by(*([] if by_uid else [_directed(value, down).nulls_last()]), _directed(group.c.uid, down))
+        .order_by(*_keys(value, down))
         .limit(limit)
     )
     if after is not None:
@@ -198,15 +198,26 @@ def _statement(tx: Transaction, chosen: Chosen, lanes: list[int], after: Key | N
     return select(merged).order_by(_directed(merged.c.uid, down)).limit(limit)
 
 
+def _keys(value: ColumnElement[Any], down: bool) -> list[ColumnElement[Any]]:
+    """Return what groups are ordered by. Among equals the oldest come first, also where the highest do.
+
+    They are met in that order, so that those which are too many are passed over; the other way round each of a million
+    groups of the same reward would take the place of one that is kept.
+    """
+    if value is group.c.uid:
+        return [_directed(value, down)]
+    return [_directed(value, down).nulls_last(), group.c.uid.asc()]
+
+
 def _directed(key: ColumnElement[Any], down: bool) -> ColumnElement[Any]:
     return key.desc() if down else key.asc()
 
 
 def _behind(value: ColumnElement[Any], after: Key, down: bool) -> ColumnElement[bool]:
     """Return the condition of being behind a key; groups without a value come last, by uid."""
-    uid = group.c.uid < after.uid if down else group.c.uid > after.uid
     if value is group.c.uid:
-        return uid
+        return group.c.uid < after.uid if down else group.c.uid > after.uid
+    uid = group.c.uid > after.uid
     if after.value is None:
         return and_(value.is_(None), uid)
     beyond = value < after.value if down else value > after.value
