@@ -32,6 +32,12 @@ def serve(
         ),
     ] = None,
     buffer: Buffer = None,
+    beside: Annotated[
+        list[str] | None,
+        option(
+            "--beside", metavar="RUN", help="Another database, or an export, to be plotted over this one. Repeatable."
+        ),
+    ] = None,
 ) -> None:
     """Show a database in the browser, on a page of this machine.
 
@@ -44,6 +50,7 @@ def serve(
       replaybuf serve run.db
       replaybuf serve run.db --port 8080
       replaybuf serve postgresql://reader@db.cluster/rl --buffer train
+      replaybuf serve run.db --beside yesterday.db --beside lr-2e-6.parquet
       replaybuf serve run.db --host 0.0.0.0
     """
     try:
@@ -58,7 +65,7 @@ def serve(
         security.check_token(token)
     elif not security.is_loopback(host):
         token = security.new_token()
-    app = create_app(reader, buffer=buffer, token=token)
+    app = create_app(reader, buffer=buffer, token=token, beside=beside or ())
     listening = server.bind(host, port)
     address = server.address_of(listening, host)
     if token is not None:

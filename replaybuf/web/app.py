@@ -8,6 +8,7 @@ import mimetypes
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from replaybuf.observe import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.redact import escape, redact_words
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import last_sign_of
-from replaybuf.web.ask import PARAMETERS, Ask, NotThereError
+from replaybuf.web.ask import LARGEST, PARAMETERS, Ask, NotThereError
+from replaybuf.web.other_runs import OtherRun, other_runs
 from replaybuf.web.pages import PAGES, Data, Page
 from replaybuf.web.pages.statement import CSV_ROWS, ROWS
 from replaybuf.web.security import Guard, path_of
@@ -42,14 +44,20 @@ Respond = Callable[[Ask, Data, ReadTransaction | None], Response]
 
 
 def create_app(
-    reader: Reader, *, buffer: str | None = None, token: str | None = None, seconds: float = READ_SECONDS
+    reader: Reader,
+    *,
+    buffer: str | None = None,
+    token: str | None = None,
+    seconds: float = READ_SECONDS,
+    beside: Sequence[str] = (),
 ) -> ASGIApp:
     """Return the pages of a database, or of one buffer in it.
 
     With a token they are shown to those who have it; without, to requests for names of this machine (`localhost`).
-    A page whose read takes longer than `seconds` says so instead.
+    A page whose read takes longer than `seconds` says so instead. The train steps of other databases and of exports
+    `beside` can be plotted over those of this one.
     """
-    site = _Site(Readings(reader, seconds=seconds), buffer)
+    site = _Site(Readings(reader, seconds=seconds), buffer, other_runs(beside))
     pages = Starlette(
         routes=[*site.static(), *site.pages()],
         exception_handlers={HTTPException: site.http_error, ReplayBufError: site.error, Exception: site.defect},
@@ -60,8 +68,9 @@ def create_app(
 class _Site:
     """Renders pages and errors."""
 
-    def __init__(self, readings: Readings, buffer: str | None) -> None:
+    def __init__(self, readings: Readings, buffer: str | None, others: Mapping[str, OtherRun]) -> None:
         self._readings = readings
+        self._others = others
         self._statements = readings.beside(STATEMENTS_AT_ONCE)
         self._buffer = buffer
         self._files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
@@ -165,14 +174,20 @@ class _Site:
 
         def work(reader: Reader, seconds: float) -> Response:
             if page.read is not None:
-                read = page.read
-                return reader.read(lambda tx: respond(ask, read(tx, ask), tx), timeout=seconds)
+                read, asked = page.read, self._compared(ask, seconds) if page.compares else ask
+                return reader.read(lambda tx: respond(asked, read(tx, asked), tx), timeout=seconds)
             assert page.run is not None
             if self._buffer is not None:
                 raise NotThereError(f"this page is of the buffer {self._buffer!r:.100} only, and SQL reads all")
             return respond(ask, page.run(reader, ask, seconds, CSV_ROWS if as_csv else ROWS), None)
 
         return await (self._readings if page.read else self._statements).run(work)
+
+    def _compared(self, ask: Ask, seconds: float) -> Ask:
+        """Return what is asked for, with the train steps of another run if one is to be plotted beside."""
+        other = self._others.get(ask.text("beside") or "")
+        elsewhere = None if other is None else other.steps(ask.number("before", least=-LARGEST), seconds)
+        return replace(ask, others=[*self._others], elsewhere=elsewhere)
 
     def _ask(self, request: Request) -> Ask:
         parameters = {name: one for name, one in request.query_params.items() if name in PARAMETERS}

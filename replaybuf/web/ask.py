@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from replaybuf.errors import InputError
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.traces import StepSummary
 
 LARGEST = 2**63 - 1
 #: The parameters that pages know. Others are dropped: each link repeats those of its page.
@@ -35,10 +39,16 @@ PARAMETERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The parameters of a URL's query, and the numbers in its path. Every reading raises InputError for a bad value."""
+    """The parameters of a URL's query, and the numbers in its path. Every reading raises InputError for a bad value.
+
+    `others` are the names of runs of other databases and of exports, and `elsewhere` the train steps of the one that
+    is asked for beside.
+    """
 
     parameters: Mapping[str, str]
     path: Mapping[str, str] = field(default_factory=dict)
+    others: Sequence[str] = ()
+    elsewhere: Sequence[StepSummary] | None = None
 
     def text(self, name: str) -> str | None:
         """Return a text, or None when it isn't given or empty."""

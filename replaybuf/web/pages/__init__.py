@@ -42,7 +42,7 @@ class Page:
     """A page: its path and title, what it reads, and what it draws of that. The name is that of its template.
 
     `rows` finds the rows of its table in what it reads, for CSV. Instead of `read`, `run` runs a statement in a
-    transaction of its own, for so many seconds and rows.
+    transaction of its own, for so many seconds and rows. A page that `compares` is given another run's train steps.
     """
 
     path: str
@@ -52,13 +52,14 @@ class Page:
     in_menu: bool = True
     rows: Callable[[Data], Sequence[Any]] | None = None
     run: Callable[[Reader, Ask, float, int], Data] | None = None
+    compares: bool = False
 
 
 PAGES = {
     "overview": Page("/", "Overview", read_overview, draw_overview, rows=itemgetter("tasks")),
     "groups": Page("/groups", "Groups", read_groups, draw_groups, rows=itemgetter("rows")),
     "group": Page("/groups/{uid}", "Group", read_group, draw_group, in_menu=False),
-    "steps": Page("/steps", "Steps", read_steps, draw_steps, rows=itemgetter("steps")),
+    "steps": Page("/steps", "Steps", read_steps, draw_steps, rows=itemgetter("steps"), compares=True),
     "step": Page("/steps/{step}", "Step", read_step, draw_step, in_menu=False, rows=groups_of_step),
     "batch": Page("/batches/{batch}", "Draw", read_batch, draw_batch, in_menu=False, rows=itemgetter("groups")),
     "checkpoints": Page("/checkpoints", "Checkpoints", read_checkpoints, draw_checkpoints, rows=itemgetter("rows")),

@@ -23,12 +23,12 @@ from replaybuf.storage.sql.inspection.traces import (
 )
 from replaybuf.web.ask import LARGEST, Ask, NotThereError
 from replaybuf.web.axes import STEPS
+from replaybuf.web.other_runs import MOST_STEPS
 from replaybuf.web.pages.records import one_buffer
 from replaybuf.web.plots import Across, lines
 from replaybuf.web.tables import listed
 
 _SIZE = 50
-_MOST_STEPS = 1000
 #: Groups that are read to find out what stands out of the steps.
 _MOST_JUDGED = 20_000
 _MOST_GROUPS = 100_000
@@ -45,13 +45,17 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     first, last = (ask.number(name, least=-LARGEST) for name in ("from", "to"))
     before = ask.number("before", None if last is None else min(last + 1, LARGEST), least=-LARGEST)
     beside = ask.text("beside")
-    check_buffer(tx, beside)
+    if ask.elsewhere is None:
+        check_buffer(tx, beside)
 
-    def summaries(name: str) -> list[StepSummary]:
-        every = summarise_steps(tx, name, before=before, limit=_MOST_STEPS)
-        return [one for one in every if first is None or one.step >= first]
+    def summaries(name: str) -> Sequence[StepSummary]:
+        return summarise_steps(tx, name, before=before, limit=MOST_STEPS)
 
-    plotted = summaries(buffer)
+    def wanted(steps: Sequence[StepSummary]) -> list[StepSummary]:
+        return [one for one in steps if first is None or one.step >= first]
+
+    plotted = wanted(summaries(buffer))
+    compared = ask.elsewhere if ask.elsewhere is not None else summaries(beside) if beside else []
     numbers = sorted({one.step for one in plotted}, reverse=True)
     more = len(numbers) > _SIZE
     steps = [one for one in plotted if not more or one.step > numbers[_SIZE]]
@@ -63,7 +67,8 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "buffers": buffers,
         "steps": steps,
         "plotted": plotted,
-        "beside": summaries(beside) if beside else [],
+        "others": [*(name for name in buffers if name != buffer), *ask.others],
+        "beside": wanted([one for one in compared if before is None or one.step < before]),
         "judged": [
             {"step": step, "restores": restores, "verdict": text}
             for (step, restores), text in judge_steps(tx, buffer, _to_be_judged(plotted, len(steps))).items()

@@ -1,0 +1,128 @@
+"""Runs of other databases and of exports, whose train steps are plotted beside those of the database that is served."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from replaybuf.errors import InputError
+from replaybuf.files.row_format import FileGroup
+from replaybuf.files.sources import RolloutFile, is_sqlite
+from replaybuf.redact import redact_path
+from replaybuf.rollouts.rewards import reward_value
+from replaybuf.storage.sql.inspection.groups import buffers_of
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.storage.sql.inspection.traces import StepSummary, summarise_steps
+
+#: Train steps of a run that are plotted.
+MOST_STEPS = 1000
+_REWARD_KEY = "score"
+
+
+class OtherRun(Protocol):
+    """A run whose train steps can be asked for."""
+
+    def steps(self, before: int | None, seconds: float) -> Sequence[StepSummary]:
+        """Return the last steps before one, newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRun:
+    """A buffer of another database."""
+
+    reader: Reader
+    buffer: str
+
+    def steps(self, before: int | None, seconds: float) -> Sequence[StepSummary]:
+        return self.reader.read(
+            lambda tx: summarise_steps(tx, self.buffer, before=before, limit=MOST_STEPS), timeout=seconds
+        )
+
+
+@dataclass(slots=True)
+class ExportedRun:
+    """The groups of an export that were trained on, by train step; the file is read once."""
+
+    path: str
+    _steps: list[StepSummary] | None = field(default=None, init=False)
+
+    def steps(self, before: int | None, seconds: float) -> Sequence[StepSummary]:
+        if self._steps is None:
+            self._steps = _summaries(self.path)
+        found = [one for one in self._steps if before is None or one.step < before]
+        return found[:MOST_STEPS]
+
+
+def other_runs(sources: Sequence[str]) -> dict[str, OtherRun]:
+    """Return the runs of databases (URLs or paths) and exports, by short names. Raises InputError, FileError, ..."""
+    found: dict[str, OtherRun] = {}
+    for source in sources:
+        name = Path(source.partition("?")[0]).name or source
+        if _is_export(source):
+            runs: Mapping[str, OtherRun] = {name: ExportedRun(source)}
+            runs[name].steps(None, 0.0)
+        else:
+            reader = open_reader(source)
+            buffers = reader.read(buffers_of) or ["default"]
+            runs = {name if len(buffers) == 1 else f"{name} {buffer}": BufferRun(reader, buffer) for buffer in buffers}
+        for label, run in runs.items():
+            number, unique = 1, label
+            while unique in found:
+                number += 1
+                unique = f"{label} ({number})"
+            found[unique] = run
+    return found
+
+
+def _is_export(source: str) -> bool:
+    path = Path(source)
+    return "://" not in source and (path.is_dir() or (path.exists() and not is_sqlite(path)))
+
+
+def _summaries(path: str) -> list[StepSummary]:
+    """Return the train steps of an export, newest first. Raises InputError when no group says its step."""
+    by_step: dict[int, list[FileGroup]] = defaultdict(list)
+    for group in RolloutFile(path).read():
+        if group.trained_step is not None:
+            group.rollouts = [{"reward": one.get("reward")} for one in group.rollouts]
+            by_step[group.trained_step].append(group)
+    if not by_step:
+        raise InputError(
+            f"{redact_path(path)} has no groups that were trained on: archive= in the config keeps them, and export "
+            "writes them with their train step"
+        )
+    return [_summary(step, by_step[step]) for step in sorted(by_step, reverse=True)]
+
+
+def _summary(step: int, groups: Sequence[FileGroup]) -> StepSummary:
+    rewards = [reward for one in groups if (reward := _mean_reward(one)) is not None]
+    staleness = [one.staleness for one in groups]
+    times = [datetime.fromtimestamp(one.created_at or 0.0, UTC) for one in groups]
+    return StepSummary(
+        step=step,
+        restores=0,
+        resumed=False,
+        undone=False,
+        first_at=min(times),
+        last_at=max(times),
+        batches=1,
+        groups=len(groups),
+        settled=len(groups),
+        reward=sum(rewards) / len(rewards) if rewards else None,
+        min_reward=min(rewards, default=None),
+        max_reward=max(rewards, default=None),
+        staleness=sum(staleness) / len(staleness),
+        max_staleness=max(staleness),
+        oldest_model_step=None,
+        newest_model_step=None,
+        taken_by=[],
+    )
+
+
+def _mean_reward(group: FileGroup) -> float | None:
+    known = [value for one in group.rollouts if (value := reward_value(one["reward"], _REWARD_KEY)) is not None]
+    return sum(known) / len(known) if known else None
