@@ -16,7 +16,7 @@ from replaybuf.errors import NotEmptyError, SnapshotMismatchError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import KEYS, Clock
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.storage.values import Cursor, StorageItem
+from replaybuf.storage.values import UNSET, Cursor, StorageItem, Unset
 
 FORMAT = "replaybuf-state-3"
 
@@ -29,7 +29,8 @@ _LATER = ("worker", "trained_step")
 class StoredGroup:
     """A group with its payload, its keys in its races, and when it was archived (seconds since the epoch).
 
-    `ticket` is the number that random draws know it by.
+    `ticket` is the number that random draws know it by. `due` are the places of the rollouts that expire at the next
+    refresh because they were EXPIRED when they were put without a train step; UNSET in states of older versions.
     """
 
     item: StorageItem
@@ -37,6 +38,7 @@ class StoredGroup:
     ticket: int
     keys: dict[str, float] = field(default_factory=dict)
     archived_at: float | None = None
+    due: Sequence[int] | Unset = ()
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ def pack_state(state: BufferState) -> dict[str, Any]:
             {name: _plain(getattr(group.item, name)) for name in _METADATA}
             | {"payload": group.payload, "ticket": group.ticket}
             | {"keys": dict(group.keys), "archived_at": group.archived_at}
+            | ({} if isinstance(group.due, Unset) else {"due": [*group.due]})
             for group in sorted(state.groups, key=lambda group: group.item.uid)
         ],
         "next_uid": state.next_uid,
@@ -110,7 +113,8 @@ def _stored_group(record: dict[str, Any]) -> StoredGroup:
     values = {name: record[name] for name in _METADATA} | {"status": Status(record["status"])}
     keys = {str(name): float(key) for name, key in record["keys"].items() if name in KEYS}
     item, ticket = StorageItem(**values), int(record["ticket"])
-    return StoredGroup(item, bytes(record["payload"]), ticket, keys, record["archived_at"])
+    due = [int(place) for place in record["due"]] if "due" in record else UNSET
+    return StoredGroup(item, bytes(record["payload"]), ticket, keys, record["archived_at"], due)
 
 
 def check_empty(count: int, steps: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""docs/cli.md and docs/cli-writing.md are true.
+"""docs/cli.md, docs/cli-writing.md and docs/doctor.md are true.
 
 `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/cli/test_docs.py` writes the outputs anew.
 """
@@ -21,7 +21,7 @@ from replaybuf.cli.app import app
 from tests.cli.example import fill
 from tests.cli.test_help import COMMANDS, LIVE
 
-PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("cli.md", "cli-writing.md")]
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("cli.md", "doctor.md", "cli-writing.md")]
 BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
 
 # What differs from machine to machine, or from day to day.

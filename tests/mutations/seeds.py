@@ -251,7 +251,7 @@ _WEB = [
     ("web-methods", "web/security.py", 'if request.method not in ("GET", "HEAD"):', "if False:", "only reading is answered"),
     ("web-headers", "web/security.py", "headers[name] = value", "pass", "every answer has the policy"),
     ("web-token-of-host", "cli/serve.py", "elif not security.is_loopback(host):", "elif False:", "who listens elsewhere asks for a token"),
-    ("web-turns", "web/server.py", "anyio.Semaphore(AT_ONCE)", "anyio.Semaphore(100)", "few reads at a time"),
+    ("web-turns", "web/server.py", "anyio.Semaphore(at_once)", "anyio.Semaphore(100)", "few reads at a time"),
     ("web-endless", "web/server.py", "return work(self.reader, self._seconds)", "return work(self.reader, 600.0)", "long reads are stopped"),
     ("web-nulls-last", "storage/sql/inspection/group_queries.py", ", value.is_(None))", ")", "groups without a value are on the last pages"),
     ("web-ties", "storage/sql/inspection/group_queries.py", "return or_(beyond, and_(value == after.value, uid)", "return or_(beyond, value == after.value", "a group is on one page"),

@@ -95,7 +95,12 @@ def state_of(world: World, next_uid: int) -> BufferState:
     groups, races = world.groups, world.groups.races
     stored = [
         StoredGroup(
-            groups.item(uid), groups.payloads[uid], races.ticket(uid), races.keys_of(uid), groups.archived_at.get(uid)
+            groups.item(uid),
+            groups.payloads[uid],
+            races.ticket(uid),
+            races.keys_of(uid),
+            groups.archived_at.get(uid),
+            sorted(groups.due.get(uid, ())),
         )
         for uid in groups.table.select(_ALL)
     ]
@@ -115,6 +120,8 @@ def load(groups: Groups, state: BufferState) -> None:
             groups.races.keys[name][uid] = key
         if group.archived_at is not None:
             groups.archived_at[uid] = group.archived_at
+        if group.due:
+            groups.due[uid] = {*group.due}
     groups.races.load(state.clocks, {(one.item.task_name, one.item.status) for one in state.groups})
     groups.tallies = Counter(state.tallies)
     groups.steps = dict(state.steps)

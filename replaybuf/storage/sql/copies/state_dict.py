@@ -67,14 +67,15 @@ def _all_groups(tx: Transaction) -> Any:
 def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
     """Return a group with its payload as it would be read."""
     keys = {name: row.column(name) for name in KEYS if name in home.clocks}
-    data, item = row.payload or b"", row.item([])
+    data, item, due = row.payload or b"", row.item([]), list[int]()
     try:
         marks = row.parsed("marks")
+        due = [place for place, is_due in enumerate(marks.get("due") or ()) if is_due]
         if row.refreshed_to is not None or marks.get("expired") or marks.get("masked") is not None:
             data = codec.encode(row.decode(codec).item)
     except DecodeError as error:
         item = row.item([], str(error))
-    return StoredGroup(item, data, row.ticket, keys, row.column("archived_at"))
+    return StoredGroup(item, data, row.ticket, keys, row.column("archived_at"), due)
 
 
 def _given_back(
@@ -86,7 +87,8 @@ def _given_back(
     item = replace(stored.item, times_sampled=times, deliveries=deliveries)
     tallies.update({(item.task_name, status, name): n for (status, name), n in step.counts.items()})
     keys = new_keys(rules, home, [(item.uid, stored.ticket, item.priority)])[item.uid]
-    return StoredGroup(item, stored.payload, stored.ticket, keys, time.time() if item.status in ASIDE else None)
+    archived_at = time.time() if item.status in ASIDE else None
+    return StoredGroup(item, stored.payload, stored.ticket, keys, archived_at, stored.due)
 
 
 def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
@@ -168,6 +170,6 @@ def _encoded(codec: Codec, stored: StoredGroup) -> EncodedGroup:
         worker=item.worker,
     )
     try:
-        return describe(new, codec.decode(stored.payload), stored.payload, codec.rollout_type)
+        return describe(new, codec.decode(stored.payload), stored.payload, codec.rollout_type, due=stored.due)
     except DecodeError:
         return describe(new, [], stored.payload, codec.rollout_type)

@@ -22,7 +22,7 @@ from replaybuf.storage.sql.engine.transaction import Row, Transaction, insertion
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements import row_arrays
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.values import NewGroup
+from replaybuf.storage.values import UNSET, NewGroup, Unset
 
 _logger = logging.getLogger("replaybuf.rewards")
 
@@ -53,9 +53,21 @@ def encode_groups(codec: Codec, groups: Sequence[NewGroup]) -> list[EncodedGroup
     return [encode_group(codec, one) for one in groups]
 
 
-def describe(group: NewGroup, rollouts: Sequence[Any], payload: bytes, kind: RolloutType) -> EncodedGroup:
-    """Return the metadata of a group whose rollouts were encoded as `payload`."""
+def describe(
+    group: NewGroup,
+    rollouts: Sequence[Any],
+    payload: bytes,
+    kind: RolloutType,
+    *,
+    due: Sequence[int] | Unset = UNSET,
+) -> EncodedGroup:
+    """Return the metadata of a group whose rollouts were encoded as `payload`.
+
+    `due` are the places of rollouts that expire at the next refresh, of a group that was in another store.
+    """
     marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None)
+    if not isinstance(due, Unset):
+        marks.due = [place in due for place in range(len(rollouts))] if due else None
     records = outline(rollouts, kind, Texts(payload).find)
     if None in marks.reward:
         add_unreadable(records, rollouts, kind)
