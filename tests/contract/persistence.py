@@ -55,6 +55,29 @@ class PersistenceLaws(Harness):
         assert await everything(fresh) == before
         assert await everything(buffer) == before
 
+    @pytest.mark.parametrize("way", ["snapshot", "state"])
+    async def test_a_group_that_was_made_aborted_expires_there_as_it_would_have_here(
+        self, open_buffer: OpenBuffer, tmp_path: Path, way: str
+    ) -> None:
+        """One that expired and was requeued doesn't at the next refresh; one that was put as expired does, once."""
+        buffer, fresh = await open_buffer(), await open_buffer()
+        await buffer.put([rollout(1, response_model_steps=[1])], "math", current_train_step=2)
+        await buffer.refresh_staleness(task_stale_thresholds={"math": 3}, current_train_step=9)
+        await buffer.put([rollout(2, status=Status.EXPIRED, response="a")], "code")
+        await buffer.update({"status": "expired"}, status="aborted")
+        if way == "state":
+            fresh.load_state_dict(buffer.state_dict())
+        else:
+            await buffer.save(tmp_path / "saved")
+            await fresh.resume(tmp_path / "saved")
+        thresholds = {"math": 9, "code": 9}
+        for one in (buffer, fresh):
+            counts = [
+                await one.refresh_staleness(task_stale_thresholds=thresholds, current_train_step=step)
+                for step in (10, 11)
+            ]
+            assert counts == [{"math": 0, "code": 1}, {"math": 0, "code": 0}]
+
     async def test_a_resumed_buffer_goes_on_like_the_old_one(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
         """Puts, keys, refreshes and takes have the same effects in both."""
         buffer, fresh = await open_buffer("staleness"), await open_buffer("staleness")

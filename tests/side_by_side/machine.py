@@ -14,19 +14,16 @@ from tests.drawn import (
     changes,
     orders,
     puts,
+    queries,
     sizes,
     some_uids,
     sometimes,
     statuses,
     tasks,
 )
-from tests.query.strategies import queries as all_queries
 from tests.side_by_side.keeping import Keeping
 from tests.side_by_side.leasing import Leasing
 from tests.side_by_side.seen import seen
-
-#: The model doesn't know by which train step a group was trained on (see `seen.fields`).
-queries = all_queries.filter(lambda query: "trained_step" not in repr(query))
 
 
 class SideBySide(Leasing, Keeping):
