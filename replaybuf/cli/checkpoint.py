@@ -170,7 +170,7 @@ def _on(reader: Reader, name: str, call: Callable[[SQLStorage], Awaitable[T]]) -
     import asyncio
 
     from replaybuf.storage.sql.backend import SQLStorage
-    from replaybuf.storage.sql.inspection.group_queries import AS_DICTS
+    from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 
     async def run() -> T:
         storage = SQLStorage(reader.url.render_as_string(hide_password=False), AS_DICTS, name=name)

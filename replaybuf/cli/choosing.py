@@ -15,7 +15,8 @@ from replaybuf.cli.queries import nothing_in, query_of
 from replaybuf.errors import InputError
 from replaybuf.query import LogicNode, Node, ScalarNode, SetNode
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.group_queries import AS_DICTS, Removable, removable
+from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
+from replaybuf.storage.sql.inspection.group_queries import Removable, removable
 from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.reader import Reader
 

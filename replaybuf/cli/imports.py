@@ -37,7 +37,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import OUR_STATUSES
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.group_queries import AS_DICTS
+from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, exists
 
 _File = Annotated[

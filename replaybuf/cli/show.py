@@ -42,7 +42,7 @@ def read(reader: Reader, uid: int) -> Described:
 
 def read_full(reader: Reader, uid: int) -> tuple[Described, Rollouts]:
     """Return the metadata of a group and its rollouts as they were put. Raises InputError and DecodeError."""
-    from replaybuf.storage.sql.inspection.group_queries import show_group
+    from replaybuf.storage.sql.inspection.group_payloads import show_group
 
     found = _there(reader, uid, reader.read(lambda tx: show_group(tx, uid, payload=True)))
     return found, found.decode()

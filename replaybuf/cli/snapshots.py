@@ -14,7 +14,7 @@ from replaybuf.cli.options import Url, buffer_option, listing, option, url_and, 
 from replaybuf.cli.output import Column, Output
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.group_queries import AS_DICTS
+from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, policy_of, save_snapshot

@@ -10,7 +10,7 @@ from replaybuf.doctor.check_groups import FORGET, MISSING, set_groups_aside
 from replaybuf.doctor.findings import CheckContext, Finding, fine, groups, problem, repairable, warning
 from replaybuf.errors import DecodeError, StorageError
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
-from replaybuf.storage.sql.inspection.group_queries import AS_DICTS
+from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.columns import uid_in

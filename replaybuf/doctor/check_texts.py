@@ -19,7 +19,7 @@ from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.statuses import Status
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.group_queries import AS_DICTS
+from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.units import some

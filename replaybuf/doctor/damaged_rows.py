@@ -16,7 +16,7 @@ from replaybuf.errors import ReplayBufError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.group_queries import AS_DICTS
+from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.schema.tables import cursor, group, lane
 from replaybuf.storage.sql.statements.columns import rescoped_key
 from replaybuf.storage.values import Cursor

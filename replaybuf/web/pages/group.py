@@ -11,7 +11,7 @@ from replaybuf import units
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.files.foreign_rows import SYNONYMS
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.inspection.group_queries import show_group
+from replaybuf.storage.sql.inspection.group_payloads import show_group
 from replaybuf.storage.sql.inspection.lives import Life, life_of, timeline
 from replaybuf.tokens import SHADES, strip
 from replaybuf.web.ask import Ask, NotThereError

@@ -14,21 +14,16 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true, union_all
 
-from replaybuf.codec.payload import Codec
-from replaybuf.errors import DecodeError
-from replaybuf.query import TAG_PREFIX, LogicNode, Node
+from replaybuf.query import TAG_PREFIX, Node
 from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.policies import Order, OrderTerm
 from replaybuf.storage.sql.engine.dialect import PlanStep
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection.groups import (
-    Described,
     Listing,
     buffers_of,
     check_buffer,
-    describe_group,
     extreme_rollouts,
     read_metadata,
 )
@@ -36,12 +31,8 @@ from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import FIELDS
 from replaybuf.storage.sql.statements.lanes import find_lanes
-from replaybuf.storage.sql.statements.matching import count_groups, find_uids, finding, read_groups, select_matching
+from replaybuf.storage.sql.statements.matching import count_groups, find_uids, finding, select_matching
 from replaybuf.storage.sql.statements.ordering import Source
-from replaybuf.storage.sql.statements.rows import GroupRow
-
-#: Decodes rollouts as dicts, whatever their class and those in their fields were, and needs neither torch nor Ray.
-AS_DICTS = Codec(RolloutType(dict), tensors="numpy", object_refs="value", as_plain=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +42,6 @@ class Looking(Scope):
     @property
     def lanes(self) -> ColumnElement[bool]:
         return true() if self.buffer is None else lane.c.buffer == self.buffer
-
-
-@dataclass(slots=True)
-class Shown(Described):
-    """A group and its rollouts, and its payload if that was read."""
-
-    stored: GroupRow | None = None
-
-    def decode(self) -> list[dict[str, Any]]:
-        """Return the full rollouts, if the payload was read. Raises DecodeError."""
-        assert self.stored is not None
-        try:
-            return self.stored.decode(AS_DICTS).item
-        except DecodeError as error:
-            raise DecodeError(f"group {self.stored.uid}: {error} (without --full its metadata can be shown)") from error
 
 
 def looking_at(tx: ReadTransaction, buffer: str | None) -> Transaction:
@@ -90,15 +66,6 @@ def extremes_matching(
     """Return what `extreme_rollouts` does, of the groups that match."""
     uids = [uid for uid, _ in find_uids(looking_at(tx, buffer), query, (), None)]
     return extreme_rollouts(tx, buffer, None, count, worst=worst, among=uids)
-
-
-def show_group(tx: ReadTransaction, uid: int, *, payload: bool) -> Shown | None:
-    """Return a group of any buffer, or None when it isn't there."""
-    described = describe_group(tx, uid)
-    if described is None:
-        return None
-    stored = read_groups(looking_at(tx, None), [uid], LogicNode("$and", ())) if payload else []
-    return Shown(described.group, described.rollouts, described.now, described.several, *stored)
 
 
 #: More lanes than this are read in one go; a database has a few for each task.

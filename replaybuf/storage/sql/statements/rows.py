@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any
 
 from pydantic_core import from_json
 
 from replaybuf.codec.payload import Codec
+from replaybuf.codec.stored import DAMAGE, damaged, decode_stored
 from replaybuf.errors import DecodeError
-from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.statements.columns import JSON_COLUMNS, NEEDED, PLACES, key_of
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import StorageItem
-
-#: What damaged metadata of a group raises.
-_DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
 
 
 def _columns(*names: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -74,16 +71,16 @@ class GroupRow:
         """Return the value of a column with JSON. Raises DecodeError."""
         try:
             return _parsed(self.column(name))
-        except _DAMAGE as error:
-            raise self._damaged(error) from error
+        except DAMAGE as error:
+            raise damaged(self.uid, error) from error
 
     def check_json(self) -> None:
         """Raise DecodeError if a column with JSON is damaged."""
         try:
             for text in _JSON(self.values):
                 _parsed(text)
-        except _DAMAGE as error:
-            raise self._damaged(error) from error
+        except DAMAGE as error:
+            raise damaged(self.uid, error) from error
 
     @property
     def home(self) -> Lane:
@@ -137,31 +134,16 @@ class GroupRow:
 
         As long as nobody writes to them, the payload is what was stored. Raises DecodeError.
         """
-        if self.payload is None:
-            raise DecodeError(f"group {self.uid}: its payload is missing")
-        rollouts = codec.decode(self.payload, verified=self.verified, owned=True)
-        try:
-            marks = Marks.from_json(_parsed(self.column("marks")))
-            if len(rollouts) != len(marks.oldest):
-                raise DecodeError(
-                    f"group {self.uid}: {len(rollouts)} rollouts in the payload, {len(marks.oldest)} expected"
-                )
-            marks.apply(rollouts, self.refreshed_to, codec.rollout_type)
-            return self._item(rollouts)
-        except DecodeError:
-            raise
-        except _DAMAGE as error:
-            raise self._damaged(error) from error
+        marks, refreshed_to = self.column("marks"), self.refreshed_to
+        rollouts = decode_stored(codec, self.uid, self.payload, marks, refreshed_to, verified=self.verified)
+        return self.item(rollouts)
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""
         try:
             return self._item(rollouts, error)
-        except _DAMAGE as problem:
-            raise self._damaged(problem) from problem
-
-    def _damaged(self, error: Exception) -> DecodeError:
-        return DecodeError(f"group {self.uid}: its metadata is damaged ({type(error).__name__}: {error})")
+        except DAMAGE as problem:
+            raise damaged(self.uid, problem) from problem
 
     def _item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         priority, times_sampled, created_at, reward, tags, scoped, failure, deliveries = _ITEM(self.values)

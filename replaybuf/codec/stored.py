@@ -1,0 +1,42 @@
+"""Rollouts as they are read: decoded, and brought up to date by what refreshes have noted of their group."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic_core import from_json
+
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError
+from replaybuf.rollouts.marks import Marks
+
+#: What damaged metadata of a group raises.
+DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
+
+
+def decode_stored(
+    codec: Codec, uid: int, payload: bytes | None, marks: str, refreshed_to: int | None, *, verified: bool = False
+) -> list[Any]:
+    """Return the rollouts of a group, whose arrays live in the payload: ask once.
+
+    `marks` is JSON (`rollouts.marks`), and `refreshed_to` the train step of the last refresh, None before the first. As
+    long as nobody writes to the arrays, the payload is what was stored. Raises DecodeError.
+    """
+    if payload is None:
+        raise DecodeError(f"group {uid}: its payload is missing")
+    rollouts = codec.decode(payload, verified=verified, owned=True)
+    try:
+        found = Marks.from_json(from_json(marks))
+        if len(rollouts) != len(found.oldest):
+            raise DecodeError(f"group {uid}: {len(rollouts)} rollouts in the payload, {len(found.oldest)} expected")
+        found.apply(rollouts, refreshed_to, codec.rollout_type)
+    except DecodeError:
+        raise
+    except DAMAGE as error:
+        raise damaged(uid, error) from error
+    return rollouts
+
+
+def damaged(uid: int, error: Exception) -> DecodeError:
+    """Return the error of a group whose metadata can't be read."""
+    return DecodeError(f"group {uid}: its metadata is damaged ({type(error).__name__}: {error})")
