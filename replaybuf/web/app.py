@@ -131,8 +131,8 @@ class _Site:
             def respond(ask: Ask, data: Data, tx: ReadTransaction | None) -> Response:
                 where = "/overview" if request.url.path == "/" else request.url.path
                 files = {
-                    "json": ask.link(f"/api{where}.json"),
-                    "csv": ask.link(f"/csv{where}.csv") if page.rows else None,
+                    "json": ask.same(f"/api{where}.json"),
+                    "csv": ask.same(f"/csv{where}.csv") if page.rows else None,
                 }
                 idle = "" if tx is None else _idle(tx, ask)
                 values = {**data, **page.draw(data, ask), "idle": idle, "as_file": files}

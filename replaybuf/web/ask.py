@@ -37,6 +37,10 @@ PARAMETERS = frozenset(
 )
 
 
+#: The parameters that say which part of a table is shown.
+_OF_A_TABLE = frozenset(("after", "before", "order", "page", "sort"))
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """The parameters of a URL's query, and the numbers in its path. Every reading raises InputError for a bad value.
@@ -76,8 +80,18 @@ class Ask:
         return given
 
     def link(self, path: str = "", **changes: object) -> str:
-        """Return a URL with these parameters changed; those that become None are left out."""
-        parameters = {**self.parameters, **changes}
+        """Return a URL with these parameters changed; those that become None are left out.
+
+        Another page is in an order of its own, and begins at its beginning.
+        """
+        kept = {name: one for name, one in self.parameters.items() if not path or name not in _OF_A_TABLE}
+        return self._url(path, {**kept, **changes})
+
+    def same(self, path: str) -> str:
+        """Return the URL of the same as a file."""
+        return self._url(path, self.parameters)
+
+    def _url(self, path: str, parameters: Mapping[str, object]) -> str:
         query = urlencode({name: one for name, one in parameters.items() if one not in (None, "")}, errors="replace")
         return f"{path}?{query}" if query else path or "?"
 

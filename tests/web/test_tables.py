@@ -106,7 +106,7 @@ def test_a_facet_of_events_leads_to_as_many_events_as_it_counts(page: Client) ->
         assert len(page.get("/api/events.json", params=query).json()["rows"]) == min(100, count)
 
 
-@pytest.mark.parametrize("path", ["/steps", "/workers", "/checkpoints", "/batches/1", "/steps/413", "/groups"])
+@pytest.mark.parametrize("path", ["/", "/steps", "/workers", "/checkpoints", "/batches/1", "/steps/413", "/groups"])
 def test_every_heading_that_sorts_does(page: Client, path: str) -> None:
     links = re.findall(r'<th scope="col"[^>]*><a href="([^"]*)"', page.get(path).text)
     assert links
@@ -114,6 +114,12 @@ def test_every_heading_that_sorts_does(page: Client, path: str) -> None:
         answer = page.get(path + html.unescape(link))
         assert answer.status_code == 200, link
         assert "aria-sort=" in answer.text
+        leads = {
+            other.split("?")[0].rsplit("/", 1)[0]: other
+            for other in sorted(re.findall(r'href="(/[^"]*)"', answer.text))
+        }
+        for other in leads.values():
+            assert page.get(html.unescape(other)).status_code == 200, other
 
 
 def test_lists_of_groups_are_counted_up_to_a_thousand(page: Client) -> None:

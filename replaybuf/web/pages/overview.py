@@ -25,10 +25,13 @@ from replaybuf.units import time_of
 from replaybuf.web.ask import Ask
 from replaybuf.web.pages.records import read_waits
 from replaybuf.web.plots import BARS, Plot, areas, histogram, lines, whole_bins
+from replaybuf.web.tables import listed
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
+#: The columns by which tasks are ordered, beside the numbers of groups of each status.
+_TASKS = ("task", "buffer", "leased", "archived", "put", "sampled_new", "sampled_again", "expired", "evicted")
 _HOURS = ("6", "1", "24", "48")
 _EVENTS, _BATCHES = 8, 200
 _LAST_SECOND = 2**36
@@ -161,8 +164,10 @@ def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         histogram("Staleness", whole_bins(newest_ones.staleness), "completed groups put last"),
     ]
     present = [s for s in map(str, Status) if any(one["buffered"].get(s) for one in data["tasks"])]
+    rows = [one | {f"in_{s}": one["buffered"].get(s, 0) for s in present} for one in data["tasks"]]
     return {
         "plots": [one for one in plots if one],
+        "page": listed(rows, ask, (*_TASKS, *(f"in_{s}" for s in present))),
         "statuses": present,
         "hours_offered": sorted(map(int, _HOURS)),
     }
