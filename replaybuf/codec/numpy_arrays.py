@@ -250,6 +250,10 @@ class OutOfBandReader:
         self._end = at + array.nbytes
         return array if self._lends and array.nbytes >= self._least else array.copy()
 
+    def small(self, array: AnyArray) -> Any:
+        """Return an array that is in the msgpack."""
+        return array
+
     def defer(self, deferred: bool) -> None:
         """Do nothing: no array is deferred."""
 

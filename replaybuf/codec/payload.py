@@ -32,7 +32,7 @@ from typing import Any, Final, Literal
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from replaybuf.codec.arrays_apart import ArrayTable, DeferredReader, MakeHandle, Pieces
+from replaybuf.codec.arrays_apart import ArrayTable, DeferredReader, Deferring, HoldingReader, Pieces
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
 from replaybuf.codec.images import Images
 from replaybuf.codec.msgpack_values import ArrayReader, Packed, Packing, Unpacking, type_tags
@@ -235,19 +235,25 @@ class Codec:
                 reader = OutOfBandReader(memory, base, table.msgpack_end, lends=own)
             return self._unpack(body, table, reader)
 
-    def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handle: MakeHandle) -> list[Any]:
-        """Return the rollouts of a payload of which only the head and some arrays were read.
+    def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Deferring) -> list[Any]:
+        """Return the rollouts of a payload with handles in place of the arrays in these fields, at any depth.
 
-        The arrays in the fields `deferred` of each rollout, at any depth, are replaced by handles, as `handle(array)`
-        returns them; `pieces` has the bytes of all others (`ArrayTable.wanted`), which are verified. Errors as those
-        of `decode`.
+        Of a payload with a tail, only the head is given, and `pieces` has the bytes of the other arrays (`wanted`),
+        which are verified. Others are given whole. Errors as those of `decode`.
         """
         flags, count, size, body = _open(head)
+        reader: ArrayReader
         with _as_damage():
-            table = _table(head, body, count)
-            if flags or table.end + table.tail_size != _BODY_AT + size:
-                raise ValueError("its lengths don't add up")
-            return self._unpack(body, table, DeferredReader(table, pieces, handle), frozenset(deferred))
+            if has_tail(head):
+                table = _table(head, body, count)
+                if table.end + table.tail_size != _BODY_AT + size:
+                    raise ValueError("its lengths don't add up")
+                reader = DeferredReader(table, pieces, handles)
+            else:
+                body = memoryview(_decompress(body, size)) if flags & _ZSTD else body
+                table = _table(head, body, count)
+                reader = HoldingReader(body, _BODY_AT, table.msgpack_end, handles)
+            return self._unpack(body, table, reader, frozenset(deferred))
 
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts, the tail in its memory."""
@@ -379,7 +385,16 @@ def _table(payload: Buffer, body: Buffer, count: int) -> ArrayTable:
 
 def has_tail(payload: Buffer) -> bool:
     """Return whether a payload has a head and a tail."""
-    return len(payload) > _VERSION_AT and payload[_VERSION_AT] >= VERSION
+    return len(payload) >= _BODY_AT and payload[_VERSION_AT] >= VERSION
+
+
+def head_size(payload: Buffer) -> int:
+    """Return the size of the head of a payload with a tail, given at least its table; 0 if that is damaged."""
+    (count,) = struct.unpack_from("<I", payload, _COUNT_AT)
+    try:
+        return _table(payload, memoryview(payload)[_BODY_AT:], count).end
+    except (ValueError, struct.error):
+        return 0
 
 
 def is_apart(payload: Buffer) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from replaybuf.errors import DecodeError, DiskFullError, PayloadStoreError
 from replaybuf.segments.filesystems import filesystem_type, is_network
-from replaybuf.segments.frames import ALIGNMENT, check_frame
+from replaybuf.segments.frames import ALIGNMENT, GoneError, check_frame
 from replaybuf.segments.store import MARKER, SEGMENTS, Range, SegmentStore, SegmentWriter, StoredSegment
 
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
@@ -90,13 +90,14 @@ class FolderStore(SegmentStore):
         return [self._read(one) for one in ranges]
 
     def _read(self, wanted: Range) -> Any:
+        problem: DecodeError
         for anew in (False, True) if self.on_network else (False,):
             try:
                 with self._open(wanted.extent.name, anew=anew) as number:
                     return _read_range(number, wanted)
             except FileNotFoundError:
                 self.check_there()
-                problem = DecodeError(f"the segment {wanted.extent.name} isn't there any more: somebody deleted it")
+                problem = GoneError(f"the segment {wanted.extent.name} isn't there any more: somebody deleted it")
             except DecodeError as error:
                 problem = error
             except OSError as error:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from replaybuf.codec.payload import Codec, SplitPayload, is_apart
+from replaybuf.codec.stored import Deferral
 from replaybuf.errors import DecodeError, PayloadStoreError, ReplayBufError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent
 from replaybuf.segments.frames import ALIGNMENT, Frame
@@ -27,6 +28,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import segments as statements
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, SILENT_SECONDS, Segment
+from replaybuf.storage.sql.tasks.handles import handles_of
 
 #: A segment in a folder takes no more payloads when it has so many bytes.
 SEGMENT_BYTES = 128 << 20
@@ -110,6 +112,8 @@ class Segments:
         self._read: list[int] = []  # groups that have left, whose payloads were read
         self._renew_at = 0.0
         self.database = b""
+        #: The database, as handles name it; one in memory has no name that others could use.
+        self.url = engine.where if engine.path or engine.dialect.is_remote else f"memory://{id(self)}"
 
     @property
     def writes(self) -> bool:
@@ -254,7 +258,7 @@ class Segments:
         Of arrays in the fields `deferred` only the places are noted. Those that are damaged are errors when they are
         decoded. Raises PayloadStoreError where a place doesn't answer in time.
         """
-        apart = [row for row in rows if row.payload is not None and is_apart(row.payload)]
+        apart = [row for row in rows if row.payload is not None and row.tail is None and is_apart(row.payload)]
         if not apart:
             return
         await self._reach(apart)
@@ -306,9 +310,12 @@ class Segments:
                 elif isinstance(row.tail, dict):
                     row.tail[key] = raw
 
-    def store_of(self, extent: Extent) -> SegmentStore | None:
-        """Return the store that was opened for a place."""
-        return self._stores.get(extent.place)
+    def deferral(self, deferred: frozenset[str]) -> Deferral | None:
+        """Return what makes handles of the arrays in these fields, None where there are none."""
+        if not deferred:
+            return None
+        places = {number: store.url for number, store in self._stores.items()}
+        return Deferral(deferred, partial(handles_of, self.url, places))
 
     def read(self, uids: Iterable[int]) -> None:
         """Note that the payloads of groups that have left were read: they may be swept."""
