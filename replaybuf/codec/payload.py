@@ -36,7 +36,7 @@ from replaybuf.codec.arrays_apart import ArrayTable, DeferredReader, Deferring, 
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
 from replaybuf.codec.images import Images
 from replaybuf.codec.msgpack_values import ArrayReader, Packed, Packing, Unpacking, type_tags
-from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, aligned, as_writable, nbytes_of
+from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, aligned, as_writable, sizes_of
 from replaybuf.codec.object_refs import Fetched, ObjectRefs, Releasing, RestoreRefs, UnfetchedError, at_hand, is_ref
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
@@ -189,9 +189,10 @@ class Codec:
             plain = None
         packed = plain or self._pack_refs(fields, fetched or {}, wait=fetched is None)
         lengths = struct.pack(f"<{len(fields)}Q", *packed.lengths)
-        if self.compression == "none" and sum(map(nbytes_of, packed.out_of_band)) >= TAIL_BYTES:
-            return _split(len(fields), lengths, packed, sealed)
-        out_of_band, end = aligned(packed.out_of_band, _BODY_AT + len(lengths) + len(packed.msgpack))
+        sizes = sizes_of(packed.out_of_band)
+        if self.compression == "none" and sum(sizes) >= TAIL_BYTES:
+            return _split(len(fields), lengths, packed, sizes, sealed)
+        out_of_band, end = aligned(packed.out_of_band, sizes, _BODY_AT + len(lengths) + len(packed.msgpack))
         size = end - _BODY_AT
         flags, stored = self._compress((lengths, packed.msgpack, *out_of_band), size)
         head = _HEAD.pack(MAGIC, _WHOLE, flags, 0, len(fields), size)
@@ -353,15 +354,14 @@ class Codec:
         return _ZSTD, (stored,)
 
 
-def _split(count: int, lengths: bytes, packed: Packed, sealed: bool) -> SplitPayload:
+def _split(count: int, lengths: bytes, packed: Packed, sizes: Sequence[int], sealed: bool) -> SplitPayload:
     """Return a payload with a tail, with its checksums if it is to be `sealed`."""
     arrays = packed.out_of_band
-    sizes = [nbytes_of(one) for one in arrays]
     digests = [xxh3_64_intdigest(one) & _LOWER for one in arrays] if sealed else [0] * len(arrays)
     table = struct.pack(f"<Q{2 * len(arrays)}Q", len(arrays), *sizes, *digests)
     start = _BODY_AT + len(lengths) + len(table) + len(packed.msgpack)
     padding = bytes(-start % ALIGNMENT)
-    tail, end = aligned(arrays, start + len(padding))
+    tail, end = aligned(arrays, sizes, start + len(padding))
     head = _HEAD.pack(MAGIC, VERSION, 0, 0, count, end - _BODY_AT)
     body = (lengths, table, packed.msgpack, padding)
     checksum = _xxh3(head, *body) if sealed else 0
