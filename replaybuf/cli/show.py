@@ -22,8 +22,8 @@ from replaybuf.cli.conversation import (
     print_prompt,
     reward_text,
 )
-from replaybuf.cli.groups import ARCHIVE, age_of, archived_at, gone_of, lease_text, status_style, tags_text
-from replaybuf.cli.options import Buffer, OfTask, Url, Where, listing, option, url_and_uids
+from replaybuf.cli.groups import ARCHIVE, archived_at, columns, gone_of, lease_text, status_style, tags_text
+from replaybuf.cli.options import Buffer, OfTask, Url, Where, listing, option, url_and_uids, whole_number
 from replaybuf.cli.output import Column, Output, console, iso, print_table, write
 from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
@@ -145,7 +145,7 @@ def print_group(found: Described, *, with_prompt: bool) -> None:
     group, now = found.group, found.now
 
     def ago(moment: datetime | None) -> str | None:
-        return None if moment is None else f"{iso(moment)} ({units.age(age_of(moment, now))} ago)"
+        return None if moment is None else f"{iso(moment)} ({units.ago(moment, now)})"
 
     until = group["leased_until"]
     facts = {
@@ -252,7 +252,7 @@ def show(
         if given is not None:
             raise typer.BadParameter("it goes with --worst and --best", param_hint=name)
     url, numbers = url_and_uids(url, uids)
-    wanted = [_read_uid(number) for number in numbers]
+    wanted = [whole_number(number, "UID") for number in numbers]
     reader = open_reader(url)
     beside = columns is not None or colour is not None
     if len(wanted) > 1:
@@ -288,20 +288,11 @@ def _print_decoded(found: Described, decoded: Rollouts, layout: Layout, *, besid
     print_beside(answers_of(found, decoded, ""), layout)
 
 
-def _read_uid(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a whole number.", param_hint="UID") from None
-
-
 def _columns() -> list[Column]:
     return [
         Column("#", lambda r: str(r["position"])),
         Column("id", lambda r: "-" if r["rollout_id"] is None else str(r["rollout_id"])),
-        Column("status", lambda r: r["status"], right=False, style=status_style),
-        Column("stale", lambda r: units.number(r["staleness"])),
-        Column("step", lambda r: units.number(r["oldest_model_step"])),
+        *columns("status", "staleness", "oldest_model_step", oldest_model_step="step"),
         Column("reward", lambda r: reward_text(r) or "-"),
         Column("tokens", lambda r: units.number(r["response_tokens"])),
         Column("finish", lambda r: r["finish_reason"] or "-", right=False),
