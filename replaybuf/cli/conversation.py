@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _LINES = "\n\t"
+#: What is shown of a rollout below its response.
+_BELOW = ("tool_calls", "error_msg", "extra_fields")
 _METADATA = frozenset({"status", "uid", "seq_staleness", "rollout_id"})
 #: Longer lists of numbers (tokens) are shown by their length.
 _FEW_NUMBERS = 32
@@ -48,7 +50,7 @@ def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]
             _print_messages(out, prompt)
             _role(out, "response")
         _print_text(out, rollout.get("response"))
-        for name in ("tool_calls", "error_msg", "extra_fields"):
+        for name in _BELOW:
             if _is_there(rollout.get(name)):
                 _role(out, name)
                 _print_text(out, rollout[name])
@@ -222,7 +224,7 @@ def _cell(one: Answer, layout: Layout) -> tuple[Text, Sequence[tuple[str, str]]]
         cell.append_text(tokens.text)
     if tokens is None or not tokens.is_response:
         cell.append(shown(response, full=layout.full)).append("\n")
-    for name in ("tool_calls", "error_msg", "extra_fields"):
+    for name in _BELOW:
         if _is_there(one.fields.get(name)):
             cell.append(f"[{name}]\n", style="dim").append(shown(one.fields[name], full=layout.full)).append("\n")
     return cell, () if tokens is None else tokens.legend
@@ -248,7 +250,6 @@ _STYLES = {
     "mask1": "green",
     "mask0": "dim",
 }
-_SHADED_LINES = "\n\t"
 # Without --full. Ids tell less than texts.
 _FEW, _FEW_IDS = 500, 50
 _MOST = 10**9
@@ -285,7 +286,7 @@ def coloured(rollout: Mapping[str, Any], response: Any, by: str, *, full: bool) 
         text.append("(ids of tokens: their texts aren't in the rollout)\n", style="dim")
     tokens = found.tokens if full or found.texts else found.tokens[:_FEW_IDS]
     for token in tokens:
-        text.append(escape(token.text, keep=_SHADED_LINES), style=_STYLES.get(token.shade, ""))
+        text.append(escape(token.text, keep=_LINES), style=_STYLES.get(token.shade, ""))
         if not found.texts:
             text.append(" ")
     if found.count > len(tokens):

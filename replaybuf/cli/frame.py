@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from replaybuf import units
-from replaybuf.cli.groups import status_style
+from replaybuf.cli.groups import status_style, trainer_text
 from replaybuf.cli.output import console
 from replaybuf.redact import escape_line
 from replaybuf.rollouts.statuses import Status
@@ -210,8 +210,7 @@ def _tasks(found: Glance) -> list[Text]:
         went = rate(found.readings, task, ("sampled_new", "sampled_again"))
         lines.append(line(_cell(task, width), *counts, f"{leased:>8,}{_per_minute(came):>9}{_per_minute(went):>9}"))
     if about.trainer is not None:
-        state = "has finished" if about.trainer.finished else f"is at step {about.trainer.train_step}"
-        lines.append(line(f"the trainer {state}, its newest weights are of step {about.trainer.model_step}"))
+        lines.append(line(trainer_text(asdict(about.trainer))))
     return lines
 
 

@@ -98,6 +98,12 @@ def tags_text(tags: Mapping[str, Any] | None) -> str:
     )
 
 
+def trainer_text(trainer: Mapping[str, Any], of: str = "") -> str:
+    """Return where the trainer says that it is (the fields of its `TrainState`)."""
+    step = "has finished" if trainer["finished"] else f"is at step {trainer['train_step']}"
+    return f"the trainer{of} {step}, its newest weights are of step {trainer['model_step']}"
+
+
 #: How texts are kept from now on.
 ARCHIVE = 'archive=1000 in the config of the trainer (groups of each task, or a time such as "7d") keeps them'
 

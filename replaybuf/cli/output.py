@@ -97,6 +97,18 @@ def console(width: int | None = None) -> Console:
     return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
+def print_facts(title: str, facts: Mapping[str, object], width: int, styles: Mapping[str, str] = {}) -> None:
+    """Print a title, and below it the facts that there are, with their names; that without a name as it is."""
+    from rich.text import Text
+
+    out = console()
+    out.print(Text(escape(title), style="bold"), soft_wrap=True)
+    for name, value in facts.items():
+        if value:
+            label = Text(f"  {name:<{width}}" if name else "  ")
+            out.print(label.append(escape(str(value)), style=styles.get(name, "")), soft_wrap=True)
+
+
 def print_table(rows: Sequence[Row], columns: Sequence[Column], *, footer: bool = False) -> None:
     """Print a table, or one field on each line if the table is wider than the terminal.
 

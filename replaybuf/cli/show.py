@@ -24,10 +24,9 @@ from replaybuf.cli.conversation import (
 )
 from replaybuf.cli.groups import ARCHIVE, archived_at, columns, gone_of, lease_text, status_style, tags_text
 from replaybuf.cli.options import Buffer, OfTask, Url, Where, listing, option, url_and_uids, whole_number
-from replaybuf.cli.output import Column, Output, console, iso, print_table, write
+from replaybuf.cli.output import Column, Output, console, iso, print_facts, print_table, write
 from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
-from replaybuf.redact import escape
 from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
@@ -140,8 +139,6 @@ def _print_rows(answers: list[Answer], output: Output) -> None:
 
 def print_group(found: Described, *, with_prompt: bool) -> None:
     """Print the metadata of a group, a field on each line."""
-    from rich.text import Text
-
     group, now = found.group, found.now
 
     def ago(moment: datetime | None) -> str | None:
@@ -173,12 +170,7 @@ def print_group(found: Described, *, with_prompt: bool) -> None:
         "error": group["error"],
         "prompt": group["prompt"] if with_prompt else None,
     }
-    out = console()
-    out.print(Text(f"group {group['uid']}", style="bold"))
-    for name, value in facts.items():
-        if value:
-            style = status_style(group) if name == "status" else ""
-            out.print(Text(f"  {name:<14}").append(escape(str(value)), style=style), soft_wrap=True)
+    print_facts(f"group {group['uid']}", facts, 14, {"status": status_style(group)})
 
 
 class Colours(StrEnum):

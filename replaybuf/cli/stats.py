@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from typing import Annotated, Any
 
 from replaybuf import units
-from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
-from replaybuf.cli.groups import age_of, columns
+from replaybuf.buffer.metrics import TOTALS
+from replaybuf.cli.groups import age_of, columns, trainer_text
 from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output, Row, print_table, write
-from replaybuf.observe.exposition import SCANNED, prometheus, read_figures, run_progress, samples_of
+from replaybuf.observe.exposition import SCANNED, prometheus, read_figures, run_progress, samples_of, tasks_of
 from replaybuf.redact import escape
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.measures import BufferFigures, Overview, overview
-from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.measures import BufferMeasures, count_unswept, measure, rows_of_lanes
+from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 
 _TOTAL = "total"
 #: Columns that are left out where no row has a number, and the numbers.
@@ -48,38 +49,48 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
       replaybuf stats run.db --buffer eval --csv
     """
     reader = open_reader(url)
-    found = reader.read(lambda tx: overview(tx, buffer, DISTRIBUTIONS))
-    buffers = {name: _metrics(figures) for name, figures in found.buffers.items()}
+
+    def read(tx: ReadTransaction) -> dict[str, Any]:
+        database = {
+            "schema": tx.revision(),
+            "database_bytes": tx.database_bytes(),
+            "unswept_payloads": count_unswept(tx),
+        }
+        return {
+            "database": {"url": reader.where, **database},
+            "groups": rows_of_lanes(tx, buffer),
+            "buffers": {name: _metrics(measures) for name, measures in measure(tx, buffer).items()},
+        }
+
+    found, now = reader.read(lambda tx: (read(tx), tx.now()))
     if output.format == "json":
-        database = {"url": reader.where, **found.database}
-        output.value({"database": database, "groups": found.rows, "buffers": buffers})
+        output.value(found)
     elif not output.for_people:
-        output.rows(found.rows, [])
+        output.rows(found["groups"], [])
     else:
-        _print(found, buffers)
+        _print(found, now)
 
 
-def _metrics(figures: BufferFigures) -> dict[str, Any]:
+def _metrics(figures: BufferMeasures) -> dict[str, Any]:
     """Return the tasks of `buffer.metrics()`, without rates, and how far the run has come."""
-    tasks = of_tasks(figures.tallies)
-    for field, histogram in figures.histograms.items():
-        add_distributions(tasks, field, histogram)
+    tasks = tasks_of(figures)
     put_of: dict[str, dict[str, int]] = {task: {} for task in tasks}
     for (task, status, tally), n in sorted(figures.tallies.items()):
         if tally == Tally.PUT and n:
             put_of[task][str(status)] = n
     progress = run_progress(figures.cursors)
-    return {"tasks": tasks, "put_of": put_of, "checkpoints": figures.checkpoints, **progress}
+    return {"tasks": tasks, "put_of": put_of, "checkpoints": [one.step for one in figures.checkpoints], **progress}
 
 
 # Printing
 
 
-def _print(found: Overview, buffers: dict[str, dict[str, Any]]) -> None:
-    rows, several = found.rows, len(buffers) > 1
+def _print(found: dict[str, Any], now: datetime) -> None:
+    rows, buffers, database = found["groups"], found["buffers"], found["database"]
+    several = len(buffers) > 1
     if rows:
         total = len(rows) > 1
-        print_table([*rows, _total(rows)] if total else rows, _columns(found, several), footer=total)
+        print_table([*rows, _total(rows)] if total else rows, _columns(rows, now, several), footer=total)
     totals = [
         {"buffer": name, "task_name": task, **numbers}
         for name, metrics in buffers.items()
@@ -89,7 +100,6 @@ def _print(found: Overview, buffers: dict[str, dict[str, Any]]) -> None:
     if totals:
         write(["\nsince the beginning\n"] if rows else ["since the beginning\n"])
         print_table(totals, _columns_of_totals(totals, several))
-    database = found.database
     size = units.size(database["database_bytes"])
     waiting = units.number(database["unswept_payloads"])
     lines = [] if rows else ["The buffer is empty."]
@@ -116,8 +126,7 @@ def _where(metrics: dict[str, Any], of: str) -> list[str]:
         drawn = ", ".join(f"{units.number(count)} for {escape(name)}" for name, count in metrics["prompts"].items())
         lines.append(f"prompts drawn{of}: {drawn}")
     if trainer := metrics["trainer"]:
-        step = "has finished" if trainer["finished"] else f"is at step {trainer['train_step']}"
-        lines.append(f"the trainer{of} {step}, its newest weights are of step {trainer['model_step']}")
+        lines.append(trainer_text(trainer, of))
     if metrics["checkpoints"]:
         lines.append(f"step checkpoints{of}: {', '.join(map(str, metrics['checkpoints']))}")
     return lines
@@ -137,11 +146,11 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"buffer": "", "task_name": _TOTAL, "status": "", **total}
 
 
-def _columns(found: Overview, several: bool) -> list[Column]:
+def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[Column]:
     def mean(row: Row, name: str, digits: int) -> str:
         return units.number(row[name], digits) if row["status"] else ""
 
-    found_columns = [
+    found = [
         *columns("buffer", "task_name", "status", "groups"),
         Column("leased", _leased),
         *columns("rollouts", spare=("rollouts",)),
@@ -149,11 +158,11 @@ def _columns(found: Overview, several: bool) -> list[Column]:
         *columns("unreadable_rewards", unreadable_rewards="unreadable"),
         Column("stale", lambda r: mean(r, "staleness", 1)),
         *columns("max_staleness", "response_tokens", "bytes", spare=("response_tokens", "bytes")),
-        Column("oldest", lambda r: units.age(age_of(r["oldest"], found.now))),
-        Column("newest", lambda r: units.age(age_of(r["newest"], found.now)), spare=True),
+        Column("oldest", lambda r: units.age(age_of(r["oldest"], now))),
+        Column("newest", lambda r: units.age(age_of(r["newest"], now)), spare=True),
     ]
-    empty = {header for header, name in _IF_ANY.items() if not any(row[name] for row in found.rows)}
-    return [column for column in found_columns if column.header not in empty and (several or column.header != "buffer")]
+    empty = {header for header, name in _IF_ANY.items() if not any(row[name] for row in rows)}
+    return [column for column in found if column.header not in empty and (several or column.header != "buffer")]
 
 
 def _leased(row: Row) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from replaybuf import units
 from replaybuf.cli.groups import ARCHIVE, age_of, columns, lease_text
-from replaybuf.cli.output import Column, Row, console, iso, print_table, write
+from replaybuf.cli.output import Column, Row, console, iso, print_facts, print_table, write
 from replaybuf.redact import escape
 from replaybuf.storage.sql.inspection.drawn_batches import GONE, Batch
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, stale_text, timeline
@@ -309,15 +309,3 @@ def print_worker(worker: str, found: WorkerTrace, now: datetime) -> None:
         if rows:
             write([f"\n{title}\n"])
             print_table(rows, shown)
-
-
-def print_facts(title: str, facts: Mapping[str, str | None], width: int, styles: Mapping[str, str] = {}) -> None:
-    """Print a title, and below it the facts that there are, with their names; that without a name as it is."""
-    from rich.text import Text
-
-    out = console()
-    out.print(Text(escape(title), style="bold"), soft_wrap=True)
-    for name, value in facts.items():
-        if value:
-            label = Text(f"  {name:<{width}}" if name else "  ")
-            out.print(label.append(escape(value), style=styles.get(name, "")), soft_wrap=True)

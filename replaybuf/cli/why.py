@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.cli.groups import columns, lease_text
+from replaybuf.cli.groups import columns, lease_text, trainer_text
 from replaybuf.cli.options import URL_VARIABLE, Buffer, Url, Where, listing, option, status_of
 from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.cli.queries import query_of
@@ -180,9 +180,8 @@ def _further(found: Explanation) -> Iterable[str]:
         lines.append(f"limits in force{f' for {one.wait.worker}' if one.wait.worker else ''}: {shown or 'none'}")
     if not known:
         lines.append("limits in force: none that a worker has noted")
-    if state := about.trainer:
-        step = "has finished" if state.finished else f"is at step {state.train_step}"
-        lines.append(f"the trainer {step}, its newest weights are of step {state.model_step}")
+    if about.trainer is not None:
+        lines.append(trainer_text(asdict(about.trainer)))
     if last := about.last_take:
         who = f" by {last.worker}" if last.worker else ""
         lines.append(f"last drawn: {units.number(last.groups)} groups{who}, {units.age(about.now - last.time)} ago")
