@@ -51,13 +51,9 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
     reader = open_reader(url)
 
     def read(tx: ReadTransaction) -> dict[str, Any]:
-        database = {
-            "schema": tx.revision(),
-            "database_bytes": tx.database_bytes(),
-            "unswept_payloads": count_unswept(tx),
-        }
+        sizes = {"database_bytes": tx.database_bytes(), "unswept_payloads": count_unswept(tx)}
         return {
-            "database": {"url": reader.where, **database},
+            "database": {"url": reader.where, "schema": tx.revision(), **sizes},
             "groups": rows_of_lanes(tx, buffer),
             "buffers": {name: _metrics(measures) for name, measures in measure(tx, buffer).items()},
         }

@@ -16,8 +16,6 @@ from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.units import some
 
-NAME = "checksums"
-
 #: How many payloads are read with `--quick`.
 SAMPLE = 200
 
@@ -50,7 +48,7 @@ def check_checksums(reader: Reader, context: CheckContext) -> list[Finding]:
     what = f"{len(chosen):,} of {groups(len(sizes))}" if len(chosen) < len(sizes) else groups(len(sizes))
     note = f" (--quick: {len(chosen):,} of {len(sizes):,} read)" if len(chosen) < len(sizes) else ""
     if not damaged:
-        return [fine(NAME, f"{what} read, all payloads as they were written")]
+        return [fine(f"{what} read, all payloads as they were written")]
     return reader.read_any(lambda tx: _findings(tx.of(DEFAULT), damaged, note))
 
 
@@ -97,13 +95,13 @@ def _findings(tx: Transaction, damaged: dict[int, str], note: str) -> list[Findi
     findings = []
     if new := sorted(there - aside):
         named = some([f"{uid} ({damaged[uid]})" for uid in new], 3)
-        findings.append(repairable(NAME, f"the payloads of {groups(len(new))} are damaged: {named}{note}"))
+        findings.append(repairable(f"the payloads of {groups(len(new))} are damaged: {named}{note}"))
     if aside:
         found = f"the payloads of {groups(len(aside))} are damaged, set aside already: {some(sorted(aside))}{note}"
-        findings.append(warning(NAME, found, FORGET))
+        findings.append(warning(found, FORGET))
     if kept := sorted(damaged.keys() - there):
         found = f"the payloads of {groups(len(kept))} that only checkpoints have are damaged: {some(kept)}{note}"
-        findings.append(problem(NAME, found, "buffer.drop_checkpoint(step), or restore without them"))
+        findings.append(problem(found, "buffer.drop_checkpoint(step), or restore without them"))
     return findings
 
 

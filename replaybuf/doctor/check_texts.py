@@ -24,8 +24,6 @@ from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.units import some
 
-_TEXTS = "texts"
-
 #: The text columns by table, and whether they are JSON.
 _COLUMNS = {
     "rb_group": {"marks": True, "tags": True, "scoped_key": True, "error": False},
@@ -68,8 +66,8 @@ def find_texts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether tags, marks, keys, previews and reasons are valid texts, and valid JSON where they should be."""
     bad = list(_unreadable(tx))
     if not bad:
-        return [fine(_TEXTS, "all can be read")]
-    return [repairable(_TEXTS, f"texts of {_count(bad)} are damaged, and queries that meet them fail: {_some(bad)}")]
+        return [fine("all can be read")]
+    return [repairable(f"texts of {_count(bad)} are damaged, and queries that meet them fail: {_some(bad)}")]
 
 
 def repair_texts(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -127,4 +125,4 @@ def _some(bad: Sequence[BadText]) -> str:
     return some([f"{one.column} of {one.uid}" for one in bad])
 
 
-CHECKS = (Check(_TEXTS, find_texts, repair_texts),)
+CHECKS = (Check("texts", find_texts, repair_texts),)

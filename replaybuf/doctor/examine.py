@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.doctor import (
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 #: The errors of a check that fails, also on values of a wrong type. (SQLite allows any value in any column.)
 FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
+_CHECKSUMS = "checksums"
+
 Repair = Callable[["Transaction", CheckContext], Sequence[str]]
 
 
@@ -41,26 +44,29 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
     own_texts = check_texts.CHECKS if reader.path else ()
     for check in (*own.FIRST, *own.CHECKS, *check_schema.CHECKS, *own_texts, *check_groups.CHECKS):
         yield from _check(check, reader, context)
-    try:
-        yield from check_payloads.check_checksums(reader, context)
-    except FAILURES as error:
-        yield _failed(check_payloads.NAME, error, context)
+    yield from _named(_CHECKSUMS, lambda: check_payloads.check_checksums(reader, context), context)
     for check in (*check_counts.CHECKS, *own.LAST):
         yield from _check(check, reader, context)
 
 
 def _check(check: Check, reader: Reader, context: CheckContext) -> Sequence[Finding]:
+    return _named(check.name, lambda: reader.read_any(lambda tx: check.find(tx, context)), context)
+
+
+def _named(name: str, find: Callable[[], Sequence[Finding]], context: CheckContext) -> Sequence[Finding]:
+    """Return the findings of a check, with its name."""
     try:
-        return reader.read_any(lambda tx: check.find(tx, context))
+        found = find()
     except FAILURES as error:
-        return [_failed(check.name, error, context)]
+        found = [_failed(error, context)]
+    return [replace(one, check=name) for one in found]
 
 
-def _failed(name: str, error: Exception, context: CheckContext) -> Finding:
+def _failed(error: Exception, context: CheckContext) -> Finding:
     mend = ""
     if context.path is not None and (isinstance(error, NotADatabaseError) or not isinstance(error, ReplayBufError)):
         mend = f"stop the run; replaybuf doctor {context.where} --rescue FOLDER saves what can be read"
-    return problem(name, f"can't be checked: {_text(error)}", mend)
+    return problem(f"can't be checked: {_text(error)}", mend)
 
 
 def _text(error: Exception) -> str:
@@ -93,8 +99,8 @@ def _repairs(reader: Reader) -> list[tuple[str, Repair]]:
     own = (*check_file.CHECKS, *check_texts.CHECKS) if reader.path else ()
     checks = (*own, *check_schema.CHECKS, *check_groups.CHECKS, *check_counts.CHECKS)
     repairs = [(check.name, check.repair) for check in checks if check.repair is not None]
-    repairs.insert(-1, (check_payloads.NAME, check_payloads.repair_checksums))
-    return sorted(repairs, key=lambda named: named[0] == check_counts.COUNTS)
+    repairs.insert(-1, (_CHECKSUMS, check_payloads.repair_checksums))
+    return sorted(repairs, key=lambda named: named[0] == "counts")
 
 
 def _mend(writer: Writer, name: str, mend: Repair, context: CheckContext) -> Sequence[str]:

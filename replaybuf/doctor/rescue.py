@@ -31,15 +31,15 @@ from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.restore import raise_uid
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rescued:
     """What was saved of one buffer: the snapshot's file, the number of groups, and the number lost, as far as known."""
 
     buffer: str
     file: str
-    groups: int
-    bytes: int
-    lost: int
+    groups: int = 0
+    bytes: int = 0
+    lost: int = 0
 
 
 def rescue(path: Path, folder: Path, tell: Callable[[int, int], None] = lambda done, total: None) -> list[Rescued]:
@@ -64,28 +64,18 @@ def rescue(path: Path, folder: Path, tell: Callable[[int, int], None] = lambda d
             except OSError as error:
                 shown = redact_path(str(inside))
                 raise SnapshotError(f"can't make the folder {shown} for the snapshot: {error.strerror}") from error
-            file = str(inside / SNAPSHOT_FILE)
-            written = _write_snapshot(damaged, found, file, last, lambda n, before=done: tell(before + n, total))  # type: ignore[misc]
+            rescued.append(Rescued(name, str(inside / SNAPSHOT_FILE)))
+            told = lambda n, before=done: tell(before + n, total)  # noqa: E731
+            _write_snapshot(damaged, found, rescued[-1], last, told)
             done += len(found.groups)
-            rescued.append(Rescued(name, file, written.groups, written.bytes, written.lost))
     return rescued
 
 
-@dataclass(slots=True)
-class _Written:
-    """The number of groups saved, the bytes of their payloads, and the number lost, as far as known."""
-
-    groups: int = 0
-    bytes: int = 0
-    lost: int = 0
-
-
-def _write_snapshot(damaged: Salvage, found: Found, file: str, last: int, told: Callable[[int], None]) -> _Written:
-    """Write a snapshot of a buffer like `buffer.save`; `last` is the last uid of the database."""
-    written = _Written()
+def _write_snapshot(damaged: Salvage, found: Found, written: Rescued, last: int, told: Callable[[int], None]) -> None:
+    """Write a snapshot of a buffer like `buffer.save`, and count what was; `last` is the last uid of the database."""
 
     def work(tx: Transaction) -> None:
-        create_schema(tx, file)
+        create_schema(tx, written.file)
         ids = write_lanes(tx, list(found.lanes.values()))
         sizes: Counter[tuple[int, str]] = Counter()
         homes = {name_of(row): lane_id for lane_id, row in found.lanes.items()}
@@ -104,8 +94,7 @@ def _write_snapshot(damaged: Salvage, found: Found, file: str, last: int, told: 
         return_all(tx)
         write_facts(tx, {}, digest)
 
-    write_file(file, work)
-    return written
+    write_file(written.file, work)
 
 
 def _groups(damaged: Salvage, found: Found, told: Callable[[int], None]) -> Iterator[tuple[Row, Row]]:
@@ -134,7 +123,7 @@ def _groups(damaged: Salvage, found: Found, told: Callable[[int], None]) -> Iter
         yield row, stored
 
 
-def _counts(found: Found, written: _Written, sizes: Counter[tuple[int, str]]) -> list[Row]:
+def _counts(found: Found, written: Rescued, sizes: Counter[tuple[int, str]]) -> list[Row]:
     """Return the tallies, with lost groups counted as deleted."""
     there = (str(Tally.SIZE), str(Tally.LEASED))
     counts = Counter({key: n for key, n in found.counted.items() if key[1] not in there})
