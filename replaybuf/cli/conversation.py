@@ -29,8 +29,8 @@ def fields_of(rollout: dict[Any, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in rollout.items() if name not in _METADATA}
 
 
-def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]]) -> None:
-    """Print the messages, once if all rollouts share them, and every response.
+def print_rollouts(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]], layout: Layout | None) -> None:
+    """Print the messages, once if all rollouts share them, and every response: side by side if there is a layout.
 
     Of rollouts that have other names for these, every field is printed.
     """
@@ -44,6 +44,11 @@ def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]
     shared = len({units.as_text(prompt) for prompt in prompts}) == 1  # what is compared may be arrays
     if shared:
         print_prompt(prompts[0])
+    if layout is not None:
+        for row, prompt in zip(rollouts, prompts, strict=True) if not shared else ():
+            print_prompt(prompt, f" of rollout {row['position']}")
+        print_beside(answers_of(rollouts, decoded, ""), layout)
+        return
     for row, rollout, prompt in zip(rollouts, decoded, prompts, strict=True):
         _heading(out, f"rollout {row['position']}", summary(row), status_style(row))
         if not shared:
@@ -170,6 +175,12 @@ class Layout:
     columns: int | None
     colour: str | None
     full: bool
+
+
+def answers_of(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]], of: str) -> list[Answer]:
+    """Return the rollouts of a group as answers, with `of` before their titles."""
+    pairs = zip(rollouts, decoded, strict=True)
+    return [Answer(f"{of}rollout {row['position']}", row, rollout) for row, rollout in pairs]
 
 
 def print_beside(answers: Sequence[Answer], layout: Layout) -> None:

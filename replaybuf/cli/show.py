@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -15,11 +16,12 @@ from replaybuf import units
 from replaybuf.cli.conversation import (
     Answer,
     Layout,
+    answers_of,
     fields_of,
     names_are_ours,
     print_beside,
-    print_conversation,
     print_prompt,
+    print_rollouts,
     reward_text,
 )
 from replaybuf.cli.groups import ARCHIVE, archived_at, columns, gone_of, lease_text, status_style, tags_text
@@ -28,38 +30,36 @@ from replaybuf.cli.output import Column, Output, console, iso, print_facts, prin
 from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts
-from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
 Rollouts = list[dict[Any, Any]]
-D = TypeVar("D", bound=Described)
+T = TypeVar("T")
 
 
 def read(reader: Reader, uid: int) -> Described:
     """Return the metadata of a group. Raises InputError when it isn't there."""
-    return _there(reader, uid, reader.read(lambda tx: describe_group(tx, uid)))
+    return _read(reader, uid, lambda tx: None)[0]
 
 
 def read_full(reader: Reader, uid: int) -> tuple[Described, Rollouts]:
     """Return the metadata of a group and its rollouts as they were put. Raises InputError and DecodeError."""
-    from replaybuf.storage.sql.inspection.group_payloads import show_group
+    from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 
-    found = _there(reader, uid, reader.read(lambda tx: show_group(tx, uid, payload=True)))
-    return found, found.decode()
+    found, stored = _read(reader, uid, lambda tx: read_payload(tx, uid))
+    return found, decode_payload(uid, stored)
 
 
-def _there(reader: Reader, uid: int, found: D | None) -> D:
-    if found is None:
+def _read(reader: Reader, uid: int, more: Callable[[ReadTransaction], T]) -> tuple[Described, T]:
+    def work(tx: ReadTransaction) -> tuple[Described, T] | None:
+        found = describe_group(tx, uid)
+        return None if found is None else (found, more(tx))
+
+    if (read := reader.read(work)) is None:
         raise InputError(
             f"there is no group {uid} in {reader.where}: it was taken or deleted, or never was (replaybuf trace "
             f"{reader.where} uid {uid} tells); {ARCHIVE} after training"
         )
-    return found
-
-
-def answers_of(found: Described, decoded: Rollouts, of: str) -> list[Answer]:
-    """Return the rollouts of a group as answers, with `of` before their titles."""
-    pairs = zip(found.rollouts, decoded, strict=True)
-    return [Answer(f"{of}rollout {row['position']}", row, rollout) for row, rollout in pairs]
+    return read
 
 
 def show_several(reader: Reader, uids: list[int], output: Output, layout: Layout) -> None:
@@ -67,7 +67,9 @@ def show_several(reader: Reader, uids: list[int], output: Output, layout: Layout
     groups = [read_full(reader, uid) for uid in uids]
     chosen = []
     for kind, pick in (("best", max), ("worst", min)):
-        of_groups = [answers_of(one, decoded, f"{kind} of group {one.group['uid']}: ") for one, decoded in groups]
+        of_groups = [
+            answers_of(one.rollouts, decoded, f"{kind} of group {one.group['uid']}: ") for one, decoded in groups
+        ]
         chosen.append([pick(answers, key=_reward_of) for answers in of_groups if answers])
     if not output.for_people:
         _print_rows([one for answers in chosen for one in answers], output)
@@ -108,7 +110,7 @@ def show_extremes(reader: Reader, wanted: Extremes, output: Output, layout: Layo
             continue
         prompt = decoded[position].get("message")
         prompts[uid] = found.group["prompt"] if prompt is None else prompt  # of classes with other names: its beginning
-        answers.append(answers_of(found, decoded, f"group {uid}, {found.group['task_name']}, ")[position])
+        answers.append(answers_of(found.rollouts, decoded, f"group {uid}, {found.group['task_name']}, ")[position])
     if not output.for_people:
         _print_rows(answers, output)
     elif not answers and not left:
@@ -264,20 +266,7 @@ def show(
         print_table(rollouts, _columns())
     else:
         print_group(found, with_prompt=False)
-        _print_decoded(found, decoded, layout, beside=beside or sys.stdout.isatty())
-
-
-def _print_decoded(found: Described, decoded: Rollouts, layout: Layout, *, beside: bool) -> None:
-    if not beside or not all(map(names_are_ours, found.rollouts, decoded)):
-        print_conversation(found.rollouts, decoded)
-        return
-    prompts = [rollout.get("message") for rollout in decoded]
-    if len({units.as_text(prompt) for prompt in prompts}) == 1:
-        print_prompt(prompts[0])
-    else:
-        for row, prompt in zip(found.rollouts, prompts, strict=True):
-            print_prompt(prompt, f" of rollout {row['position']}")
-    print_beside(answers_of(found, decoded, ""), layout)
+        print_rollouts(rollouts, decoded, layout if beside or sys.stdout.isatty() else None)
 
 
 def _columns() -> list[Column]:

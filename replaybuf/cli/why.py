@@ -23,7 +23,7 @@ from replaybuf.rules.circumstances import Circumstances, in_force
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.waits import Explained, Explanation, Question, explain
+from replaybuf.storage.sql.inspection.waits import Explanation, Question, explain
 from replaybuf.units import time_of
 
 _MOST_WAITS = 20
@@ -74,7 +74,7 @@ def why(
     if output.format == "json":
         output.value([_as_json(one) for one in found])
     elif not output.for_people:
-        output.rows([_row(one.buffer, wait) for one in found for wait in one.waits], [])
+        output.rows([wait.row(one.buffer) for one in found for wait in one.waits], [])
     else:
         for number, one in enumerate(found):
             write(["\n"] if number else [])
@@ -92,20 +92,10 @@ def _url_and_task(url: str, task: str | None) -> tuple[str, str | None]:
 # For programs
 
 
-def _row(buffer: str, one: Explained) -> dict[str, Any]:
-    return {
-        "reason": str(one.diagnosis.reason),
-        "sentence": one.diagnosis.sentence,
-        "task_name": one.diagnosis.task_name,
-        "buffer": buffer,
-        **one.fields,
-    }
-
-
 def _as_json(found: Explanation) -> dict[str, Any]:
     about = found.about
     waits = [
-        _row(found.buffer, one)
+        one.row(found.buffer)
         | {"limits": None if one.limits is None else in_force(one.limits)}
         | {"facts": [{"text": fact.text, "reason": fact.reason} for fact in one.diagnosis.facts]}
         for one in found.waits

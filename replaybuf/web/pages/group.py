@@ -11,7 +11,8 @@ from replaybuf import units
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.files.foreign_rows import SYNONYMS
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.inspection.group_payloads import show_group
+from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
+from replaybuf.storage.sql.inspection.groups import describe_group
 from replaybuf.storage.sql.inspection.lives import Life, life_of, timeline
 from replaybuf.tokens import SHADES, strip
 from replaybuf.web.ask import Ask, NotThereError
@@ -94,15 +95,14 @@ def _read(
 
     All of them are empty when the group has left.
     """
-    shown = show_group(tx, uid, payload=False)
-    if shown is None:
+    found = describe_group(tx, uid)
+    if found is None:
         return None, [], [], None
-    group, rows = shown.group, shown.rollouts
+    group, rows = found.group, found.rollouts
     if group["bytes"] > _LARGE and not everything:
         return group, rows, [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
     try:
-        full = show_group(tx, uid, payload=True)
-        return group, rows, [] if full is None or full.stored is None else full.decode(), None
+        return group, rows, decode_payload(uid, read_payload(tx, uid)), None
     except DecodeError as error:
         return group, rows, [], str(error).removesuffix(" (without --full its metadata can be shown)")
 

@@ -27,15 +27,8 @@ def read_waits(tx: ReadTransaction, buffer: str | None, task: str | None = None)
 
 
 def _row(buffer: str, one: Explained, *, asked: bool) -> dict[str, Any]:
-    return {
-        "buffer": buffer,
-        "asked": asked,
-        **one.fields,
-        "reason": str(one.diagnosis.reason),
-        "sentence": one.diagnosis.sentence,
-        "facts": [fact.text for fact in one.diagnosis.facts],
-        "limits": {} if one.limits is None else in_force(one.limits),
-    }
+    facts = [fact.text for fact in one.diagnosis.facts]
+    return {**one.row(buffer), "asked": asked, "facts": facts, "limits": (one.limits and in_force(one.limits)) or {}}
 
 
 _MOST_ROWS = 10_000

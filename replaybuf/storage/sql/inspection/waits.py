@@ -45,11 +45,14 @@ class Explained:
     limits: Limits | None
     diagnosis: Diagnosis
 
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The fields of the wait as plain values, with its times."""
-        wait = self.wait
+    def row(self, buffer: str) -> dict[str, Any]:
+        """Return why a wait in this buffer isn't over, and its fields as plain values, with its times."""
+        wait, diagnosis = self.wait, self.diagnosis
         return {
+            "reason": str(diagnosis.reason),
+            "sentence": diagnosis.sentence,
+            "task_name": diagnosis.task_name,
+            "buffer": buffer,
             "worker": wait.worker,
             "kind": wait.kind,
             "wants": dict(wait.wants),
