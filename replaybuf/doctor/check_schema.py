@@ -8,7 +8,7 @@ from sqlalchemy import Index, text
 
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, repairable
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.reader import ReadTransaction, Revision, State
+from replaybuf.storage.sql.inspection.reader import HEAD, ReadTransaction, State, state_of
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
 from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
@@ -17,9 +17,8 @@ from replaybuf.units import some
 
 def find_revision(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check the revision of the schema. Without the right one no other check makes sense."""
-    revision = Revision(tx.revision())
-    found, wanted = revision.found, revision.wanted
-    match revision.state:
+    found, wanted = tx.revision(), HEAD
+    match state_of(found):
         case State.CURRENT:
             return [fine(f"schema {wanted}")]
         case State.MISSING:

@@ -74,15 +74,16 @@ def _round_step(least: float) -> float:
 
 
 def _step_ticks(low: float, high: float) -> list[float]:
-    step = max(1, round(_round_step((high - low) / _MOST_TICKS)))
-    first = math.ceil(low / step)
-    return [float(one * step) for one in range(first, math.floor(high / step) + 1)]
+    return _multiples(max(1, round(_round_step((high - low) / _MOST_TICKS))), low, high)
 
 
 def _time_ticks(low: float, high: float) -> list[float]:
     step = next((one for one in _TIME_STEPS if (high - low) / one <= _MOST_TIMES), _TIME_STEPS[-1])
-    first = math.ceil(low / step)
-    return [float(one * step) for one in range(first, math.floor(high / step) + 1)]
+    return _multiples(step, low, high)
+
+
+def _multiples(step: int, low: float, high: float) -> list[float]:
+    return [float(one * step) for one in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _write_time(seconds: float, span: float) -> str:

@@ -67,11 +67,11 @@ def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         return {**data, "error": query}
     order = _order(ask)
     chosen = Chosen(query, order, ask.text("buffer"), task, status)
-    found = page_of_groups(tx, chosen, _after(ask, order), size)
-    last = None if found.last is None else json.dumps([found.last.value, found.last.uid])
+    rows, key = page_of_groups(tx, chosen, _after(ask, order), size)
+    last = None if key is None else json.dumps([key.value, key.uid])
     looked_at, counts = values_of_groups(tx, chosen)
     values = {name: [*of_name.items()] for name, of_name in counts.items() if of_name}
-    return {**data, "rows": found.rows, "next": last, "looked_at": looked_at, "values": values}
+    return {**data, "rows": rows, "next": last, "looked_at": looked_at, "values": values}
 
 
 _PARAMETERS = {"status": "status", "task_name": "task"}

@@ -14,8 +14,6 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.inspection.dashboard import newest_groups
 from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.storage.sql.inspection.run_records import (
-    CHECKPOINTS,
-    EVENTS,
     history_of,
     last_batches,
     last_sign_of,
@@ -69,8 +67,8 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
             for one in last_batches(tx, buffer, _BATCHES, completed=True, until=end.timestamp())[::-1]
         ],
         "history": history,
-        "checkpoint": next(iter(newest(tx, CHECKPOINTS, buffer, 1)), None),
-        "events": newest(tx, EVENTS, buffer, _EVENTS),
+        "checkpoint": next(iter(newest(tx, "checkpoints", buffer, 1)), None),
+        "events": newest(tx, "events", buffer, _EVENTS),
     }
 
 

@@ -13,7 +13,7 @@ from replaybuf.rules.comparison import by_worker, tabulate
 from replaybuf.storage.sql.inspection.drawn_batches import Member, recorded
 from replaybuf.storage.sql.inspection.groups import check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import BATCH_GROUPS, BATCHES, newest
+from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.storage.sql.inspection.traces import (
     StepSummary,
     judge_steps,
@@ -60,7 +60,7 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     more = len(numbers) > _SIZE
     steps = [one for one in plotted if not more or one.step > numbers[_SIZE]]
     without = recorded(tx, buffer).without_step
-    unnamed = newest(tx, BATCHES, buffer, _SIZE, "step IS NULL") if without and before is None else []
+    unnamed = newest(tx, "batches", buffer, _SIZE, "step IS NULL") if without and before is None else []
     return {
         "now": tx.now(),
         "chosen": buffer,
@@ -165,10 +165,10 @@ def draw_step(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
 def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return a draw with its groups, and those by who made them. Raises NotThereError."""
     number = ask.number("batch")
-    found = newest(tx, BATCHES, None, 1, "id = :id", id=number)
+    found = newest(tx, "batches", None, 1, "id = :id", id=number)
     if not found:
         raise NotThereError(f"there is no draw {number} on record; the oldest are forgotten")
-    groups = newest(tx, BATCH_GROUPS, None, _MOST_GROUPS, "batch = :batch", batch=number)
+    groups = newest(tx, "batch_groups", None, _MOST_GROUPS, "batch = :batch", batch=number)
     members = [Member(**{name: row[name] for name in Member.__slots__}) for row in groups]
     return {"now": tx.now(), "batch": found[0], "groups": members, "workers": by_worker(tabulate(members), {})}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import WORKERS, newest
+from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.storage.sql.inspection.traces import (
     WorkerStep,
     steps_by_worker,
@@ -37,7 +37,7 @@ def read_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     return {
         "now": tx.now(),
         "chosen": chosen,
-        "workers": newest(tx, WORKERS, buffer, _MOST_ROWS),
+        "workers": newest(tx, "workers", buffer, _MOST_ROWS),
         "made": sorted(made, key=lambda one: (-one["worse"], one["lead"], one["name"] or "")),
         **read_waits(tx, buffer),
     }
@@ -106,7 +106,7 @@ def read_worker(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     buffer, _ = one_buffer(tx, ask)
     name = ask.text("worker") or ""
     found = trace_worker(tx, buffer, name, _STEPS_OF_WORKERS)
-    rows = newest(tx, WORKERS, buffer, 1, "worker = :name", name=name)
+    rows = newest(tx, "workers", buffer, 1, "worker = :name", name=name)
     if found is None and not rows:
         raise NotThereError(f"nothing is known of a worker {name!r:.100} in the buffer {buffer!r:.100}")
     made = {} if found is None else {"steps": found.steps, "buffered": found.buffered, "draws": found.draws}

@@ -9,9 +9,8 @@ from typing import Any
 
 from replaybuf.rules.circumstances import Circumstances
 from replaybuf.rules.totals import of_tasks
-from replaybuf.rules.transitions import Tallies
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import EVENTS, history_of, last_batches, newest
+from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, newest
 from replaybuf.storage.sql.inspection.waits import Explained, Question, explain
 from replaybuf.storage.sql.statements.buffer_facts import STALENESS
 
@@ -60,7 +59,7 @@ def glance(tx: ReadTransaction, buffer: str | None) -> list[Glance]:
             newest_groups(tx, one.buffer, None),
             _readings(tx, one.buffer, one.about),
             last_batches(tx, one.buffer, _BATCHES),
-            newest(tx, EVENTS, one.buffer, _EVENTS),
+            newest(tx, "events", one.buffer, _EVENTS),
         )
         for one in explain(tx, buffer, Question(), asked=False)
     ]
@@ -89,13 +88,9 @@ def newest_groups(tx: ReadTransaction, buffer: str | None, task: str | None) -> 
 def _readings(tx: ReadTransaction, buffer: str, about: Circumstances) -> list[Reading]:
     kept = history_of(tx, buffer, about.now - _HISTORY_SECONDS)
     earlier = [(time.timestamp(), _flows(tasks)) for _, time, tasks in kept if time.timestamp() < about.now]
-    return [*earlier, (about.now, flows(about.tallies))]
-
-
-def flows(tallies: Tallies) -> dict[str, dict[str, int]]:
-    """Return what has gone in and out of each task since the beginning."""
-    return _flows(of_tasks(tallies))
+    return [*earlier, (about.now, _flows(of_tasks(about.tallies)))]
 
 
 def _flows(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return what has gone in and out of each task since the beginning."""
     return {task: {name: int(figures.get(name, 0)) for name in FLOWS} for task, figures in tasks.items()}

@@ -68,16 +68,12 @@ class StepSummary:
             groups=sum(one.groups - one.back for one in batches) or sum(one.groups for one in batches),
             settled=sum(one.settled for one in batches),
             reward=_weighted(trained, "reward"),
-            min_reward=min((one.min_reward for one in trained if one.min_reward is not None), default=None),
-            max_reward=max((one.max_reward for one in trained if one.max_reward is not None), default=None),
+            min_reward=min(_known(trained, "min_reward"), default=None),
+            max_reward=max(_known(trained, "max_reward"), default=None),
             staleness=_weighted(trained, "staleness"),
-            max_staleness=max((one.max_staleness for one in trained if one.max_staleness is not None), default=None),
-            oldest_model_step=min(
-                (one.oldest_model_step for one in trained if one.oldest_model_step is not None), default=None
-            ),
-            newest_model_step=max(
-                (one.newest_model_step for one in trained if one.newest_model_step is not None), default=None
-            ),
+            max_staleness=max(_known(trained, "max_staleness"), default=None),
+            oldest_model_step=min(_known(trained, "oldest_model_step"), default=None),
+            newest_model_step=max(_known(trained, "newest_model_step"), default=None),
             taken_by=sorted({one.worker for one in batches if one.worker is not None}),
         )
 
@@ -259,6 +255,10 @@ def _groups(batches: Sequence[Batch]) -> list[tuple[Batch, Member]]:
 def _by_reward(drawn: tuple[Batch, Member]) -> tuple[bool, float, int]:
     reward = drawn[1].reward
     return reward is None, 0.0 if reward is None else reward, drawn[1].uid
+
+
+def _known(batches: Sequence[Batch], field: str) -> list[Any]:
+    return [value for one in batches if (value := getattr(one, field)) is not None]
 
 
 def _weighted(batches: Sequence[Batch], field: str) -> float | None:
