@@ -41,7 +41,7 @@ def _mean_staleness(row: Mapping[str, Any]) -> str:
 
 
 def _text(header: str, name: str) -> Column:
-    return Column(header, lambda row: row[name] or "-", right=False, text=True)
+    return Column(header, lambda row: "-" if row[name] is None else row[name], right=False, text=True)
 
 
 def _id(name: str) -> Column:

@@ -208,12 +208,9 @@ def on_storage(
 def whole_number(text: str, name: str) -> int:
     """Return a whole number that is an argument. Raises a usage error."""
     try:
-        number = int(text)
+        return int(text)
     except ValueError:
         raise typer.BadParameter(f"{redact(text)!r:.100} is not a whole number.", param_hint=name) from None
-    if abs(number) >= 2**63:
-        raise typer.BadParameter(f"{number:.3g} is too large.", param_hint=name)
-    return number
 
 
 def status_of(text: str | None) -> Status | None:

@@ -130,7 +130,9 @@ def _words(url: str, what: str | None, which: str | None) -> tuple[str, str, str
 def _number(text: str | None, what: str) -> int:
     if text is None:
         raise typer.BadParameter(f"it is missing; replaybuf trace URL {what} N", param_hint="WHICH")
-    return whole_number(text, "WHICH")
+    if abs(number := whole_number(text, "WHICH")) >= 2**63:
+        raise typer.BadParameter(f"{number:.3g} is too large.", param_hint="WHICH")
+    return number
 
 
 def _or(limit: int | None, default: int) -> int | None:
