@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,60 +74,23 @@ _GROUPS = """
 SELECT
     buffer, task_name, status, count(*) - count(leased_until) AS groups, count(leased_until) AS leased,
     sum(rollouts) AS rollouts, avg(reward) AS reward, avg(staleness) AS staleness, max(staleness) AS max_staleness,
-    sum(bytes) AS bytes, min(created_at) AS oldest, max(created_at) AS newest
-FROM groups{where} GROUP BY buffer, task_name, status"""
-# Tokens of the groups of each lane, those of expired responses left out, and the rewards that are no numbers.
-_TOKENS = {
-    # One walk through each outline. Parts of rewards, which may have these names, have a "." in their path.
-    "sqlite": """
-WITH tokens AS MATERIALIZED (
-    SELECT g.lane AS lane, sum(CASE r.key WHEN 'prompt_tokens' THEN r.atom END) AS prompt_tokens,
-        sum(CASE WHEN r.key = 'response_tokens' AND (instr(g.marks, '"expired"') = 0
-            OR coalesce(json_extract(g.marks, '$.expired' || substr(r.path, 2)), 0) = 0) THEN r.atom END)
-            AS response_tokens,
-        count(CASE r.key WHEN 'unreadable' THEN 1 END) AS unreadable
-    FROM rb_group g JOIN rb_payload p ON p.uid = g.uid, json_tree(p.outline) r
-    WHERE r.key IN ('prompt_tokens', 'response_tokens', 'unreadable') AND instr(r.path, '.') = 0
-    GROUP BY g.uid)
-SELECT l.buffer, l.task_name, l.status, sum(t.prompt_tokens) AS prompt_tokens,
-    sum(t.response_tokens) AS response_tokens, sum(t.unreadable) AS unreadable
-FROM tokens t JOIN rb_lane l ON l.id = t.lane WHERE true{buffer} GROUP BY 1, 2, 3""",
-    "postgresql": """
-SELECT l.buffer, l.task_name, l.status,
-    sum((r.value ->> 'prompt_tokens')::bigint) AS prompt_tokens,
-    sum((r.value ->> 'response_tokens')::bigint)
-        FILTER (WHERE NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)) AS response_tokens,
-    count(r.value -> 'unreadable') AS unreadable
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid
-CROSS JOIN LATERAL jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
-WHERE true{buffer} GROUP BY 1, 2, 3""",
-}
+    sum(bytes) AS bytes, min(created_at) AS oldest, max(created_at) AS newest,
+    sum(prompt_tokens) AS prompt_tokens, sum(response_tokens) AS response_tokens
+FROM groups WHERE buffer = coalesce(:buffer, buffer) GROUP BY buffer, task_name, status"""
 
 
 def rows_of_lanes(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return a row of figures for each buffer, task and status, of one buffer or of all."""
-    given = {} if buffer is None else {"buffer": buffer}
-    of_buffer = " AND l.buffer = :buffer" if given else ""
-    tokens = {
-        (row["buffer"], row["task_name"], row["status"]): row
-        for row in tx.rows(_TOKENS[tx.dialect_name].format(buffer=of_buffer), **given)
-    }
-    unreadable: dict[tuple[str, str, str], int] = {}
-    for one in unreadable_rewards(tx) if any(row["unreadable"] for row in tokens.values()) else ():
-        lane = (one.buffer, one.task_name, one.status)
-        unreadable[lane] = unreadable.get(lane, 0) + one.rollouts
-    overdue = {
-        (one.buffer, one.task_name, str(one.status)): one.overdue for one in list_leased(tx, buffer, tx.seconds())
-    }
-    rows = tx.rows(_GROUPS.format(where=" WHERE buffer = :buffer" if given else ""), **given)
+    unreadable = Counter[tuple[str, str, str]]()
+    for one in unreadable_rewards(tx):
+        unreadable[one.buffer, one.task_name, one.status] += one.rollouts
+    leased = list_leased(tx, buffer, tx.seconds())
+    overdue = {(one.buffer, one.task_name, str(one.status)): one.overdue for one in leased}
+    rows = tx.rows(_GROUPS, buffer=buffer)
     for row in rows:
-        row["staleness"] = float(row["staleness"])
         lane = (row["buffer"], row["task_name"], str(row["status"]))
-        of_lane = tokens.get(lane, {})
-        row["prompt_tokens"] = of_lane.get("prompt_tokens")
-        row["response_tokens"] = of_lane.get("response_tokens") or 0
-        row["overdue"] = overdue.get(lane, 0)
-        row["unreadable_rewards"] = unreadable.get(lane, 0)
+        row |= {"staleness": float(row["staleness"]), "response_tokens": row["response_tokens"] or 0}
+        row |= {"overdue": overdue.get(lane, 0), "unreadable_rewards": unreadable[lane]}
     rows.sort(key=lambda row: (in_order(row["buffer"]), row["task_name"], _STATUSES.index(row["status"])))
     return rows
 
