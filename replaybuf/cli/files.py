@@ -43,9 +43,9 @@ from replaybuf.progress import OnProgress
 from replaybuf.redact import escape_line, redact, redact_path
 from replaybuf.rules.policies import parse_order
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.groups import choose
+from replaybuf.storage.sql.inspection.groups import DEFAULT, choose
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, exists, opens_read_only
+from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
 
 _ToFile = Annotated[
     str | None, file_argument("NAME.jsonl (.gz, .zst), NAME.parquet, NAME.arrow; - for JSONL on stdout.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from replaybuf.rules.circumstances import Circumstances, Worker
-    from replaybuf.storage.sql.inspection.dashboard import Glance, Reading
+    from replaybuf.storage.sql.inspection.waits import Glance, Reading
 
 
 #: From this width on there are two columns of panels.

@@ -16,9 +16,9 @@ from replaybuf.errors import ConfigError
 from replaybuf.progress import OnProgress
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import resolve_policy
-from replaybuf.storage.sql.inspection.groups import choose
+from replaybuf.storage.sql.inspection.groups import DEFAULT, choose
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, policy_of, save_snapshot
+from replaybuf.storage.sql.inspection.writer import Target, policy_of, save_snapshot
 
 Folder = Annotated[str | None, typer.Argument(metavar="FOLDER", help="The folder of the snapshot.", show_default=False)]
 _Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into the one named default.")]

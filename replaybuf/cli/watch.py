@@ -25,7 +25,7 @@ from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from replaybuf.storage.sql.inspection.dashboard import Glance, Reading
+    from replaybuf.storage.sql.inspection.waits import Glance, Reading
 
 
 @contextlib.contextmanager
@@ -125,7 +125,7 @@ def _print(lines: Sequence[Text]) -> None:
 
 
 def _read(reader: Reader, buffer: str | None) -> list[Glance]:
-    from replaybuf.storage.sql.inspection.dashboard import glance
+    from replaybuf.storage.sql.inspection.waits import glance
 
     return reader.read(lambda tx: glance(tx, buffer), timeout=_READ_TIMEOUT)
 
@@ -210,7 +210,7 @@ class _Reading(threading.Thread):
         self._wanted.set()
 
     def run(self) -> None:
-        import replaybuf.storage.sql.inspection.dashboard  # noqa: F401  # its import isn't what a reading costs
+        import replaybuf.storage.sql.inspection.waits  # noqa: F401  # its import isn't what a reading costs
 
         while self._wanted.wait():
             self._wanted.clear()

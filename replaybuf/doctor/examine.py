@@ -13,7 +13,6 @@ from replaybuf.doctor import (
     check_payloads,
     check_schema,
     check_server,
-    check_texts,
 )
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, problem
 from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
@@ -41,7 +40,7 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
     if any(finding.level != Severity.OK for finding in revision):
         return
     own: Any = check_file if reader.path else check_server
-    own_texts = check_texts.CHECKS if reader.path else ()
+    own_texts = check_payloads.CHECKS if reader.path else ()
     for check in (*own.FIRST, *own.CHECKS, *check_schema.CHECKS, *own_texts, *check_groups.CHECKS):
         yield from _check(check, reader, context)
     yield from _named(_CHECKSUMS, lambda: check_payloads.check_checksums(reader, context), context)
@@ -96,7 +95,7 @@ def repair(reader: Reader, context: CheckContext) -> list[str]:
 
 def _repairs(reader: Reader) -> list[tuple[str, Repair]]:
     """Return the repairs in order: groups that are set aside, or come back, are counted afterwards."""
-    own = (*check_file.CHECKS, *check_texts.CHECKS) if reader.path else ()
+    own = (*check_file.CHECKS, *check_payloads.CHECKS) if reader.path else ()
     checks = (*own, *check_schema.CHECKS, *check_groups.CHECKS, *check_counts.CHECKS)
     repairs = [(check.name, check.repair) for check in checks if check.repair is not None]
     repairs.insert(-1, (_CHECKSUMS, check_payloads.repair_checksums))

@@ -10,10 +10,9 @@ from replaybuf import ConfigError, FencedError, ReplayBufError, RolloutState, St
 from replaybuf.demo import Mode, production
 from replaybuf.demo.display import Display
 from replaybuf.demo.policy import Policy
-from replaybuf.demo.production import Disaggregated
 from replaybuf.demo.run_folder import Run, RunFolder
 from replaybuf.demo.settings import TASK, buffer_config, sampler_of
-from replaybuf.demo.trainer import Training, begin, clear, default_folder
+from replaybuf.demo.trainer import Disaggregated, Training, begin, clear, default_folder
 from replaybuf.demo.worker import WorkerSettings
 from replaybuf.produce import TrainState, publish, published
 

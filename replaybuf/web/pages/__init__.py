@@ -20,12 +20,15 @@ from replaybuf.web.pages.steps import (
     draw_batch,
     draw_step,
     draw_steps,
+    draw_worker,
+    draw_workers,
     groups_of_step,
     read_batch,
     read_step,
     read_steps,
+    read_worker,
+    read_workers,
 )
-from replaybuf.web.pages.workers import draw_worker, draw_workers, read_worker, read_workers
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction

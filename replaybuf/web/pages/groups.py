@@ -15,8 +15,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, parse_order
 from replaybuf.storage.sql.inspection.group_queries import COUNTED, Chosen, Key, page_of_groups, values_of_groups
 from replaybuf.storage.sql.inspection.measures import tallies_of
-from replaybuf.web.ask import Ask
-from replaybuf.web.tables import facet_of
+from replaybuf.web.ask import Ask, facet_of
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import ReadTransaction

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.inspection.dashboard import newest_groups
 from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.storage.sql.inspection.run_records import (
     history_of,
@@ -19,11 +18,11 @@ from replaybuf.storage.sql.inspection.run_records import (
     last_sign_of,
     newest,
 )
+from replaybuf.storage.sql.inspection.waits import newest_groups
 from replaybuf.units import time_of
-from replaybuf.web.ask import Ask
+from replaybuf.web.ask import Ask, listed
 from replaybuf.web.pages.records import read_waits
 from replaybuf.web.plots import BARS, Plot, areas, histogram, lines, whole_bins
-from replaybuf.web.tables import listed
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import ReadTransaction

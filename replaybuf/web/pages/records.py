@@ -9,8 +9,7 @@ from replaybuf.storage.sql.inspection.groups import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.storage.sql.inspection.waits import Explained, Question, explain
-from replaybuf.web.ask import LARGEST, Ask
-from replaybuf.web.tables import facet_of, listed
+from replaybuf.web.ask import LARGEST, Ask, facet_of, listed
 
 _MOST_WAITS = 50
 

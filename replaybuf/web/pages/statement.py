@@ -15,8 +15,7 @@ from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, View, ViewColumn, without_markup
 from replaybuf.web.apart import Answer, run_apart
 from replaybuf.web.ask import Ask
-from replaybuf.web.axes import STEPS, TIMES
-from replaybuf.web.plots import Across, Plot, bars, lines
+from replaybuf.web.plots import STEPS, TIMES, Across, Plot, bars, lines
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
