@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -76,26 +75,6 @@ def columns(*names: str, spare: Collection[str] = (), **headers: str) -> list[Co
 def age_of(moment: datetime | None, now: datetime) -> float | None:
     """Return the seconds since a time."""
     return None if moment is None else (now - moment).total_seconds()
-
-
-def archived_at(row: Mapping[str, Any]) -> datetime | None:
-    """Return when a group was archived. (For filtered and failed ones the column has the time when they became so.)"""
-    return row["archived_at"] if row["status"] == Status.ARCHIVED else None
-
-
-def lease_text(until: datetime | None, now: datetime) -> str:
-    """Return when a lease ends ("in 45s"), or that it has ended, and its groups come back when they are drawn."""
-    if until is None:
-        return "-"
-    left = (until - now).total_seconds()
-    return f"in {units.age(left)}" if left > 0 else f"over {units.age(-left)} ago"
-
-
-def tags_text(tags: Mapping[str, Any] | None) -> str:
-    """Return tags on one line: name=value."""
-    return " ".join(
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in (tags or {}).items()
-    )
 
 
 def trainer_text(trainer: Mapping[str, Any], of: str = "") -> str:

@@ -6,14 +6,14 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf import units
-from replaybuf.cli.groups import age_of, archived_at, columns, lease_text, tags_text
+from replaybuf.cli.groups import age_of, columns
 from replaybuf.cli.options import Buffer, Limit, OfStatus, OfTask, OrderBy, Url, Where, listing
 from replaybuf.cli.output import Column, Output
 from replaybuf.cli.queries import nothing_in, query_of
 from replaybuf.redact import redact
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.policies import parse_order
-from replaybuf.storage.sql.inspection.groups import list_oldest
+from replaybuf.storage.sql.inspection.groups import archived_at, lease_text, list_oldest, tags_text
 from replaybuf.storage.sql.inspection.reader import open_reader
 
 

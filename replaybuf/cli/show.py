@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
@@ -24,12 +23,12 @@ from replaybuf.cli.conversation import (
     print_rollouts,
     reward_text,
 )
-from replaybuf.cli.groups import ARCHIVE, archived_at, columns, gone_of, lease_text, status_style, tags_text
+from replaybuf.cli.groups import ARCHIVE, columns, gone_of, status_style
 from replaybuf.cli.options import Buffer, OfTask, Url, Where, listing, option, url_and_uids, whole_number
-from replaybuf.cli.output import Column, Output, console, iso, print_facts, print_table, write
+from replaybuf.cli.output import Column, Output, console, print_facts, print_table, write
 from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
-from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts
+from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts, facts_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
 Rollouts = list[dict[Any, Any]]
@@ -141,37 +140,8 @@ def _print_rows(answers: list[Answer], output: Output) -> None:
 
 def print_group(found: Described, *, with_prompt: bool) -> None:
     """Print the metadata of a group, a field on each line."""
-    group, now = found.group, found.now
-
-    def ago(moment: datetime | None) -> str | None:
-        return None if moment is None else f"{iso(moment)} ({units.ago(moment, now)})"
-
-    until = group["leased_until"]
-    facts = {
-        "buffer": group["buffer"] if found.several else None,
-        "status": group["status"],
-        "leased": None if until is None else f"until {iso(until)} ({lease_text(until, now)})",
-        "deliveries": group["deliveries"] and units.number(group["deliveries"]),
-        "task": group["task_name"],
-        "staleness": units.number(group["staleness"]),
-        "reward": units.number(group["reward"], 3),
-        "priority": f"{group['priority']:g}",
-        "times sampled": units.number(group["times_sampled"]),
-        "created": ago(group["created_at"]),
-        "made by": group["worker"],
-        "put for step": units.number(group["put_step"]) if group["put_step"] is not None else None,
-        "leased by": group["leased_by"],
-        "trained at": None if group["trained_step"] is None else f"step {group['trained_step']}",
-        "archived": ago(archived_at(group)),
-        "rollouts": units.number(group["rollouts"]),
-        "tokens": f"{units.number(group['prompt_tokens'])} prompt, {units.number(group['response_tokens'])} response",
-        "finished by": group["finish_reasons"],
-        "payload": units.size(group["bytes"]),
-        "key": group["key"],
-        "tags": tags_text(group["tags"]),
-        "error": group["error"],
-        "prompt": group["prompt"] if with_prompt else None,
-    }
+    group, facts = found.group, facts_of(found.group, found.now)
+    facts |= {"buffer": group["buffer"] if found.several else "", "prompt": group["prompt"] if with_prompt else ""}
     print_facts(f"group {group['uid']}", facts, 14, {"status": status_style(group)})
 
 

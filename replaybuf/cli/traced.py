@@ -9,10 +9,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from replaybuf import units
-from replaybuf.cli.groups import ARCHIVE, age_of, columns, lease_text
+from replaybuf.cli.groups import ARCHIVE, age_of, columns
 from replaybuf.cli.output import Column, Row, console, iso, print_facts, print_table, write
 from replaybuf.redact import escape
 from replaybuf.storage.sql.inspection.drawn_batches import GONE, Batch
+from replaybuf.storage.sql.inspection.groups import lease_text
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, stale_text, timeline
 from replaybuf.storage.sql.inspection.traces import StepSummary, StepTrace, WorkerTrace, consumed
 

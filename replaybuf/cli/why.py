@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.cli.groups import columns, lease_text, trainer_text
+from replaybuf.cli.groups import columns, trainer_text
 from replaybuf.cli.options import URL_VARIABLE, Buffer, Url, Where, listing, option, status_of
 from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.cli.queries import query_of
@@ -22,6 +22,7 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import Circumstances, in_force
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.inspection.groups import lease_text
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.waits import Explanation, Question, explain
 from replaybuf.units import time_of
