@@ -12,17 +12,7 @@ from sqlalchemy import insert, text
 
 from replaybuf import units
 from replaybuf.doctor.check_groups import WITH_CHECKPOINTS
-from replaybuf.doctor.findings import (
-    Check,
-    CheckContext,
-    Finding,
-    Severity,
-    fine,
-    groups,
-    problem,
-    repairable,
-    warning,
-)
+from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, groups, problem, repairable, warning
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.limits import Limits, Rules
 from replaybuf.rules.transitions import Tally

@@ -9,16 +9,7 @@ from typing import Any
 from sqlalchemy import and_, select, text, update
 
 from replaybuf import units
-from replaybuf.doctor.findings import (
-    Check,
-    CheckContext,
-    Finding,
-    Severity,
-    fine,
-    groups,
-    repairable,
-    warning,
-)
+from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, groups, repairable, warning
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction

@@ -6,14 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.doctor import (
-    check_counts,
-    check_file,
-    check_groups,
-    check_payloads,
-    check_schema,
-    check_server,
-)
+from replaybuf.doctor import check_counts, check_file, check_groups, check_payloads, check_schema, check_server
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, problem
 from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
 from replaybuf.storage.sql.inspection.reader import Reader

@@ -12,12 +12,7 @@ from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.inspection.measures import tallies_of
-from replaybuf.storage.sql.inspection.run_records import (
-    history_of,
-    last_batches,
-    last_sign_of,
-    newest,
-)
+from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
 from replaybuf.storage.sql.inspection.waits import newest_groups
 from replaybuf.units import time_of
 from replaybuf.web.ask import Ask, listed

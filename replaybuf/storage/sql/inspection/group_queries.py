@@ -20,13 +20,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Order, OrderTerm
 from replaybuf.storage.sql.engine.dialect import PlanStep
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.inspection.groups import (
-    Listing,
-    buffers_of,
-    check_buffer,
-    extreme_rollouts,
-    read_metadata,
-)
+from replaybuf.storage.sql.inspection.groups import Listing, buffers_of, check_buffer, extreme_rollouts, read_metadata
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import FIELDS
