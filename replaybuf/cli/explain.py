@@ -121,7 +121,4 @@ def _print(one: QueryPlan) -> None:
     write(["\n"])
 
 
-_PARAMETERS = [
-    Column("#", lambda r: str(r["n"])),
-    Column("value", lambda r: repr(r["value"]), right=False, text=True),
-]
+_PARAMETERS = [Column("#", lambda r: str(r["n"])), Column("value", lambda r: repr(r["value"]), right=False, text=True)]

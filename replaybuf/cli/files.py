@@ -87,10 +87,7 @@ def export(
     """
     url, file = url_and(url, file, "FILE")
     chosen = ExportQuery(
-        query_of(where, task, status),
-        parse_order([redact(term) for term in order_by or ()]),
-        limit or None,
-        rows,
+        query_of(where, task, status), parse_order([redact(term) for term in order_by or ()]), limit or None, rows
     )
     size = None if max_bytes is None else read_size(max_bytes, "--max-bytes")
     reader = open_reader(url)
@@ -126,8 +123,7 @@ def export(
 
 
 _FromFile = Annotated[
-    str | None,
-    file_argument("JSONL, Parquet, Arrow, or xtuner's saved buffer; - for JSONL on stdin."),
+    str | None, file_argument("JSONL, Parquet, Arrow, or xtuner's saved buffer; - for JSONL on stdin.")
 ]
 _Imported = Annotated[
     str | None, buffer_option("Put the groups into the buffer of this name; else into the one named default.")
@@ -145,11 +141,7 @@ def import_(
     status: OfStatus = None,
     field: Annotated[
         list[str] | None,
-        option(
-            "--field",
-            metavar="OURS=THEIRS",
-            help="The column of a field, as response=completion. Repeatable.",
-        ),
+        option("--field", metavar="OURS=THEIRS", help="The column of a field, as response=completion. Repeatable."),
     ] = None,
     as_task: Annotated[
         str | None, option("--as-task", metavar="NAME", help="The task of rows that don't name one.")

@@ -73,8 +73,7 @@ OfStatus = Annotated[
     str | None, option("--status", metavar="STATUS", help="Only groups of this status: completed, expired, ...")
 ]
 OrderBy = Annotated[
-    list[str] | None,
-    option("--order-by", metavar="FIELD", help="A field; -FIELD is descending. May be repeated."),
+    list[str] | None, option("--order-by", metavar="FIELD", help="A field; -FIELD is descending. May be repeated.")
 ]
 Limit = Annotated[int, option("--limit", metavar="N", min=0, help="At most so many groups; 0 for all.")]
 

@@ -130,11 +130,7 @@ def _origin(buffer: str, row: dict[str, Any] | None, draws: Sequence[Batch]) -> 
 # In order
 
 #: What the kinds of events are called in a group's life; others are shown as they are.
-_KINDS = {
-    "lease_lapsed": "lease over, back",
-    "given_back": "given back",
-    "set_aside": "set aside",
-}
+_KINDS = {"lease_lapsed": "lease over, back", "given_back": "given back", "set_aside": "set aside"}
 
 _RETURNS = ("lease_lapsed", "given_back")
 
