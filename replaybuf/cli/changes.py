@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
@@ -32,82 +32,67 @@ class Choice:
 
     reader: Reader
     buffer: str
-    task: str | None
     query: Node
     found: Removable
 
-    @property
-    def until_now(self) -> Node:
-        """The query, without groups that are put after it was counted."""
-        return LogicNode("$and", (self.query, ScalarNode("uid", "$lte", self.found.last)))
+
+def _query(
+    where: str | None, task: str | None, status: str | None, uids: list[int] | None, everything: bool, does: str
+) -> Node:
+    """Return all the conditions together. Raises InputError when there is none and --all isn't given.
+
+    `does` says what happens to all without any ("this deletes all").
+    """
+    query = query_of(where, task, status)
+    if uids:
+        query = LogicNode("$and", (query, SetNode("uid", "$in", tuple(uids))))
+    if _is_everything(query) and not everything:
+        raise InputError(f"without a condition (--where, --task, --status, --uid) {does}: give --all to do so")
+    return query
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What was given to choose groups by; `does` says what happens to all without any ("this deletes all")."""
-
-    where: str | None
-    task: str | None
-    status: str | None
-    uids: list[int] | None
-    everything: bool
-    does: str
-
-    @property
-    def query(self) -> Node:
-        """All the conditions together. Raises InputError when there is none and --all isn't given."""
-        query = query_of(self.where, self.task, self.status)
-        if self.uids:
-            query = LogicNode("$and", (query, SetNode("uid", "$in", tuple(self.uids))))
-        if is_everything(query) and not self.everything:
-            raise InputError(f"without a condition (--where, --task, --status, --uid) {self.does}: give --all to do so")
-        return query
-
-
-def choose_groups(reader: Reader, buffer: str | None, conditions: Conditions, statuses: Sequence[str] = ()) -> Choice:
-    """Return the groups that are chosen, of these statuses if any are given."""
-    query = conditions.query
-    if statuses:
-        query = LogicNode("$and", (query, SetNode("status", "$in", tuple(statuses))))
-    name = reader.read(lambda tx: choose(tx, buffer))
-    return Choice(reader, name, conditions.task, query, reader.read(lambda tx: removable(tx, name, query)))
-
-
-def is_everything(query: Node) -> bool:
+def _is_everything(query: Node) -> bool:
     """Return whether a query has no condition."""
-    return isinstance(query, LogicNode) and query.relation == "$and" and all(map(is_everything, query.conditions))
+    return isinstance(query, LogicNode) and query.relation == "$and" and all(map(_is_everything, query.conditions))
 
 
-def show_choice(choice: Choice, output: Output) -> None:
-    """Show people which groups are chosen, by task and status, and which are leased."""
+def _choose(url: str, buffer: str | None, task: str | None, query: Node, output: Output) -> Choice:
+    """Return the groups that are chosen; show people which they are, by task and status, and which are leased."""
+    reader = open_reader(url)
+    name = reader.read(lambda tx: choose(tx, buffer))
+    found = reader.read(lambda tx: removable(tx, name, query))
+    if found.groups and output.for_people:
+        total = [{"task_name": "total", "status": "", "groups": found.groups}] if len(found.rows) > 1 else []
+        print_table([*found.rows, *total], columns("task_name", "status", "groups"), footer=bool(total))
+    if found.leased:
+        output.note(f"leased, and therefore left alone: {_groups(found.leased)}")
+    elif not found.groups and output.for_people:
+        output.note(nothing_in(reader, name, task))
+    return Choice(reader, name, query, found)
+
+
+def _change(choice: Choice, verb: str, work: Callable[[SQLStorage, Node], Awaitable[T]], *, yes: bool) -> T:
+    """Ask, do something with the groups that are chosen, and return what that returns. Raises InputError for a no.
+
+    Groups that are put after the others were counted are left alone.
+    """
+    ask(f"{verb} {_groups(choice.found.groups)} of buffer {choice.buffer} in {choice.reader.where}?", yes=yes)
+    until_now = LogicNode("$and", (choice.query, ScalarNode("uid", "$lte", choice.found.last)))
+    return on_storage(choice.reader.url, choice.buffer, lambda storage: work(storage, until_now))
+
+
+def _tell(choice: Choice, output: Output, done: Mapping[str, int], what: str, *, dry_run: bool) -> None:
+    """Print the numbers for programs; tell people that nothing was done in a dry run."""
     found = choice.found
     if not output.for_people:
-        return
-    if not found.groups:
-        output.note(nothing_in(choice.reader, choice.buffer, choice.task) if not found.leased else _leased(found))
-        return
-    total = {"task_name": "total", "status": "", "groups": found.groups}
-    several = len(found.rows) > 1
-    print_table(
-        [*found.rows, total] if several else found.rows, columns("task_name", "status", "groups"), footer=several
-    )
-    if found.leased:
-        output.note(_leased(found))
+        counts = {"groups": found.groups, "leased": found.leased, **done}
+        output.rows([{"url": choice.reader.where, "buffer": choice.buffer, **counts}], [])
+    elif dry_run:
+        output.note(f"nothing was {what} (--dry-run)")
 
 
-def change(choice: Choice, verb: str, work: Callable[[SQLStorage, Node], Awaitable[T]], *, yes: bool) -> T:
-    """Ask, do something with the groups that are chosen, and return what that returns. Raises InputError for a no."""
-    ask(f"{verb} {groups(choice.found.groups)} of buffer {choice.buffer} in {choice.reader.where}?", yes=yes)
-    return on_storage(choice.reader.url, choice.buffer, lambda storage: work(storage, choice.until_now))
-
-
-def groups(count: int) -> str:
-    """Return a number of groups in words."""
+def _groups(count: int) -> str:
     return units.number_of(count, "group")
-
-
-def _leased(found: Removable) -> str:
-    return f"leased, and therefore left alone: {groups(found.leased)}"
 
 
 @listing
@@ -134,18 +119,12 @@ def rm(
       replaybuf rm run.db --task math --where '{"reward": 0}'
       replaybuf rm run.db --uid 17 --uid 23 --yes
     """
-    conditions = Conditions(where, task, status, uid, everything, "this deletes all")
-    choice = choose_groups(open_reader(url), buffer, conditions)
-    show_choice(choice, output)
-    found, deleted = choice.found, 0
-    if found.groups and not dry_run:
-        deleted = change(choice, "Delete", lambda storage, query: storage.delete(query), yes=yes)
-        output.note(f"{groups(deleted)} deleted")
-    if not output.for_people:
-        counts = {"groups": found.groups, "leased": found.leased, "deleted": deleted}
-        output.rows([{"url": choice.reader.where, "buffer": choice.buffer, **counts}], [])
-    elif dry_run:
-        output.note("nothing was deleted (--dry-run)")
+    query = _query(where, task, status, uid, everything, "this deletes all")
+    choice, deleted = _choose(url, buffer, task, query, output), 0
+    if choice.found.groups and not dry_run:
+        deleted = _change(choice, "Delete", lambda storage, chosen: storage.delete(chosen), yes=yes)
+        output.note(f"{_groups(deleted)} deleted")
+    _tell(choice, output, {"deleted": deleted}, "deleted", dry_run=dry_run)
 
 
 _SET_ASIDE = ("failed", "filtered", "expired")
@@ -182,18 +161,12 @@ def requeue(
     """
     if status is not None and status not in _SET_ASIDE:
         raise typer.BadParameter(f"{status!r:.100} is none of {', '.join(_SET_ASIDE)}.", param_hint="--status")
-    conditions = Conditions(where, task, status, uid, everything, "all of them come back")
-    choice = choose_groups(open_reader(url), buffer, conditions, _SET_ASIDE)
-    show_choice(choice, output)
-    found, back = choice.found, dict[str, int]()
-    if found.groups and not dry_run:
-        moved = change(choice, "Requeue", lambda storage, query: storage.requeue(query), yes=yes)
+    query = _query(where, task, status, uid, everything, "all of them come back")
+    query = LogicNode("$and", (query, SetNode("status", "$in", _SET_ASIDE)))
+    choice, back = _choose(url, buffer, task, query, output), dict[str, int]()
+    if choice.found.groups and not dry_run:
+        moved = _change(choice, "Requeue", lambda storage, chosen: storage.requeue(chosen), yes=yes)
         back = {str(name): number for name, number in moved.items()}
-        output.note(
-            "; ".join(f"{groups(number)} now {name}" for name, number in sorted(back.items())) or "none is left"
-        )
-    if not output.for_people:
-        counts = {"groups": found.groups, "leased": found.leased, "completed": 0, "aborted": 0, **back}
-        output.rows([{"url": choice.reader.where, "buffer": choice.buffer, **counts}], [])
-    elif dry_run:
-        output.note("nothing was changed (--dry-run)")
+        told = "; ".join(f"{_groups(number)} now {name}" for name, number in sorted(back.items()))
+        output.note(told or "none is left")
+    _tell(choice, output, {"completed": 0, "aborted": 0, **back}, "changed", dry_run=dry_run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from replaybuf import units
 from replaybuf.cli.groups import status_style, trainer_text
 from replaybuf.cli.output import console
-from replaybuf.redact import escape_line
+from replaybuf.redact import escape
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 #: From this width on there are two columns of panels.
 TWO_COLUMNS = 140
 _GAP = 2
+_NEWLINES = re.compile(r"\s*\n\s*")
 # No screen shows more of one text.
 _LONGEST = 2000
 
@@ -60,13 +62,8 @@ def line(*parts: str | tuple[str, str]) -> Text:
 
 
 def one_line(text: str) -> str:
-    """Return a text that can't drive the terminal, without newlines; spaces at its ends stay."""
-    shown = text[:_LONGEST]
-    stripped = escape_line(shown)
-    if shown.isspace() or not shown:
-        return " " * len(shown)
-    before, after = len(shown) - len(shown.lstrip(" ")), len(shown) - len(shown.rstrip(" "))
-    return f"{' ' * before}{stripped}{' ' * after}"
+    """Return a text that can't drive the terminal, without newlines."""
+    return escape(_NEWLINES.sub(" ", text[:_LONGEST]))
 
 
 def arrange(head: Sequence[Text], panels: Sequence[Panel], foot: Text, width: int, height: int | None) -> list[Text]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
@@ -87,21 +86,30 @@ def _reward_of(one: Answer) -> float:
     return -math.inf if reward is None else float(reward)
 
 
-@dataclass(frozen=True, slots=True)
-class Extremes:
-    """The rollouts with the lowest or the highest rewards of one buffer and task, or of all; of groups that match."""
+def show_extremes(
+    reader: Reader,
+    output: Output,
+    layout: Layout,
+    *,
+    count: int,
+    worst: bool,
+    buffer: str | None,
+    task: str | None,
+    where: str | None,
+) -> None:
+    """Show rollouts with the lowest or the highest rewards side by side, after the prompt of each.
 
-    count: int
-    worst: bool
-    buffer: str | None
-    task: str | None
-    where: str | None
+    They are of one buffer and task, or of all (None), and of groups that match a query.
+    """
+    if where is None:
+        places = reader.read(lambda tx: extreme_rollouts(tx, buffer, task, count, worst=worst))
+    else:
+        from replaybuf.storage.sql.inspection.group_queries import extremes_matching  # takes its time to import
 
-
-def show_extremes(reader: Reader, wanted: Extremes, output: Output, layout: Layout) -> None:
-    """Show rollouts with the lowest or the highest rewards side by side, after the prompt of each."""
+        query = query_of(where, task, None)
+        places = reader.read(lambda tx: extremes_matching(tx, buffer, query, count, worst=worst))
     answers, prompts, left = [], {}, 0
-    for uid, position in _places(reader, wanted):
+    for uid, position in places:
         try:
             found, decoded = read_full(reader, uid)
         except InputError:  # taken since its place was read
@@ -109,7 +117,8 @@ def show_extremes(reader: Reader, wanted: Extremes, output: Output, layout: Layo
             continue
         prompt = decoded[position].get("message")
         prompts[uid] = found.group["prompt"] if prompt is None else prompt  # of classes with other names: its beginning
-        answers.append(answers_of(found.rollouts, decoded, f"group {uid}, {found.group['task_name']}, ")[position])
+        title = f"group {uid}, {found.group['task_name']}, "
+        answers.append(answers_of(found.rollouts, decoded, title)[position])
     if not output.for_people:
         _print_rows(answers, output)
     elif not answers and not left:
@@ -120,18 +129,8 @@ def show_extremes(reader: Reader, wanted: Extremes, output: Output, layout: Layo
         print_beside(answers, layout)
     if left:
         output.note(f"{left} of them left the buffer while they were read")
-    if wanted.where is None and (gone := reader.read(lambda tx: gone_of(tx, wanted.buffer, wanted.task))):
+    if where is None and (gone := reader.read(lambda tx: gone_of(tx, buffer, task))):
         output.note(gone)
-
-
-def _places(reader: Reader, wanted: Extremes) -> list[tuple[int, int]]:
-    count, worst = wanted.count, wanted.worst
-    if wanted.where is None:
-        return reader.read(lambda tx: extreme_rollouts(tx, wanted.buffer, wanted.task, count, worst=worst))
-    from replaybuf.storage.sql.inspection.group_queries import extremes_matching  # takes its time to import
-
-    query = query_of(wanted.where, wanted.task, None)
-    return reader.read(lambda tx: extremes_matching(tx, wanted.buffer, query, count, worst=worst))
 
 
 def _print_rows(answers: list[Answer], output: Output) -> None:
@@ -209,8 +208,8 @@ def show(
     if worst is not None or best is not None:
         if uids or (worst is not None and best is not None):
             raise typer.BadParameter("give uids, or --worst, or --best", param_hint="--worst")
-        order = Extremes(worst or best or 1, worst is not None, buffer, task, where)
-        show_extremes(open_reader(url), order, output, layout)
+        chosen = {"buffer": buffer, "task": task, "where": where}
+        show_extremes(open_reader(url), output, layout, count=worst or best or 1, worst=worst is not None, **chosen)
         return
     for name, given in {"--where": where, "--task": task, "--buffer": buffer}.items():
         if given is not None:
