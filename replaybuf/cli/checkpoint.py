@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -28,12 +28,8 @@ from replaybuf.cli.options import (
 )
 from replaybuf.cli.output import Column, Output, iso
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.inspection.run_records import read_checkpoints
+from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint, read_checkpoints
 from replaybuf.units import time_of
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint
-
 
 #: How checkpoints are listed.
 COLUMNS = [

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf import units
 from replaybuf.cli.output import Column
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import ReadTransaction
-
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 _STYLES = {
     "completed": "green",

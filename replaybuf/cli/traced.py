@@ -6,19 +6,17 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf import units
 from replaybuf.cli.groups import ARCHIVE, age_of, columns
 from replaybuf.cli.output import Column, Row, console, iso, print_facts, print_table, write
 from replaybuf.redact import escape
+from replaybuf.rules.comparison import Part
 from replaybuf.storage.sql.inspection.drawn_batches import GONE, Batch
 from replaybuf.storage.sql.inspection.groups import lease_text
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, stale_text, timeline
 from replaybuf.storage.sql.inspection.traces import StepSummary, StepTrace, WorkerTrace, consumed
-
-if TYPE_CHECKING:
-    from replaybuf.rules.comparison import Part
 
 _GROUPS = 10
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf.doctor import check_counts, check_file, check_groups, check_payloads, check_schema, check_server
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, problem
 from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.writer import Writer, open_writer
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.engine.transaction import Transaction
 
 #: The errors of a check that fails, also on values of a wrong type. (SQLite allows any value in any column.)
 FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)

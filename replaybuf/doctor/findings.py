@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from replaybuf import units
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.engine.transaction import Transaction
-    from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 
 class Severity(StrEnum):

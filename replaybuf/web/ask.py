@@ -6,14 +6,11 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from replaybuf.errors import InputError
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.traces import StepSummary
-
+from replaybuf.storage.sql.inspection.traces import StepSummary
 
 LARGEST = 2**63 - 1
 #: The parameters that pages know. Others are dropped: each link repeats those of its page.

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -16,11 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from replaybuf.errors import ConfigError, LockedError, StorageError
-from replaybuf.storage.sql.inspection.reader import Reader
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import ReadTransaction
-
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
 #: Connections that are open at the same time, idle ones included; others are refused (503). Few of them read at once.
 CONNECTIONS = 512

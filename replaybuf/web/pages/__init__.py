@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.web.ask import Ask
 from replaybuf.web.pages.group import draw_group, read_group
 from replaybuf.web.pages.groups import draw_groups, read_groups
@@ -29,9 +30,6 @@ from replaybuf.web.pages.steps import (
     read_worker,
     read_workers,
 )
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
 Data = dict[str, Any]
 

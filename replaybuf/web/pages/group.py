@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf import units
 from replaybuf.errors import DecodeError, InputError
@@ -13,11 +13,9 @@ from replaybuf.files.foreign_rows import SYNONYMS
 from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 from replaybuf.storage.sql.inspection.groups import describe_group, facts_of
 from replaybuf.storage.sql.inspection.lives import Life, life_of, timeline
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.tokens import SHADES, strip
 from replaybuf.web.ask import Ask, NotThereError
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 #: Rollouts that are shown at once, characters of a text, messages, tokens of a response and of all responses together.
 CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 20_000, 100, 2_000, 20_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
@@ -15,10 +15,8 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, parse_order
 from replaybuf.storage.sql.inspection.group_queries import COUNTED, Chosen, Key, page_of_groups, values_of_groups
 from replaybuf.storage.sql.inspection.measures import tallies_of
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.web.ask import Ask, facet_of
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 _SIZE, _MOST = 50, 500
 STATUSES = tuple(map(str, Status))

@@ -7,18 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf.errors import AccessError, InputError, LockedError, QueryError
 from replaybuf.storage.sql.inspection.questions import QUESTIONS
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, View, ViewColumn, without_markup
 from replaybuf.web.apart import Answer, run_apart
 from replaybuf.web.ask import Ask
 from replaybuf.web.plots import STEPS, TIMES, Across, Plot, bars, lines
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
 #: Rows on the page and in JSON, and in CSV.
 ROWS, CSV_ROWS = 500, 100_000
