@@ -73,13 +73,11 @@ def explain(
         if not found:
             tasks = ", ".join(reader.read(lambda tx: tasks_of(tx, buffer))) or "none"
             raise InputError(f"there never was a group of task {of_task!r:.200} that was {of_status}; tasks: {tasks}")
-    if output.for_people:
-        for one in found:
-            _print(one)
-    elif output.format == "json":
-        output.value([_value(one) for one in found] if policy else _value(found[0]))
-    else:
-        output.rows([{**_value(one), "plan": "\n".join(_lines(one))} for one in found], [])
+    values = [_value(one) for one in found]
+    rows = [{**one, "plan": "\n".join(one["plan"])} for one in values]
+    if not output.printed(lambda: values if policy else values[0], lambda: rows):
+        for plan in found:
+            _print(plan)
 
 
 def _task(task: str | None) -> str:

@@ -72,6 +72,14 @@ class Output:
         """Print one value as JSON."""
         write([encode(value, indent=2) + "\n"])
 
+    def printed(self, value: Callable[[], Any], rows: Callable[[], Sequence[Row]]) -> bool:
+        """Print JSON of a value, or rows for the other formats of programs; return False where a table is wanted."""
+        if self.format == "json":
+            self.value(value())
+        elif not self.for_people:
+            self.rows(rows(), [])
+        return not self.for_people
+
     def note(self, text: str) -> None:
         """Print a note about the output for people, on stderr."""
         if self.for_people:

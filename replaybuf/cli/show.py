@@ -225,11 +225,9 @@ def show(
     group, rollouts = found.group, found.rollouts
     if decoded is not None and not output.for_people:
         rollouts = [{**row, **fields_of(rollout)} for row, rollout in zip(rollouts, decoded, strict=True)]
-    if output.format == "json":
-        output.value({**group, "rollouts": rollouts})
-    elif not output.for_people:
-        output.rows(rollouts, [])
-    elif decoded is None:
+    if output.printed(lambda: {**group, "rollouts": rollouts}, lambda: rollouts):
+        return
+    if decoded is None:
         print_group(found, with_prompt=True)
         write("\n")
         print_table(rollouts, _columns())

@@ -59,11 +59,7 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
         }
 
     found, now = reader.read(lambda tx: (read(tx), tx.now()))
-    if output.format == "json":
-        output.value(found)
-    elif not output.for_people:
-        output.rows(found["groups"], [])
-    else:
+    if not output.printed(lambda: found, lambda: found["groups"]):
         _print(found, now)
 
 

@@ -13,6 +13,7 @@ from replaybuf.cli.groups import age_of, columns
 from replaybuf.cli.options import URL_VARIABLE, OneBuffer, Url, listing, option, whole_number
 from replaybuf.cli.output import Column, Output, Row
 from replaybuf.cli.traced import (
+    group_rows,
     life_value,
     print_life,
     print_step,
@@ -211,11 +212,8 @@ def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: 
     runs, lowest, known, now = reader.read(read)
     if not runs:
         raise InputError(_nothing(known, f"for step {step}"))
-    if output.format == "json":
-        output.value(step_value(runs, lowest if worst else None))
-    elif not output.for_people:
-        output.rows([row for run in step_value(runs)["runs"] for row in run["groups"]], [])
-    else:
+    groups = [row for run in runs for row in group_rows(run)]
+    if not output.printed(lambda: step_value(runs, lowest if worst else None), lambda: groups):
         for run, answers in zip(runs, lowest, strict=True):
             print_step(run, now, limit, answers)
 
@@ -228,11 +226,7 @@ def _uid(reader: Reader, output: Output, uid: int) -> None:
     life, why = reader.read(read)
     if life is None:
         raise InputError(why)
-    if output.format == "json":
-        output.value(life_value(life))
-    elif not output.for_people:
-        output.rows(timeline(life), [])
-    else:
+    if not output.printed(lambda: life_value(life), lambda: timeline(life)):
         print_life(life)
 
 
@@ -247,11 +241,7 @@ def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, lim
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         there = f"there are {', '.join(others[:_NAMED])}{more}" if others else "no group there names its worker"
         raise InputError(f"nothing is known of a worker {escape(worker)!r:.200}; {there}")
-    if output.format == "json":
-        output.value(worker_value(worker, found))
-    elif not output.for_people:
-        output.rows(worker_rows(found), [])
-    else:
+    if not output.printed(lambda: worker_value(worker, found), lambda: worker_rows(found)):
         print_worker(worker, found, now)
 
 

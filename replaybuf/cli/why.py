@@ -72,11 +72,8 @@ def why(
     asked = not (size is None and status is None and where is None)
     reader = open_reader(url)
     found = reader.read(lambda tx: explain(tx, buffer, question, asked=asked))
-    if output.format == "json":
-        output.value([_as_json(one) for one in found])
-    elif not output.for_people:
-        output.rows([wait.row(one.buffer) for one in found for wait in one.waits], [])
-    else:
+    rows = [wait.row(one.buffer) for one in found for wait in one.waits]
+    if not output.printed(lambda: [_as_json(one) for one in found], lambda: rows):
         for number, one in enumerate(found):
             write(["\n"] if number else [])
             _print(one, several=len(found) > 1)

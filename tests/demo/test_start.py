@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from replaybuf import ConfigError, FencedError, ReplayBufError, RolloutState, Status
-from replaybuf.demo import Mode, production
+from replaybuf.demo import Mode, trainer
 from replaybuf.demo.display import Display
 from replaybuf.demo.policy import Policy
 from replaybuf.demo.run_folder import Run, RunFolder
@@ -141,7 +141,7 @@ async def test_a_run_that_is_done_does_as_many_steps_more(buffer, folder):
 
 
 def test_a_worker_that_fails_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(production, "_COMMAND", (sys.executable, "-c", "raise SystemExit('error: no such thing')"))
+    monkeypatch.setattr(trainer, "_COMMAND", (sys.executable, "-c", "raise SystemExit('error: no such thing')"))
     settings, run = WorkerSettings("", "", 0, 0, 32), Run(Policy.create(), 0)
     workers = Disaggregated(None, run, RunFolder(tmp_path), [settings], print)
     for process in workers._processes.values():

@@ -20,7 +20,14 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Order, OrderTerm
 from replaybuf.storage.sql.engine.dialect import PlanStep
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.inspection.groups import Listing, buffers_of, check_buffer, extreme_rollouts, read_metadata
+from replaybuf.storage.sql.inspection.groups import (
+    Listing,
+    buffers_of,
+    check_buffer,
+    extreme_rollouts,
+    read_metadata,
+    rows_of,
+)
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.columns import FIELDS
@@ -119,7 +126,7 @@ def values_of_groups(tx: ReadTransaction, chosen: Chosen) -> tuple[int, dict[str
     newest = replace(chosen, order=OrderTerm("uid", descending=True))
     uids = [uid for uid, _ in looking.execute(_statement(looking, newest, lanes, None, COUNTED))] if lanes else []
     counts: dict[str, Counter[Any]] = {"status": Counter(), "task_name": Counter(), "worker": Counter()}
-    for row in tx.rows(_VALUES.format(uids=", ".join(map(str, uids)))) if uids else ():
+    for row in rows_of(tx, _VALUES, uids):
         tags = row.pop("tags") or {}
         values = {**row, **{f"{TAG_PREFIX}{name}": value for name, value in tags.items()}}
         for name, value in values.items():

@@ -103,11 +103,14 @@ FROM rollouts WHERE uid IN ({uids}) ORDER BY uid, position"""
 
 def read_metadata(tx: ReadTransaction, uids: Sequence[int]) -> list[dict[str, Any]]:
     """Return the metadata of these groups of any buffer, in this order, of those that are there."""
-    found: dict[int, dict[str, Any]] = {}
-    for start in range(0, len(uids), _CHUNK):
-        listed = ", ".join(str(int(uid)) for uid in uids[start : start + _CHUNK])
-        found |= {row["uid"]: row for row in tx.rows(_GROUPS.format(uids=listed))}
+    found = {row["uid"]: row for row in rows_of(tx, _GROUPS, uids)}
     return [found[uid] for uid in uids if uid in found]
+
+
+def rows_of(tx: ReadTransaction, statement: str, uids: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a statement for the groups with these uids, which it has at `{uids}`."""
+    for listed in _listed(uids):
+        yield from tx.rows(statement.format(uids=listed))
 
 
 def describe_group(tx: ReadTransaction, uid: int) -> Described | None:
@@ -115,7 +118,7 @@ def describe_group(tx: ReadTransaction, uid: int) -> Described | None:
     found = read_metadata(tx, [uid])
     if not found:
         return None
-    rollouts = tx.rows(_ROLLOUTS.format(uids=int(uid)))
+    rollouts = list(rows_of(tx, _ROLLOUTS, [uid]))
     return Described(found[0], rollouts, tx.now(), len(buffers_of(tx)) > 1)
 
 
@@ -185,7 +188,7 @@ _Row = Sequence[Any]
 
 def _extremes(tx: ReadTransaction, part: str, given: dict[str, str], count: int, *, worst: bool) -> Sequence[_Row]:
     """Return uid, position, place in its group and reward of the first rollouts of some groups."""
-    where = "".join(f" AND {name} = :{name}" for name in given) + part
+    where = "".join(f" AND {name} = :{name}" for name in given) + f" AND uid IN ({part})"
     order, lowest = ("ASC", "min") if worst else ("DESC", "max")
     return tx.table(_EXTREMES.format(where=where, order=order, lowest=lowest, count=int(count)), **given)[1]
 
@@ -233,9 +236,9 @@ def _is_settled(
 
 
 def _listed(uids: Sequence[int]) -> Iterator[str]:
-    """Return conditions that a row is of one of these groups, for some of them each."""
+    """Yield the uids as SQL lists them, some at a time."""
     for start in range(0, len(uids), _CHUNK):
-        yield f" AND uid IN ({', '.join(str(int(uid)) for uid in uids[start : start + _CHUNK])})"
+        yield ", ".join(str(int(uid)) for uid in uids[start : start + _CHUNK])
 
 
 # Groups in words, for the terminal and the page
