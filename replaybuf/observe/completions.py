@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from replaybuf.checks import check_step
 from replaybuf.errors import InputError, MissingDriverError
@@ -64,7 +64,7 @@ COLUMNS = (
     *("finish_reason", "reward", "advantage"),
 )
 _Get = Callable[[Any, str], Any]
-_CHOICES = ("first", "random", "best", "worst", "extremes")
+_CHOICES = get_args(Choice)
 _MOST_PARTS = 20
 
 

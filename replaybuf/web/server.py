@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from replaybuf.errors import ConfigError, LockedError, StorageError
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Reader
 
 #: Connections that are open at the same time, idle ones included; others are refused (503). Few of them read at once.
 CONNECTIONS = 512
@@ -107,12 +107,11 @@ class Readings:
         """Return readings of the same database with turns of their own."""
         return Readings(self.reader, seconds=self._seconds, at_once=at_once)
 
-    async def read(self, function: Callable[[ReadTransaction], T]) -> T:
-        """Return what the function returns. Raises LockedError when it, or the wait for its turn, took too long."""
-        return await self.run(lambda reader, seconds: reader.read(function, timeout=seconds))
-
     async def run(self, work: Callable[[Reader, float], T]) -> T:
-        """Do the same with a function of the reader and of the seconds that its read may take."""
+        """Return what a function of the reader, and of the seconds that its read may take, returns.
+
+        Raises LockedError when it, or the wait for its turn, took too long.
+        """
         try:
             with anyio.fail_after(TURN_SECONDS):
                 await self._turns.acquire()

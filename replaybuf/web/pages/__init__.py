@@ -34,10 +34,6 @@ from replaybuf.web.pages.steps import (
 Data = dict[str, Any]
 
 
-def _nothing(data: Data, ask: Ask) -> Data:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Page:
     """A page: its path and title, what it reads, and what it draws of that. The name is that of its template.
@@ -49,7 +45,7 @@ class Page:
     path: str
     title: str
     read: Callable[[ReadTransaction, Ask], Data] | None
-    draw: Callable[[Data, Ask], Mapping[str, Any]] = _nothing
+    draw: Callable[[Data, Ask], Mapping[str, Any]]
     in_menu: bool = True
     rows: Callable[[Data], Sequence[Any]] | None = None
     run: Callable[[Reader, Ask, float, int], Data] | None = None

@@ -45,7 +45,8 @@ def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         raise InputError(f"status must be one of {', '.join(STATUSES)}, not {status!r:.100}")
     size = ask.number("size", _SIZE, least=1, most=_MOST) or _SIZE
     where = ask.text("where") or ""
-    tasks = _counted(tx, ask.text("buffer"))
+    of_buffers = tallies_of(tx, ask.text("buffer")).values()
+    tasks = [{"task": one, **numbers} for tallies in of_buffers for one, numbers in of_tasks(tallies).items()]
     data: dict[str, Any] = {
         "now": tx.now(),
         "where": where,
@@ -127,14 +128,6 @@ def _after(ask: Ask, order: OrderTerm) -> Key | None:
         return Key(value, uid)
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError("after must be as the link to the next page has it") from error
-
-
-def _counted(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any]]:
-    return [
-        {"task": task, **numbers}
-        for tallies in tallies_of(tx, buffer).values()
-        for task, numbers in of_tasks(tallies).items()
-    ]
 
 
 def _total(tasks: list[dict[str, Any]], task: str | None, status: str | None) -> int | None:
