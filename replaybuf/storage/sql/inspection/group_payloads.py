@@ -1,15 +1,13 @@
-"""A group with its rollouts in full, for people."""
+"""The rollouts of a group in full, for people. Imports the codec, which most questions can do without."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.stored import decode_stored
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.storage.sql.inspection.groups import Described, describe_group
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 #: Decodes rollouts as dicts, whatever their class and those in their fields were, and needs neither torch nor Ray.
@@ -20,29 +18,18 @@ SELECT p.data, g.marks, CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid WHERE g.uid = :uid"""
 
 
-@dataclass(slots=True)
-class Shown(Described):
-    """A group and its rollouts; its payload, marks and the step of its last refresh if they were read."""
-
-    stored: tuple[bytes | None, str, int | None] | None = None
-
-    def decode(self) -> list[dict[str, Any]]:
-        """Return the full rollouts, if the payload was read. Raises DecodeError."""
-        assert self.stored is not None
-        uid = self.group["uid"]
-        try:
-            return decode_stored(AS_DICTS, uid, *self.stored)
-        except DecodeError as error:
-            raise DecodeError(f"group {uid}: {error} (without --full its metadata can be shown)") from error
+Stored = tuple[bytes | None, str, int | None]
 
 
-def show_group(tx: ReadTransaction, uid: int, *, payload: bool) -> Shown | None:
-    """Return a group of any buffer, or None when it isn't there."""
-    described = describe_group(tx, uid)
-    if described is None:
-        return None
-    stored = None
-    if payload:
-        [(data, marks, refreshed_to)] = tx.tuples(_PAYLOAD, uid=uid)
-        stored = (None if data is None else bytes(data), marks, refreshed_to)
-    return Shown(described.group, described.rollouts, described.now, described.several, stored)
+def read_payload(tx: ReadTransaction, uid: int) -> Stored:
+    """Return what `decode_payload` needs of a group that is there: payload, marks, the step of its last refresh."""
+    [(data, marks, refreshed_to)] = tx.tuples(_PAYLOAD, uid=uid)
+    return None if data is None else bytes(data), marks, refreshed_to
+
+
+def decode_payload(uid: int, stored: Stored) -> list[dict[str, Any]]:
+    """Return the full rollouts of a group. Raises DecodeError."""
+    try:
+        return decode_stored(AS_DICTS, uid, *stored)
+    except DecodeError as error:
+        raise DecodeError(f"group {uid}: {error} (without --full its metadata can be shown)") from error
