@@ -17,7 +17,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.telling import Telling
-from replaybuf.checks import check_step, check_timeout, whole
+from replaybuf.checks import check_step, check_timeout, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
 from replaybuf.produce.generations import Generations
@@ -25,7 +25,7 @@ from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.strategies import PRODUCE_TIMEOUT, WAITING, AsyncProduceStrategy, check_size
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rules.rate import Level
+from replaybuf.rules.limits import Level
 from replaybuf.rules.train_state import TRAINER, TrainState
 from replaybuf.rules.transitions import Tally, levels
 from replaybuf.worker_name import working_as
@@ -120,9 +120,7 @@ async def produce_loop(
     if not isinstance(strategy, AsyncProduceStrategy):
         raise InputError(f"a worker needs an AsyncProduceStrategy, got {type(strategy).__name__}")
     check_agent_loop(agent_loop)
-    size, lag = check_size(batch_size, sampler), whole(max_lag)
-    if lag is None or lag < 0:
-        raise InputError(f"max_lag must be a whole number of at least 0, got {max_lag!r:.100}")
+    size, lag = check_size(batch_size, sampler), check_whole(max_lag, "max_lag")
     patience = check_timeout(timeout)
     summary = ProduceSummary()
     with working_as(worker):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_by_task, check_list, check_task_name, whole
+from replaybuf.checks import check_by_task, check_list, check_task_name, check_whole, whole
 from replaybuf.errors import InputError
 from replaybuf.produce.prompt_records import to_rollout
 from replaybuf.prompts.dataset_readers import FAR
@@ -53,10 +53,7 @@ class Sampler:
         name: str | None = None,
         seconds: float = 60.0,
     ) -> None:
-        repeat = whole(prompt_repeat_k)
-        if repeat is None or repeat < 1:
-            raise InputError(f"prompt_repeat_k must be a whole number of at least 1, got {prompt_repeat_k!r:.100}")
-        self.prompt_repeat_k = repeat
+        self.prompt_repeat_k = check_whole(prompt_repeat_k, "prompt_repeat_k", 1)
         self._make_rollout = make_rollout
         self.ledger = PromptLedger(
             buffer,
@@ -166,9 +163,7 @@ def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]
     What rounding leaves over goes to the tasks that lost most by it, the first of equal ones. A weight of 0 gives none.
     Raises InputError for weights that aren't finite numbers of at least 0, with one above 0.
     """
-    size, known = whole(batch_size), check_by_task(weights, "weights")
-    if size is None or size < 0:
-        raise InputError(f"batch_size must be a whole number of at least 0, got {batch_size!r:.100}")
+    size, known = check_whole(batch_size, "batch_size"), check_by_task(weights, "weights")
     for task, weight in known.items():
         _check_weight(check_task_name(task), weight)
     largest = max(known.values(), default=0)

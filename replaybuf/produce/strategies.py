@@ -14,7 +14,7 @@ from pydantic import Field, ImportString, field_validator
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.waits import check_possible
-from replaybuf.checks import check_step, check_timeout, check_train_step, whole
+from replaybuf.checks import check_step, check_timeout, check_train_step, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError, PromptsExhaustedError
 from replaybuf.produce.agent_loop import INTERRUPTED, AgentLoop, check_agent_loop, resume
 from replaybuf.produce.generations import Generations, GroupSettings
@@ -25,8 +25,7 @@ from replaybuf.prompts.prompt_ledger import Again
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
-from replaybuf.rules.limits import Limits
-from replaybuf.rules.rate import Level
+from replaybuf.rules.limits import Level, Limits
 from replaybuf.storage.values import Draw
 
 #: Seconds that the production of a batch may take by default.
@@ -266,9 +265,7 @@ def check_size(batch_size: Any, sampler: Any) -> int:
     """Check that the sampler's buffer can deliver a batch of this size. Raises InputError."""
     if not isinstance(sampler, Sampler):
         raise InputError(f"expected a Sampler, got {type(sampler).__name__}")
-    size = whole(batch_size)
-    if size is None or size < 1:
-        raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r:.100}")
+    size = check_whole(batch_size, "batch_size", 1)
     needed = {sampler.task_name: size}
     check_possible(Draw(needed, at_least=needed), sampler.buffer.limits)
     return size

@@ -21,7 +21,7 @@ from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, whole
+from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, check_whole, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.prompts.datasets import PromptDataset
 from replaybuf.query import Query
@@ -210,9 +210,7 @@ class PromptLedger:
         with a query that narrows its prompts: `(Status.ABORTED, {"tags.tries": {"$lt": 3}})`. Prompts with INIT are
         always handed out.
         """
-        wanted = whole(count)
-        if wanted is None or wanted < 1:
-            raise InputError(f"count must be a whole number of at least 1, got {count!r:.100}")
+        wanted = check_whole(count, "count", 1)
         patience = check_timeout(timeout)
         returning = _returning(self._again if again is None else again, self.rollout_type.statuses)
         partial = self._partial_rollouts if partial_rollouts is None else partial_rollouts

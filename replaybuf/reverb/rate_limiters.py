@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from replaybuf.checks import whole
+from replaybuf.checks import check_whole
 from replaybuf.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ class MinSize(RateLimiter):
     min_size_to_sample: int
 
     def __post_init__(self) -> None:
-        _check_count("min_size_to_sample", self.min_size_to_sample)
+        check_whole(self.min_size_to_sample, "min_size_to_sample", 1, ConfigError)
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class SampleToInsertRatio(RateLimiter):
     error_buffer: float | tuple[float, float]
 
     def __post_init__(self) -> None:
-        _check_count("min_size_to_sample", self.min_size_to_sample)
+        check_whole(self.min_size_to_sample, "min_size_to_sample", 1, ConfigError)
         if isinstance(self.error_buffer, list):
             object.__setattr__(self, "error_buffer", tuple(self.error_buffer))
 
@@ -81,7 +81,7 @@ class Queue(RateLimiter):
     size: int
 
     def __post_init__(self) -> None:
-        _check_count("size", self.size)
+        check_whole(self.size, "size", 1, ConfigError)
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -91,9 +91,3 @@ class Queue(RateLimiter):
 @dataclass(frozen=True)
 class Stack(Queue):
     """The same for `Table.stack`."""
-
-
-def _check_count(name: str, value: object) -> None:
-    number = whole(value)
-    if number is None or number < 1:
-        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r:.100}")

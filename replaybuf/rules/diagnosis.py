@@ -13,9 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.causes import Cause, Need, Reason
+from replaybuf.rules.causes import (
+    Cause,
+    Need,
+    Reason,
+    fenced,
+    held_back,
+    leased,
+    no_match,
+    no_such_task,
+    spoilt,
+    there_are,
+    to_put,
+    too_large,
+)
 from replaybuf.rules.circumstances import Circumstances, Wait
-from replaybuf.rules.loosening import to_put
 from replaybuf.rules.producing import (
     deadlock,
     end_of_dataset,
@@ -28,9 +40,7 @@ from replaybuf.rules.producing import (
     publishing,
     slow,
 )
-from replaybuf.rules.spoilt import spoilt
 from replaybuf.rules.transitions import Tally, levels
-from replaybuf.rules.withheld import fenced, held_back, leased, no_match, no_such_task, there_are, too_large
 from replaybuf.rules.wording import ago, brief, groups, joined, listed, named, wanted
 
 _TASKS_NAMED = 5

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from replaybuf import units
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.causes import Cause, Need, Reason, be
+from replaybuf.rules.causes import Cause, Need, Reason, be, to_put
 from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait, Worker
-from replaybuf.rules.loosening import to_put
 from replaybuf.rules.transitions import levels
 from replaybuf.rules.wording import ago, at, clock, groups, joined, listed, named, since
 

@@ -26,7 +26,7 @@ class Mutation:
         return None if times == 1 else f"{self.name}: found {times} times in replaybuf/{self.file}: {self.old!r}"
 
 
-_LIMITS, _LEVEL, _RATE = "rules/limits.py", "rules/rate.py", "rules/rate.py"
+_LIMITS, _LEVEL, _RATE = "rules/limits.py", "rules/limits.py", "rules/limits.py"
 _RACE, _TRANSITIONS = "rules/policies.py", "rules/transitions.py"
 _STALENESS, _MODEL_STEPS = "rollouts/staleness.py", "rollouts/model_steps.py"
 _MARKS, _NORMALISE = "rollouts/marks.py", "rollouts/normalise.py"
@@ -234,8 +234,8 @@ _VIEWS = [
 ]  # fmt: skip
 
 _DIAGNOSIS = [
-    ("leased-when-new-ones-come", "rules/withheld.py", "for one in own) < need.missing < about.rate(", "for one in held) < need.missing < about.rate(", "others' leases are the reason though groups come"),
-    ("failures-of-long-ago", "rules/spoilt.py", "    if bad.lately < share * put.lately:\n        return None\n", "", "what failed long ago is no reason now"),
+    ("leased-when-new-ones-come", "rules/causes.py", "for one in own) < need.missing < about.rate(", "for one in held) < need.missing < about.rate(", "others' leases are the reason though groups come"),
+    ("failures-of-long-ago", "rules/causes.py", "    if bad.lately < share * put.lately:\n        return None\n", "", "what failed long ago is no reason now"),
     ("one-of-two-waits", "rules/producing.py", "if all(one.name in waiting for one in about.alive)", "if any(one.name in waiting for one in about.alive)", "it is a deadlock only if all producers wait"),
     ("first-task-is-named", "rules/diagnosis.py", "sorted(explained, key=lambda one: _ORDER.index(one[1][0].reason))", "explained", "of several tasks the worst is named"),
     ("texts-as-they-are", "rules/wording.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),

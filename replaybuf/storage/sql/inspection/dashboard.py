@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.rules.circumstances import Circumstances
-from replaybuf.rules.totals import of_tasks
-from replaybuf.rules.transitions import Tallies
+from replaybuf.rules.transitions import Tallies, of_tasks
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import EVENTS, history_of, last_batches, newest
 from replaybuf.storage.sql.inspection.waits import Explained, Question, explain
