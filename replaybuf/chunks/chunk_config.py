@@ -12,7 +12,7 @@ from replaybuf.readable_config import ReadableConfig
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.sync.buffer import SyncReplayBuffer
 from replaybuf.sync.loop import end, run
-from replaybuf.sync.mirror import SyncBuffer, mirrored
+from replaybuf.sync.mirror import SyncBuffer, mirrored, shared
 
 
 class SyncChunkBuffer(SyncBuffer[ChunkBuffer]):
@@ -21,10 +21,7 @@ class SyncChunkBuffer(SyncBuffer[ChunkBuffer]):
     What `SyncReplayBuffer` says of threads, processes and Ctrl-C is true of it, too.
     """
 
-    @property
-    def name(self) -> str:
-        """The name under which the chunks are in the store."""
-        return self.asynchronous.name
+    name: str = shared("name", "The name under which the chunks are in the store.")
 
     @property
     def buffer(self) -> SyncReplayBuffer:

@@ -1,7 +1,9 @@
 """What can happen to a group: where it goes, what is counted, and what is kept of its history.
 
-Each function is one event and returns the transition of one group. They are pure; SQL carries them out,
-with one statement for all groups of a task that change alike (`storage.sql.statements.counts`). Tallies are counts by task and status."""
+Each function is one event and returns the transition of one group. They are pure; SQL carries them out, with one
+statement for all groups of a task that change alike (`storage.sql.statements.counts`). At the end, the tallies by task
+as figures for people.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from replaybuf.rules.limits import Limits
 from replaybuf.rules.policies import ReplayPolicy
 from replaybuf.storage.values import Leased, R, StorageItem
 from replaybuf.sync.loop import end, run
-from replaybuf.sync.mirror import SyncBuffer, as_it_is, mirrored
+from replaybuf.sync.mirror import SyncBuffer, as_it_is, mirrored, shared
 
 T = TypeVar("T")
 
@@ -87,50 +87,22 @@ class SyncLease(Generic[R]):
     def _repr_html_(self) -> str:
         return self.asynchronous._repr_html_()
 
-    @property
-    def seconds(self) -> float:
-        """How long the lease lasts after its last heartbeat."""
-        return self.asynchronous.seconds
-
-    @property
-    def token(self) -> int:
-        """The fencing token: a later lease has a higher one."""
-        return self.asynchronous.token
-
-    @property
-    def until(self) -> float:
-        """When the lease ends unless it is extended, in seconds since the epoch by the store's clock."""
-        return self.asynchronous.until
-
-    @property
-    def handle(self) -> Leased:
-        """What another process needs to go on with this lease (`adopt`): open groups, without rollouts; picklable."""
-        return self.asynchronous.handle
-
-    @property
-    def items(self) -> dict[str, list[StorageItem[R]]]:
-        """The groups by task, with their metadata."""
-        return self.asynchronous.items
-
-    @property
-    def batch(self) -> dict[str, list[list[R]]]:
-        """The groups by task."""
-        return self.asynchronous.batch
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The number of groups by task."""
-        return self.asynchronous.counts
-
-    @property
-    def open(self) -> frozenset[int]:
-        """The uids of the groups that aren't settled yet."""
-        return self.asynchronous.open
-
-    @property
-    def lost(self) -> bool:
-        """Whether the heartbeat has found that open groups aren't ours any more; `Lease.lost` says when it does."""
-        return self.asynchronous.lost
+    seconds: float = shared("seconds", "How long the lease lasts after its last heartbeat.")
+    token: int = shared("token", "The fencing token: a later lease has a higher one.")
+    until: float = shared(
+        "until", "When the lease ends unless it is extended, in seconds since the epoch by the store's clock."
+    )
+    handle: Leased = shared(
+        "handle",
+        "What another process needs to go on with this lease (`adopt`): open groups, without rollouts. Picklable.",
+    )
+    items: dict[str, list[StorageItem[R]]] = shared("items", "The groups by task, with their metadata.")
+    batch: dict[str, list[list[R]]] = shared("batch", "The groups by task.")
+    counts: dict[str, int] = shared("counts", "The number of groups by task.")
+    open: frozenset[int] = shared("open", "The uids of the groups that aren't settled yet.")
+    lost: bool = shared(
+        "lost", "Whether the heartbeat has found that open groups aren't ours any more; `Lease.lost` says when it does."
+    )
 
     acknowledge = mirrored(Lease[R].acknowledge, run)
     finish = mirrored(Lease[R].finish, run)
@@ -201,30 +173,16 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     `asynchronous` is the same buffer for coroutines; `replaybuf.sync.run` runs one that is given it.
     """
 
-    @property
-    def policy(self) -> ReplayPolicy:
-        """The policy by which groups are drawn."""
-        return self.asynchronous.policy
-
-    @property
-    def limits(self) -> Limits:
-        """How many groups of a task the buffer holds, how often they are drawn, and at what rate."""
-        return self.asynchronous.limits
-
-    @property
-    def durable(self) -> bool:
-        """Whether groups outlive this process, and others can open the same buffer."""
-        return self.asynchronous.durable
-
-    @property
-    def worker(self) -> str:
-        """The name under which groups are put and drawn: that of `working_as`, else the config's, else "host:pid"."""
-        return self.asynchronous.worker
-
-    @property
-    def rollout_type(self) -> RolloutType:
-        """The class of the rollouts, and what is known of it."""
-        return self.asynchronous.rollout_type
+    policy: ReplayPolicy = shared("policy", "The policy by which groups are drawn.")
+    limits: Limits = shared(
+        "limits", "How many groups of a task the buffer holds, how often they are drawn, and at what rate."
+    )
+    durable: bool = shared("durable", "Whether groups outlive this process, and others can open the same buffer.")
+    worker: str = shared(
+        "worker",
+        'The name under which groups are put and drawn: that of `working_as`, else the config\'s, else "host:pid".',
+    )
+    rollout_type: RolloutType = shared("rollout_type", "The class of the rollouts, and what is known of it.")
 
     @property
     def cursors(self) -> SyncCursors:

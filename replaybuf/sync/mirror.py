@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
@@ -50,6 +51,11 @@ def mirrored(
         call.__signature__ = inspect.signature(method).replace(return_annotation=returns)  # type: ignore[attr-defined]
     call.__doc__ = doc or (method.__doc__ or "").replace("`await ", "`")
     return cast("_Method[P, T]", call)
+
+
+def shared(name: str, doc: str) -> Any:
+    """Return a property with the value that `self.asynchronous` has under this name."""
+    return property(operator.attrgetter(f"asynchronous.{name}"), doc=doc)
 
 
 def as_it_is(result: T) -> T:

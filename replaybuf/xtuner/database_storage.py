@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_step
@@ -37,26 +37,6 @@ class GroupPut:
     model_step: int | None
     train_step: int | None
     rule: ExpiryRule
-
-
-class GroupOperations(Protocol):
-    """The operations of a buffer on groups. Groups that leave without a draw are appended to `dropped`."""
-
-    async def put(self, new: GroupPut, dropped: list[list[Any]]) -> None: ...
-
-    async def take(self, sizes: Mapping[str, int], status: Status) -> dict[str, list[list[Any]]]: ...
-
-    async def count(self, tasks: Sequence[str], statuses: Sequence[Status]) -> dict[str, dict[Status, int]]: ...
-
-    async def is_ready(self, sizes: Mapping[str, int], status: Status) -> bool: ...
-
-    async def refresh(
-        self, rules: Mapping[str, ExpiryRule], step: int, statuses: Sequence[Status], dropped: list[list[Any]]
-    ) -> dict[str, int]: ...
-
-    async def save(self, folder: Path) -> Path: ...
-
-    async def resume(self, folder: Path) -> None: ...
 
 
 def fill_tokens(new: GroupPut, kind: RolloutType) -> None:

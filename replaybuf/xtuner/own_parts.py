@@ -15,7 +15,7 @@ from replaybuf.rollouts.normalise import Normalised, normalise
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
-from replaybuf.xtuner.database_storage import DatabaseOperations, DatabaseStorage, GroupPut, fill_tokens, status_of
+from replaybuf.xtuner.database_storage import GroupPut, fill_tokens, status_of
 from replaybuf.xtuner.installed import THEIR_FILE, rollout_class, their_status
 from replaybuf.xtuner.parts import ReplayPolicy, StorageBackend, StorageItem
 
@@ -49,10 +49,10 @@ class OwnOperations:
 
     async def count(self, tasks: Sequence[str], statuses: Sequence[Status]) -> dict[str, dict[Status, int]]:
         async with self._lock:
-            return {task: {one: await self._count(task, one) for one in statuses} for task in tasks}
-
-    async def _count(self, task: str, status: Status) -> int:
-        return await self._policy.count(_lane(task, status), self._storage)
+            return {
+                task: {one: await self._policy.count(_lane(task, one), self._storage) for one in statuses}
+                for task in tasks
+            }
 
     async def is_ready(self, sizes: Mapping[str, int], status: Status) -> bool:
         counts = await self.count(list(sizes), [status])
@@ -106,25 +106,6 @@ class OwnOperations:
 
     def _about(self) -> dict[str, str]:
         return {"policy": type(self._policy).__name__, "storage": type(self._storage).__name__}
-
-
-class OwnOrder(OwnOperations):
-    """Draws by a policy of the user's own from a database, which refreshes and saves the groups by itself."""
-
-    def __init__(self, policy: ReplayPolicy, storage: DatabaseStorage) -> None:
-        super().__init__(policy, storage)
-        self._database = DatabaseOperations(storage.buffer)
-
-    async def refresh(
-        self, rules: Mapping[str, ExpiryRule], step: int, statuses: Sequence[Status], dropped: list[list[Any]]
-    ) -> dict[str, int]:
-        return await self._database.refresh(rules, step, statuses, dropped)
-
-    async def save(self, folder: Path) -> Path:
-        return await self._database.save(folder)
-
-    async def resume(self, folder: Path) -> None:
-        await self._database.resume(folder)
 
 
 def _torch() -> Any:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from replaybuf import query as ours
 from replaybuf.errors import QueryError
 from replaybuf.query.nodes import SCALAR_OPERATORS
+from replaybuf.rules.policies import FIFOPolicy, Order, StalenessPolicy, in_order
 
 
 @dataclass
@@ -81,7 +82,8 @@ class ReplayPolicy(ABC):
 class _Ordered(ReplayPolicy):
     """Takes the first groups in an order."""
 
-    #: The policy of replaybuf with the same order. A DatabaseStorage that has it draws by itself, in one transaction.
+    order: Order
+    #: The policy of replaybuf with this order. A DatabaseStorage that has it draws by itself, in one transaction.
     same_as: str
 
     async def put(self, item: StorageItem, storage_backend: StorageBackend) -> None:
@@ -91,34 +93,22 @@ class _Ordered(ReplayPolicy):
     async def get(self, count: int, query: Query, storage_backend: StorageBackend) -> list[list[Any]]:
         if count <= 0:
             return []
-        first = sorted(await storage_backend.get(query), key=self._place)[:count]
+        first = in_order(await storage_backend.get(query), self.order)[:count]
         if first:
             await storage_backend.delete([one.uid for one in first])
         return [one.item for one in first]
-
-    @staticmethod
-    @abstractmethod
-    def _place(item: StorageItem) -> Any: ...
 
 
 class FIFOReplayPolicy(_Ordered):
     """Oldest first."""
 
-    same_as = "fifo"
-
-    @staticmethod
-    def _place(item: StorageItem) -> Any:
-        return item.timestamp_id
+    order, same_as = FIFOPolicy.order, FIFOPolicy.name
 
 
 class StalenessReplayPolicy(_Ordered):
     """Most stale first, then oldest."""
 
-    same_as = "staleness"
-
-    @staticmethod
-    def _place(item: StorageItem) -> Any:
-        return (-item.staleness, item.timestamp_id)
+    order, same_as = StalenessPolicy.order, StalenessPolicy.name
 
 
 class QueryNode(ABC):  # noqa: B024
