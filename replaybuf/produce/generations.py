@@ -8,12 +8,11 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.cancellation import to_its_end
-from replaybuf.checks import Tags, check_tags
+from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
 from replaybuf.produce.agent_loop import (
     INTERRUPTED,
@@ -36,19 +35,9 @@ from replaybuf.prompts.prompt_ledger import Again
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.rollouts.rewards import reward_value
 from replaybuf.rollouts.rollout import Status, group_status
-from replaybuf.rollouts.staleness import ExpiryRule
 
-
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """How groups are generated and stored: a part of a strategy's settings."""
-
-    partial: bool
-    expiry: ExpiryRule
-    max_failures: int
-    is_valid: Callable[[list[Any]], bool]
-    on_group: Callable[[Generated], object] | None
-    tags: Callable[[list[Any]], Tags] | None
+if TYPE_CHECKING:
+    from replaybuf.produce.strategies import ProduceStrategy
 
 
 _logger = logging.getLogger("replaybuf.produce")
@@ -130,7 +119,7 @@ class Generations:
         self,
         agent_loop: AgentLoop,
         sampler: Sampler,
-        settings: GroupSettings,
+        strategy: ProduceStrategy,
         summary: ProduceSummary,
         *,
         train_step: int,
@@ -139,7 +128,7 @@ class Generations:
         self.train_step, self.model_step = train_step, model_step
         self.failures = FailureTracker()
         self._pausing = False
-        self._agent_loop, self._sampler, self._settings, self._summary = agent_loop, sampler, settings, summary
+        self._agent_loop, self._sampler, self._strategy, self._summary = agent_loop, sampler, strategy, summary
         self._kind = sampler.buffer.rollout_type
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were started
         self._calling: set[asyncio.Task[None] | None] = set()  # those that are in a call of the agent loop
@@ -151,7 +140,7 @@ class Generations:
         """Draw up to `count` prompts and start to generate them. Return their number."""
         if count < 1:
             return 0
-        prompts = await self._sampler.sample(count, again=again, partial=self._settings.partial)
+        prompts = await self._sampler.sample(count, again=again, partial=self._strategy.partial)
         self._tasks += [asyncio.create_task(self._run(prompt)) for prompt in prompts]
         self._summary.continued += sum(prompt.status != Status.INIT or prompt.attempt > 1 for prompt in prompts)
         await asyncio.sleep(0)  # a task that is cancelled before its first step would not give its prompt back
@@ -171,7 +160,7 @@ class Generations:
         for _ in filter(asyncio.Task.cancelled, self._tasks):
             self.failures.add_failure("it cancelled its own task")
         self._collect()
-        if self.failures.consecutive >= self._settings.max_failures:
+        if self.failures.consecutive >= self._strategy.max_failures:
             raise ProduceError(
                 f"task {self._sampler.task_name}: {self.failures.consecutive} groups in a row failed to be generated, "
                 f"the last one by {self.failures.last_error}; their prompts are kept"
@@ -321,7 +310,7 @@ class Generations:
         task = asyncio.current_task()
         self._calling.add(task)
         try:
-            made = self._agent_loop.generate_group(group, partial=self._settings.partial)
+            made = self._agent_loop.generate_group(group, partial=self._strategy.partial)
             result: list[Any] | None = await awaitable(self._agent_loop, "generate_group", made)
             return result
         finally:
@@ -337,19 +326,19 @@ class Generations:
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
         """Store a generated group. Return the status with which it is stored."""
-        tags = {} if self._settings.tags is None else check_tags(self._settings.tags(group)) or {}
+        tags = {} if self._strategy.tags is None else check_tags(self._strategy.tags(group)) or {}
         if INTERRUPTED in prompt.tags:
             tags[INTERRUPTED] = prompt.tags[INTERRUPTED]
         stored = None  # None: the status of the rollouts
-        if status == Status.COMPLETED and not self._settings.is_valid(group):
+        if status == Status.COMPLETED and not self._strategy.is_valid(group):
             status = stored = Status.FILTERED
             for rollout in group:
                 self._kind.set_status(rollout, Status.FILTERED)
         elif status == Status.ABORTED:
             tags[INTERRUPTED] = times_interrupted(prompt.tags) + 1
-            if not self._settings.partial:
+            if not self._strategy.partial:
                 begin_anew_later(group, self._kind)
-        rule, before = self._settings.expiry, group_status(map(self._kind.status, group))
+        rule, before = self._strategy.expiry, group_status(map(self._kind.status, group))
         # Without these fields, rollouts have no staleness; a rule that needs it raises an error.
         may_have = self._kind.may_have
         is_known = may_have("response_model_steps") and (may_have("response_ids") or may_have("response"))
@@ -379,5 +368,5 @@ class Generations:
     def _count(self, made: Generated) -> None:
         self._summary.add(made.status, made.tokens, made.seconds)
         self.failures.add_wasted(made, pausing=self._pausing)
-        if self._settings.on_group is not None:
-            self._settings.on_group(made)
+        if self._strategy.on_group is not None:
+            self._strategy.on_group(made)

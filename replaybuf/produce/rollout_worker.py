@@ -22,7 +22,7 @@ from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
 from replaybuf.produce.generations import Generations
 from replaybuf.produce.produce_summary import ProduceSummary
-from replaybuf.produce.sampler import Sampler
+from replaybuf.produce.sampler import Sampler, overwrite
 from replaybuf.produce.strategies import PRODUCE_TIMEOUT, WAITING, AsyncProduceStrategy, check_size
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Level
@@ -37,10 +37,7 @@ _NOTHING: bytes = msgpack.packb(None)
 async def publish(buffer: ReplayBuffer, state: TrainState | None, *, name: str = TRAINER) -> None:
     """Publish the trainer's state to all workers; None withdraws it. Raises FencedError, StorageError."""
     position, value = (0, _NOTHING) if state is None else (max(0, state.train_step), state.encode())
-    while True:
-        now = await buffer.cursors.read(name)
-        if await buffer.cursors.move(replace(now, position=position, value=value)):
-            return  # otherwise another trainer has published at this moment
+    await overwrite(buffer.cursors, name, position, value)
 
 
 async def published(buffer: ReplayBuffer, *, name: str = TRAINER) -> TrainState | None:
@@ -172,7 +169,7 @@ class _Work:
         self.running = Generations(
             self.agent_loop,
             self.sampler,
-            self.strategy.group_settings(),
+            self.strategy,
             self.summary,
             train_step=state.train_step,
             model_step=state.model_step,

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from replaybuf.buffer.lease import Cursors
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_by_task, check_list, check_task_name, check_whole, whole
 from replaybuf.errors import InputError
@@ -110,14 +111,7 @@ class Sampler:
             raise InputError("expected a dict from Sampler.state_dict()") from error
         if position is None or not 0 <= position < FAR or not isinstance(value, bytes):
             raise InputError("expected a dict from Sampler.state_dict()")
-        _blocking(self._move(position, value))
-
-    async def _move(self, position: int, value: bytes) -> None:
-        cursors = self.buffer.cursors
-        while True:
-            now = await cursors.read(self.ledger.name)
-            if await cursors.move(replace(now, position=position, value=value)):
-                return  # otherwise another process has moved it in the meantime
+        _blocking(overwrite(self.buffer.cursors, self.ledger.name, position, value))
 
     def _make_group(self, item: Any, number: int) -> list[Any]:
         rollout, size = self._make_rollout(item), self.prompt_repeat_k
@@ -149,6 +143,12 @@ class SamplerWithReplayBuffer(Sampler):
     ) -> None:
         super().__init__(buffer, dataset, task_name, **options)
         self.again = tuple(map(buffer.rollout_type.statuses.check, check_list(statuses, "statuses")))
+
+
+async def overwrite(cursors: Cursors, name: str, position: int, value: bytes) -> None:
+    """Move a cursor, wherever other processes have moved it in the meantime."""
+    while not await cursors.move(replace(await cursors.read(name), position=position, value=value)):
+        pass
 
 
 def _blocking(work: Coroutine[Any, Any, T]) -> T:

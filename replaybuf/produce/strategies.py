@@ -17,7 +17,7 @@ from replaybuf.buffer.waits import check_possible
 from replaybuf.checks import check_step, check_timeout, check_train_step, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError, PromptsExhaustedError
 from replaybuf.produce.agent_loop import INTERRUPTED, AgentLoop, check_agent_loop, resume
-from replaybuf.produce.generations import Generations, GroupSettings
+from replaybuf.produce.generations import Generations
 from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler
 from replaybuf.progress import progress_bar
@@ -153,15 +153,11 @@ class ProduceStrategy(ReadableConfig):
 
     # What strategies share
 
-    def group_settings(self) -> GroupSettings:
-        """Return how groups are generated and stored."""
-        return GroupSettings(self.partial, self.expiry, self.max_failures, self.is_valid, self.on_group, self.tags)
-
     async def _produce(self, agent_loop: AgentLoop, batch: BatchPlan, progress: bool) -> None:
         running = Generations(
             agent_loop,
             batch.sampler,
-            self.group_settings(),
+            self,
             batch.summary,
             train_step=batch.train_step,
             model_step=batch.model_step,
