@@ -49,6 +49,12 @@ class OldestVersionPolicy(ReplayPolicy):
     order = (OrderTerm("priority"), OrderTerm("timestamp_id"))
 
 
+_AS_IN_THE_STORE = (
+    *("url", "seed", "durability", "compression", "lock_timeout", "reconnect_timeout", "allow_network_filesystem"),
+)
+_OF_THE_STORE = {*_AS_IN_THE_STORE, "max_chunks", "max_reuse"}
+
+
 class ChunkBufferConfig(ReadableConfig):
     """Where chunks are kept, how large they are, and when they leave.
 
@@ -87,15 +93,8 @@ class ChunkBufferConfig(ReadableConfig):
 
     def build(self) -> ChunkBuffer:
         """Return the chunk buffer that this config describes; it connects at first use. Raises ConfigError."""
-        return ChunkBuffer(
-            self.store().build(),
-            name=self.name,
-            fragments_per_chunk=self.fragments_per_chunk,
-            max_staleness=self.max_staleness,
-            on_problem=self.on_problem,
-            begin_sessions=self.begin_sessions,
-            lease_seconds=self.lease_seconds,
-        )
+        own = {name: getattr(self, name) for name in type(self).model_fields if name not in _OF_THE_STORE}
+        return ChunkBuffer(self.store().build(), **own)
 
     def build_sync(self) -> SyncChunkBuffer:
         """Return the chunk buffer as `build` does, for callers without `await`: the same calls, which block."""
@@ -104,19 +103,13 @@ class ChunkBufferConfig(ReadableConfig):
     def store(self) -> ReplayBufferConfig[dict[str, Any]]:
         """Return the config of the underlying store, for a ReplayBuffer over the same groups."""
         return ReplayBufferConfig(
-            url=self.url,
             name=self.name,
             policy="uniform",
-            seed=self.seed,
             max_times_sampled=self.max_reuse,
             capacity=self.max_chunks,
             remover=OldestVersionPolicy,
             # A fetch holds its chunks for the time of a write: a failure of it says nothing against them.
             max_deliveries=0,
-            durability=self.durability,
-            compression=self.compression,
-            lock_timeout=self.lock_timeout,
-            reconnect_timeout=self.reconnect_timeout,
-            allow_network_filesystem=self.allow_network_filesystem,
             rollout_type=dict,
+            **{name: getattr(self, name) for name in _AS_IN_THE_STORE},
         )
