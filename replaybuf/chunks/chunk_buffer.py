@@ -30,8 +30,6 @@ OnProblem = Literal["error", "drop"]
 BeginSessions = Literal["advance", "put"]
 
 _LOOK_SECONDS = 0.02
-
-
 # The number of workers whose progress is remembered between puts; that of others is read.
 _REMEMBERED = 10_000
 
@@ -136,7 +134,22 @@ class ChunkBuffer:
 
         Also raises InputError, EncodeError and StorageError; then nothing is stored.
         """
-        return await self._join(Fragment(data, worker, index, session, version))
+        fragment = Fragment(data, worker, index, session, version)
+        index, label = fragment.index, fragment.session
+        known = self._known.get(worker)
+        if known is None or (known.label, known.next) != (label, index) or not await self._still(worker, known):
+            self._known.pop(worker, None)
+            found = await self._find_place(fragment)
+            if found is None:
+                return False
+            known = found
+        last = index + 1 == known.end
+        uid = await self._ledger.store(fragment, known.session, last=last)
+        if last:
+            await self._settle(worker, known)
+        else:
+            self._remember(worker, replace(known, next=index + 1, worker=(*known.worker, uid)))
+        return True
 
     async def forget(self, worker: str) -> int:
         """Remove the unfinished fragments of a worker that starts anew; its next one may have any index.
@@ -268,24 +281,6 @@ class ChunkBuffer:
         )
 
     # Joining
-
-    async def _join(self, fragment: Fragment) -> bool:
-        """Store a fragment; return False if it was dropped."""
-        worker, index, label = fragment.worker, fragment.index, fragment.session
-        known = self._known.get(worker)
-        if known is None or (known.label, known.next) != (label, index) or not await self._still(worker, known):
-            self._known.pop(worker, None)
-            found = await self._find_place(fragment)
-            if found is None:
-                return False
-            known = found
-        last = index + 1 == known.end
-        uid = await self._ledger.store(fragment, known.session, last=last)
-        if last:
-            await self._settle(worker, known)
-        else:
-            self._remember(worker, replace(known, next=index + 1, worker=(*known.worker, uid)))
-        return True
 
     async def _still(self, worker: str, known: _Known) -> bool:
         there = await self._ledger.all_there((*known.state, *known.worker))
