@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Unpack
 
 from replaybuf.buffer.cancellation import to_its_end
@@ -30,7 +31,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import reset_response
 from replaybuf.rollouts.statuses import Statuses, StatusLike
-from replaybuf.rules.transitions import Tally
+from replaybuf.rules.transitions import Tally, total
 from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
 
 
@@ -213,11 +214,11 @@ class PromptLedger:
         wanted = check_whole(count, "count", 1)
         patience = check_timeout(timeout)
         returning = _returning(self._again if again is None else again, self.rollout_type.statuses)
-        partial = self._partial_rollouts if partial_rollouts is None else partial_rollouts
+        keeps = self._partial_rollouts if partial_rollouts is None else partial_rollouts
         deadline = time.monotonic() + patience
         while True:
             seen = self.buffer.waits.version()
-            prompts = await self._draw_again(wanted, returning, partial) or await self._draw_new(wanted)
+            prompts = await self._draw_again(wanted, returning, keeps) or await self._draw_new(wanted)
             if prompts or patience <= 0:
                 return prompts
             counts = await self.counts(status for status, _ in returning)
@@ -237,13 +238,9 @@ class PromptLedger:
         `waiting` narrows the waiting ones to some statuses (default: all that the ledger hands out again).
         """
         drawn = (await self.buffer.cursors.read(self.name)).position
-        tallies = await self.buffer.tallies()
-
-        def total(name: Tally, statuses: Iterable[Status]) -> int:
-            return sum(tallies.get((self.task_name, status, name), 0) for status in statuses)
-
-        there, in_flight = total(Tally.SIZE, self._again), total(Tally.LEASED, self._again)
-        chosen = there if waiting is None else total(Tally.SIZE, {*waiting})
+        count = partial(total, await self.buffer.tallies(), self.task_name)
+        there, in_flight = count(Tally.SIZE, self._again), count(Tally.LEASED, self._again)
+        chosen = there if waiting is None else count(Tally.SIZE, {*waiting})
         return LedgerCounts(drawn, in_flight, chosen, drawn - there - in_flight)
 
     async def _draw_again(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:

@@ -325,11 +325,13 @@ def _of_status(need: Need, about: Circumstances, status: Status) -> tuple[int, C
 
 
 def _expired(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
-    there, at = about.count(need.task, Status.EXPIRED), _at_step(need, about)
+    there = about.count(need.task, Status.EXPIRED)
     before_put = about.put(need.task, Status.EXPIRED)
     put = about.put(need.task, Status.COMPLETED) + before_put
     lost = _lost(need, about, about.expired(need.task), put, share=1 / 2)
     advice = "Raise the stale threshold or sync the producers' weights sooner"
+    step = about.steps.get(need.task)
+    at = "" if step is None else f" at the refresh to train step {step}"
     if there and about.unfinished(need.task) >= need.missing:
         have, wait = ("has", "waits") if there == 1 else ("have", "wait")
         text = f"{groups(there)} {have} expired{at}, and {wait} to be generated again"
@@ -348,11 +350,6 @@ def _expired(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
         else "with expired_groups_retryable=True they are kept, to be generated again"
     )
     return max(there, lost[0] if lost else 0), Cause(Reason.EXPIRED, text, advice)
-
-
-def _at_step(need: Need, about: Circumstances) -> str:
-    step = about.steps.get(need.task)
-    return "" if step is None else f" at the refresh to train step {step}"
 
 
 _UNFIT = {

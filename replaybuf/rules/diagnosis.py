@@ -160,9 +160,7 @@ def _background(wait: Wait, about: Circumstances) -> list[Fact]:
     if last := about.last_take:
         who = "" if last.worker is None else f" by {named(last.worker)}"
         facts.append(Fact(f"last drawn: {groups(last.groups)}{who}, {ago(last.time, about.told_at)}"))
-    rivals = [other for other in about.waits if other.kind == "groups" and other.worker != wait.worker]
-    if rivals:
-        names = sorted({other.worker or "somebody" for other in rivals})
+    if names := sorted({other.worker or "somebody" for other in about.consumers if other.worker != wait.worker}):
         facts.append(Fact(f"{listed(names)} {'waits' if len(names) == 1 else 'wait'} for groups, too"))
     return facts
 
@@ -190,9 +188,8 @@ def _of_room(wait: Wait, about: Circumstances) -> Diagnosis:
 
 def _who_should_take(task: str, about: Circumstances) -> tuple[str, str, list[Fact]]:
     """Return what the consumers of a full task do, what is to be done, and why those wait who should draw."""
-    waiting = [other for other in about.waits if other.kind == "groups"]
     looser = [] if about.limits is None else to_put(about.limits, levels(about.tallies, [task])[task])
-    for other in sorted(waiting, key=lambda other: task not in other.wants):
+    for other in sorted(about.consumers, key=lambda other: task not in other.wants):
         why = _diagnose(other, replace(about, matches=None))
         name = named(other.worker or "its consumer")
         text = f"{name}, which should draw them, waits itself for {wanted(other.wants, other.status)}"
@@ -219,11 +216,9 @@ def _who_should_take(task: str, about: Circumstances) -> tuple[str, str, list[Fa
 
 
 def _of_trainer(wait: Wait, about: Circumstances) -> Diagnosis:
-    state, head = about.trainer, "There is nothing to do for the workers"
-    waiting = [other for other in about.waits if other.kind == "groups"]
+    state, head, waiting = about.trainer, "There is nothing to do for the workers", about.consumers
     if cause := fenced(wait, about):
         return Diagnosis(cause.reason, _sentence(head, cause))
-    news = "nothing yet" if state is None else f"nothing since step {state.train_step}"
     why = [_diagnose(other, replace(about, matches=None)) for other in waiting]
     ended = [one.task_name for one in why if one.reason == Reason.END_OF_DATASET] if why else sorted(about.datasets)
     if state is not None and state.finished:
@@ -234,12 +229,12 @@ def _of_trainer(wait: Wait, about: Circumstances) -> Diagnosis:
     elif waiting:
         names = listed(sorted({other.worker or "the trainer" for other in waiting}))
         lacks = wanted(waiting[0].wants, waiting[0].status)
-        text = f"deadlock: {names}, which has published {news}, waits itself for {lacks}"
+        text = f"deadlock: {names}, which has published {about.news}, waits itself for {lacks}"
         cause = Cause(Reason.DEADLOCK, text, publishing(about))
     else:
         takers = [one for one in about.workers if one.taken]
         gone = takers and not any(one.is_alive(about.now) for one in takers)
-        text = f"the trainer has published {news}"
+        text = f"the trainer has published {about.news}"
         text += f", and is gone: {ends_of(takers, about.told_at)}" if gone else ""
         cause = Cause(Reason.WAITS_FOR_TRAINER, text, "Start the trainer again" if gone else "Is it running?")
     return Diagnosis(cause.reason, _sentence(head, cause), None, tuple(_background(wait, about)))

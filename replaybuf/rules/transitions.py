@@ -42,31 +42,29 @@ LaneName = tuple[str, Status]
 Tallies = Mapping[tuple[str, Status, Tally], int]
 
 
+_TAKING_ROOM = tuple(status for status in Status if status not in ASIDE)
+
+
+def total(tallies: Tallies, task: str, name: Tally, statuses: Iterable[Status] = Status) -> int:
+    """Return the sum of a tally over these statuses."""
+    return sum(tallies.get((task, status, name), 0) for status in statuses)
+
+
 def levels(tallies: Tallies, tasks: Iterable[str]) -> dict[str, Level]:
     """Return the level of each task."""
-
-    def level(task: str) -> Level:
-        def of(name: Tally) -> int:
-            return tallies.get((task, Status.COMPLETED, name), 0)
-
-        return Level(
-            buffered=sum(tallies.get((task, status, Tally.SIZE), 0) for status in Status if status not in ASIDE),
-            completed=of(Tally.SIZE),
-            inserted=of(Tally.PUT),
-            sampled=of(Tally.SAMPLED_NEW) + of(Tally.SAMPLED_AGAIN),
-        )
-
-    return {task: level(task) for task in tasks}
+    counted = (Tally.SIZE, Tally.PUT, Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
+    found = {}
+    for task in tasks:
+        size, put, new, again = (tallies.get((task, Status.COMPLETED, name), 0) for name in counted)
+        found[task] = Level(total(tallies, task, Tally.SIZE, _TAKING_ROOM), size, put, new + again)
+    return found
 
 
 def expired_ever(tallies: Tallies, task: str) -> int:
     """Return how many groups of a task have expired: in a refresh, which may drop them, or before they were put."""
-
-    def total(name: Tally, *but: Status) -> int:
-        return sum(tallies.get((task, status, name), 0) for status in Status if status not in but)
-
-    came_expired = tallies.get((task, Status.EXPIRED, Tally.PUT), 0)
-    return total(Tally.EXPIRED) + total(Tally.DROPPED, Status.EXPIRED) + came_expired
+    fresh = [status for status in Status if status != Status.EXPIRED]
+    came_expired = total(tallies, task, Tally.PUT, [Status.EXPIRED])
+    return total(tallies, task, Tally.EXPIRED) + total(tallies, task, Tally.DROPPED, fresh) + came_expired
 
 
 def sizes_of(tallies: Tallies) -> dict[LaneName, int]:
