@@ -7,6 +7,7 @@ names it.
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import pickle
@@ -167,7 +168,7 @@ class DataUnpickler(_Base):  # type: ignore[misc]
     def load_newobj(self) -> None:
         args = self.stack.pop()
         name = self.stack.pop()
-        self.append(_named(name)(*args))
+        self._instantiate(name, args)
 
     dispatch[pickle.NEWOBJ[0]] = load_newobj
 
@@ -222,17 +223,14 @@ class TensorStorage:
 
     def __init__(self, dtype: str, read: Callable[[], bytes]) -> None:
         self._dtype = dtype
-        self._read = read
-        self._held: bytes | None = None
+        self._read = functools.cache(read)
 
     def tensor(
         self, offset: Any, size: tuple[Any, ...], stride: tuple[Any, ...], dtype: str | None, grad: bool
     ) -> StoredTensor:
         """Return a tensor of this storage. ValueError when it would reach beyond it, or unfold it."""
         name = dtype or self._dtype
-        if self._held is None:
-            self._held = self._read()
-        width, raw = SIZES[name], self._held
+        width, raw = SIZES[name], self._read()
         if any(type(n) is not int or n < 0 for n in (offset, *size, *stride)) or len(size) != len(stride):
             raise ValueError(f"size {size!r:.60}, stride {stride!r:.60}")
         count = math.prod(size)

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from replaybuf.checks import Tags
 from replaybuf.errors import InputError, NotReadyError, RolloutError
 from replaybuf.prompts.prompt_ledger import begin_anew
 from replaybuf.rollouts.rewards import SCORE, reward_value
@@ -75,20 +74,14 @@ def check_agent_loop(agent_loop: Any) -> AgentLoop:
         method = getattr(agent_loop, name, None)
         if not callable(method):
             raise InputError(f"an agent loop needs the coroutine {name}(); {type(agent_loop).__name__} has none")
-        _check_call(type(agent_loop).__name__, name, method, arguments)
+        try:
+            inspect.signature(method).bind(*arguments, **({"partial": False} if arguments else {}))
+        except TypeError as error:
+            call = f"{name}(group, *, partial)" if arguments else f"{name}()"
+            raise InputError(f"{type(agent_loop).__name__}.{name} can't be called as {call}: {error}") from error
+        except ValueError:  # some callables have no signature
+            pass
     return agent_loop  # type: ignore[no-any-return]
-
-
-def _check_call(owner: str, name: str, method: Any, arguments: tuple[Any, ...]) -> None:
-    try:
-        signature = inspect.signature(method)
-    except ValueError:  # some callables have no signature
-        return
-    try:
-        signature.bind(*arguments, **({"partial": False} if arguments else {}))
-    except TypeError as error:
-        expected = "(group, *, partial)" if arguments else "()"
-        raise InputError(f"{owner}.{name} can't be called as {name}{expected}: {error}") from error
 
 
 def awaitable(agent_loop: Any, name: str, made: Any) -> Awaitable[Any]:
@@ -160,12 +153,6 @@ def count_tokens(group: Sequence[Any], kind: RolloutType) -> int:
     return count
 
 
-def times_interrupted(tags: Tags) -> int:
-    """Return how often a group with these tags was interrupted."""
-    count = tags.get(INTERRUPTED, 0)
-    return count if isinstance(count, int) else 0
-
-
 def begin_anew_later(group: Sequence[Any], kind: RolloutType) -> None:
     """Remove what interrupted rollouts have generated; they stay ABORTED."""
     aborted = [rollout for rollout in group if kind.status(rollout) == Status.ABORTED]
@@ -178,12 +165,6 @@ def error_of(group: Sequence[Any], kind: RolloutType) -> str:
     """Return the errors that the rollouts report."""
     texts = [str(text) for rollout in group if (text := kind.get(rollout, "error_msg"))]
     return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
-
-
-def is_cancelled() -> bool:
-    """Return whether this task was cancelled. An agent loop may also raise its own CancelledError, as a failure."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def text_of(error: BaseException) -> str:

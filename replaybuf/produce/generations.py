@@ -23,10 +23,8 @@ from replaybuf.produce.agent_loop import (
     begin_anew_later,
     count_tokens,
     error_of,
-    is_cancelled,
     judge,
     text_of,
-    times_interrupted,
 )
 from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler
@@ -289,8 +287,9 @@ class Generations:
         except NoCoroutineError:
             raise
         except (Exception, asyncio.CancelledError) as raised:
-            if isinstance(raised, asyncio.CancelledError) and is_cancelled():
-                raise
+            task = asyncio.current_task()
+            if isinstance(raised, asyncio.CancelledError) and task and task.cancelling():
+                raise  # otherwise the agent loop has raised its own, as a failure
             error = raised
         seconds, tokens = time.monotonic() - began, max(0, count_tokens(group, self._kind) - before)
         if error is None:
@@ -327,15 +326,15 @@ class Generations:
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
         """Store a generated group. Return the status with which it is stored."""
         tags = {} if self._strategy.tags is None else check_tags(self._strategy.tags(group)) or {}
-        if INTERRUPTED in prompt.tags:
-            tags[INTERRUPTED] = prompt.tags[INTERRUPTED]
+        if (times := prompt.tags.get(INTERRUPTED)) is not None:
+            tags[INTERRUPTED] = times
         stored = None  # None: the status of the rollouts
         if status == Status.COMPLETED and not self._strategy.is_valid(group):
             status = stored = Status.FILTERED
             for rollout in group:
                 self._kind.set_status(rollout, Status.FILTERED)
         elif status == Status.ABORTED:
-            tags[INTERRUPTED] = times_interrupted(prompt.tags) + 1
+            tags[INTERRUPTED] = 1 + (times if isinstance(times, int) else 0)
             if not self._strategy.partial:
                 begin_anew_later(group, self._kind)
         rule, before = self._strategy.expiry, group_status(map(self._kind.status, group))

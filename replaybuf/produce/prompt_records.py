@@ -98,14 +98,13 @@ class JSONLines:
 def _check_path(path: Any) -> Path:
     try:
         file = Path(path).absolute()  # the process that reads it may be in another folder
-        if file.is_dir():
-            raise InputError(f"{file} is a folder; give the JSONL files in it")
-        if not file.exists():
-            raise InputError(f"there is no file {file}")
+        is_folder, is_there = file.is_dir(), file.exists()
     except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"expected the path of a JSONL file, got {path!r:.100}") from error
+    if is_folder:
+        raise InputError(f"{file} is a folder; give the JSONL files in it")
+    if not is_there:
+        raise InputError(f"there is no file {file}")
     return file
 
 

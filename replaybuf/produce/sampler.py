@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from replaybuf.buffer.lease import Cursors
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_by_task, check_list, check_task_name, check_whole, whole
+from replaybuf.checks import check_by_task, check_list, check_whole, whole
 from replaybuf.errors import InputError
 from replaybuf.produce.prompt_records import to_rollout
 from replaybuf.prompts.datasets import FAR
@@ -114,16 +114,15 @@ class Sampler:
         _blocking(overwrite(self.buffer.cursors, self.ledger.name, position, value))
 
     def _make_group(self, item: Any, number: int) -> list[Any]:
-        rollout, size = self._make_rollout(item), self.prompt_repeat_k
-        self.buffer.rollout_type.check_class(rollout)
-        return [self._copy(rollout, number, number * size + place) for place in range(size)]
-
-    def _copy(self, rollout: Any, group_id: int, rollout_id: int) -> Any:
-        copied = copy.copy(rollout)  # shared values are stored with each rollout, and are independent when read
-        task = {"group_id": group_id, "rollout_id": rollout_id, "task_name": self.task_name}
-        for name, value in task.items():
-            self.buffer.rollout_type.set(copied, name, value)
-        return copied
+        rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.buffer.rollout_type
+        kind.check_class(rollout)
+        # Shared values are stored with each rollout, and are independent when read.
+        group = [copy.copy(rollout) for _ in range(size)]
+        for place, copied in enumerate(group):
+            kind.set(copied, "group_id", number)
+            kind.set(copied, "rollout_id", number * size + place)
+            kind.set(copied, "task_name", self.task_name)
+        return group
 
 
 class SamplerWithReplayBuffer(Sampler):
@@ -165,7 +164,8 @@ def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]
     """
     size, known = check_whole(batch_size, "batch_size"), check_by_task(weights, "weights")
     for task, weight in known.items():
-        _check_weight(check_task_name(task), weight)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise InputError(f"the weight of task {task!r:.100} must be a number of at least 0, got {weight!r:.100}")
     largest = max(known.values(), default=0)
     if not largest:
         raise InputError("the weight of at least one task must be above 0")
@@ -176,8 +176,3 @@ def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]
     for task in by_loss[: size - sum(sizes.values())]:
         sizes[task] += 1
     return sizes
-
-
-def _check_weight(task: str, weight: Any) -> None:
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-        raise InputError(f"the weight of task {task!r:.100} must be a number of at least 0, got {weight!r:.100}")

@@ -180,7 +180,9 @@ class ProduceStrategy(ReadableConfig):
             tell(min(completed, batch.size), batch.size)
             if not self.should_continue(completed, batch.size):
                 return
-            self._check_waste(running, batch, completed)
+            failures = running.failures
+            if failures.wasted >= self.give_up_after * batch.size:
+                raise ProduceError(f"{_missing(batch, completed)}, {failures.describe()}") from failures.last_raised
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 await running.pause(self.pause_timeout)  # which may complete the missing groups
@@ -189,18 +191,14 @@ class ProduceStrategy(ReadableConfig):
                     return
                 raise NotReadyError(f"after {batch.patience:g} s: {_missing(batch, completed)}")
             wanted = await self._wanted(running, batch, completed)
-            if wanted > 0 and await self._start(running, batch, wanted):
-                continue  # until as many are in flight as are wanted, or no prompt is left
+            if wanted > 0:
+                started = await running.start(wanted, batch.again)
+                if started or (batch.rest and await running.start(wanted, batch.rest)):
+                    continue  # until as many are in flight as are wanted, or no prompt is left
             if running:
                 await running.wait(min(remaining, _POLL_SECONDS))
             elif wanted > 0:
                 await self._wait_for_others(batch, completed, min(remaining, _POLL_SECONDS))
-
-    async def _start(self, running: Generations, batch: BatchPlan, wanted: int) -> int:
-        started = await running.start(wanted, batch.again)
-        if not started and batch.rest:
-            started = await running.start(wanted, batch.rest)
-        return started
 
     async def _completed(self, batch: BatchPlan) -> int:
         return await batch.sampler.buffer.count(batch.task_name, Status.COMPLETED)
@@ -223,11 +221,6 @@ class ProduceStrategy(ReadableConfig):
         if self.max_concurrency is not None:
             wanted = min(wanted, self.max_concurrency - running)
         return wanted
-
-    def _check_waste(self, running: Generations, batch: BatchPlan, completed: int) -> None:
-        failures = running.failures
-        if failures.wasted >= self.give_up_after * batch.size:
-            raise ProduceError(f"{_missing(batch, completed)}, {failures.describe()}") from failures.last_raised
 
     async def _wait_for_others(self, batch: BatchPlan, completed: int, timeout: float) -> None:
         """Wait for prompts that are in flight elsewhere: none is left to draw. Raises ProduceError without any."""
