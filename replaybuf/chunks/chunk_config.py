@@ -10,9 +10,8 @@ from replaybuf.chunks.chunk_buffer import ChunkBuffer
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
-from replaybuf.sync.buffer import SyncReplayBuffer
+from replaybuf.sync.buffer import SyncBuffer, SyncReplayBuffer, mirrored, shared
 from replaybuf.sync.loop import end, run
-from replaybuf.sync.mirror import SyncBuffer, mirrored, shared
 
 
 class SyncChunkBuffer(SyncBuffer[ChunkBuffer]):

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from replaybuf.errors import FileEndsError, FileError, MissingDriverError
-from replaybuf.files.json_values import to_json
-from replaybuf.files.row_format import KINDS, METADATA, PREFIX, REST, ROLLOUTS, Placed, Row, is_of_rollout
+from replaybuf.files.row_format import KINDS, METADATA, PREFIX, REST, ROLLOUTS, Placed, Row, is_of_rollout, to_json
 
 _INT64: Final = 2**63
 _ITEMS: Final[dict[type, str]] = {int: "int64", float: "double", str: "string", bool: "bool_"}

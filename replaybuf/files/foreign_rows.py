@@ -12,8 +12,7 @@ import numpy as np
 from replaybuf.checks import check_task_name
 from replaybuf.codec.torch_tensors import StoredTensor
 from replaybuf.errors import FileError, InputError
-from replaybuf.files.json_values import to_json
-from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, is_number
+from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, is_number, to_json
 from replaybuf.redact import redact_path
 from replaybuf.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.rollouts.statuses import OUR_STATUSES

@@ -8,34 +8,77 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
-from replaybuf.produce.agent_loop import (
-    INTERRUPTED,
-    AgentLoop,
-    Generated,
-    NoCoroutineError,
-    awaitable,
-    begin_anew_later,
-    count_tokens,
-    error_of,
-    judge,
-    text_of,
-)
+from replaybuf.produce.agent_loop import AgentLoop, Generated, NoCoroutineError, awaitable
 from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler
 from replaybuf.prompts import Prompt
-from replaybuf.prompts.prompt_ledger import Again
+from replaybuf.prompts.prompt_ledger import Again, begin_anew
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.rollouts.rewards import reward_value
 from replaybuf.rollouts.rollout import Status, group_status
+from replaybuf.rollouts.rollout_type import RolloutType
 
 if TYPE_CHECKING:
     from replaybuf.produce.strategies import ProduceStrategy
+
+
+#: The tag that counts how often a group was interrupted.
+INTERRUPTED = "interrupted"
+
+
+def judge(group: Sequence[Any], kind: RolloutType) -> Status:
+    """Return the status of a group, by its rollouts. Raises RolloutError for results that no agent loop may return."""
+    if not group:
+        raise RolloutError("generate_group returned an empty group")
+    statuses = []
+    for place, rollout in enumerate(group):
+        try:
+            kind.check_class(rollout)
+            statuses.append(kind.status(rollout))
+        except RolloutError as error:
+            raise RolloutError(f"generate_group returned a rollout ([{place}]) that can't be stored: {error}") from None
+    status = group_status(statuses)
+    if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):
+        raise RolloutError(
+            f"generate_group returned a group that is {status}: its rollouts must be completed, failed, filtered or "
+            "aborted"
+        )
+    return status
+
+
+def count_tokens(group: Sequence[Any], kind: RolloutType) -> int:
+    """Return the number of response tokens of a group, as far as it is known."""
+    count = 0
+    for rollout in group:
+        with contextlib.suppress(AttributeError, TypeError):
+            count += len(kind.get(rollout, "response_ids"))
+    return count
+
+
+def begin_anew_later(group: Sequence[Any], kind: RolloutType) -> None:
+    """Remove what interrupted rollouts have generated; they stay ABORTED."""
+    aborted = [rollout for rollout in group if kind.status(rollout) == Status.ABORTED]
+    begin_anew(aborted, kind)
+    for rollout in aborted:
+        kind.set_status(rollout, Status.ABORTED)
+
+
+def error_of(group: Sequence[Any], kind: RolloutType) -> str:
+    """Return the errors that the rollouts report."""
+    texts = [str(text) for rollout in group if (text := kind.get(rollout, "error_msg"))]
+    return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error and its class on one line, for people."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 _logger = logging.getLogger("replaybuf.produce")

@@ -16,8 +16,8 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.waits import check_possible
 from replaybuf.checks import check_step, check_timeout, check_train_step, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError, PromptsExhaustedError
-from replaybuf.produce.agent_loop import INTERRUPTED, AgentLoop, check_agent_loop, resume
-from replaybuf.produce.generations import Generations
+from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
+from replaybuf.produce.generations import INTERRUPTED, Generations
 from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler
 from replaybuf.progress import progress_bar

@@ -19,8 +19,7 @@ from replaybuf.errors import InputError, LeaseLostError, ReplayBufError
 from replaybuf.storage.values import StorageItem
 from replaybuf.sync import run
 from replaybuf.sync.loop import end
-from replaybuf.torch.dataset import GroupDataset
-from replaybuf.torch.handover import MOST_WORKERS, Delivery, GaveUp
+from replaybuf.torch.dataset import MOST_WORKERS, Delivery, GaveUp, GroupDataset
 
 _logger = logging.getLogger("replaybuf.torch")
 

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from replaybuf import query as ours
-from replaybuf.errors import QueryError
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.errors import QueryError, UnsupportedError
 from replaybuf.query.nodes import SCALAR_OPERATORS
 from replaybuf.rules.policies import FIFOPolicy, Order, StalenessPolicy, in_order
+from replaybuf.storage.values import StorageItem as OurItem
+from replaybuf.xtuner.installed import their_status
 
 
 @dataclass
@@ -201,3 +204,51 @@ def as_ours(query: Query) -> ours.Query:
     if hasattr(node, "lower"):
         return {node.field: {"$between": [node.lower, node.upper]}}
     return {node.field: {node.op: node.value}}
+
+
+# As many uids as a query takes in one $in.
+_UIDS = 500
+
+
+class DatabaseStorage(StorageBackend):
+    """The groups of a replaybuf buffer, for replay policies of your own: `ReplayBuffer(MyPolicy(), storage)`.
+
+    `get` reads all groups that match, and taking them out is another transaction: two processes may get the same ones.
+    The policies that replaybuf has, which a config names, draw in one transaction and read only what they return.
+    """
+
+    def __init__(self, buffer: ReplayBuffer[Any]) -> None:
+        self.buffer = buffer
+
+    async def put(self, item: StorageItem) -> int:
+        return await self.buffer.put(item.item, item.task_name, status=item.status) or 0
+
+    async def get(self, query: Query) -> list[StorageItem]:
+        return [_as_theirs(one) async for one in self.buffer.find(as_ours(query))]
+
+    async def count(self, query: Query) -> int:
+        return await self.buffer.count_where(as_ours(query))
+
+    async def delete(self, uids: list[int]) -> None:
+        for first in range(0, len(uids), _UIDS):
+            await self.buffer.delete({"uid": {"$in": list(uids[first : first + _UIDS])}})
+
+    async def update(self, items: list[StorageItem]) -> None:
+        """Raise UnsupportedError: rollouts that are stored don't change, and `refresh_staleness` does the rest."""
+        raise UnsupportedError(
+            "update() can't replace the rollouts of a group that is in the database; put it anew, or set its status "
+            "with storage.buffer.update(query, status=...)"
+        )
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.buffer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.buffer.load_state_dict(state)
+
+
+def _as_theirs(one: OurItem) -> StorageItem:
+    return StorageItem(one.item, one.uid, one.timestamp_id, one.task_name, their_status(one.status), one.staleness)

@@ -12,10 +12,9 @@ from replaybuf.errors import ConfigError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import OUR_STATUSES, StatusLike
-from replaybuf.xtuner.database_storage import DatabaseOperations, DatabaseStorage, GroupPut, status_of
 from replaybuf.xtuner.installed import release
-from replaybuf.xtuner.own_parts import OwnOperations
-from replaybuf.xtuner.parts import ReplayPolicy, StorageBackend
+from replaybuf.xtuner.operations import DatabaseOperations, GroupPut, OwnOperations, status_of
+from replaybuf.xtuner.parts import DatabaseStorage, ReplayPolicy, StorageBackend
 
 Group = list[Any]
 """The rollouts of a prompt, xtuner's RolloutStates."""
