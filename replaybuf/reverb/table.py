@@ -296,18 +296,17 @@ class Table:
 
         It takes milliseconds, and blocks no other call. The last three are kept (`keep_checkpoints` of the options).
         """
-        if step is None:
-            step = 1 + max((made.step for made in await self.buffer.checkpoints()), default=0)
-        return await self.buffer.checkpoint(step)
+        return await self.buffer.checkpoint(1 + await self._last_step() if step is None else step)
 
     async def restore(self, step: int | None = None) -> Checkpoint:
         """Make the table exactly what it was at a checkpoint, by default the last. Raises CheckpointError.
 
         Other processes that have the table open are fenced off: their calls raise FencedError until they open it anew.
         """
-        if step is None:
-            step = max((made.step for made in await self.buffer.checkpoints()), default=0)
-        return await self.buffer.restore(step)
+        return await self.buffer.restore(await self._last_step() if step is None else step)
+
+    async def _last_step(self) -> int:
+        return max((made.step for made in await self.buffer.checkpoints()), default=0)
 
     # Priorities
 

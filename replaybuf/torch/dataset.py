@@ -232,7 +232,8 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
         worker = 0 if info is None else info.id
         sent: deque[Lease[Any]] = deque()  # with heartbeats until the trainer has received them
         for number in itertools.count(1):
-            _stop(sent, len(sent) - (number - 1 - handover.received(worker)))
+            for _ in range(len(sent) - (number - 1 - handover.received(worker))):
+                sent.popleft().stop()
             begun = time.monotonic()
             lease = run(self._next_lease(buffer, handover))
             if lease is None:
@@ -263,7 +264,7 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
         if self.patience == 0:
             lease = await self._begin_lease(buffer, 0)
             return lease if lease.open else None
-        leasing = asyncio.ensure_future(_awaited(self._begin_lease(buffer, None)))
+        leasing = asyncio.ensure_future(self._begin_lease(buffer, None))
         try:
             while not (await asyncio.wait([leasing], timeout=_LOOK_SECONDS))[0]:
                 over = handover.waited >= self.patience
@@ -292,16 +293,6 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
 
     def _build(self) -> ReplayBuffer[Any]:
         return self.source if isinstance(self.source, ReplayBuffer) else self.source.build()
-
-
-async def _awaited(leasing: Leasing[Any]) -> Lease[Any]:
-    return await leasing
-
-
-def _stop(leases: deque[Lease[Any]], count: int) -> None:
-    """Leave the heartbeats of the first leases to the trainer."""
-    for _ in range(count):
-        leases.popleft().stop()
 
 
 def _end_with_the_trainer() -> None:
