@@ -421,7 +421,11 @@ class PromptDataset:
 
     def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None = None) -> None:
         self._lock = threading.Lock()
-        seed = _check_seed(shuffle)
+        seed = whole(shuffle)
+        if shuffle is not None and (seed is None or not 0 <= seed < 1 << 64):
+            raise InputError(
+                f"shuffle must be a seed, a whole number from 0 to 2**64 - 1, or None, got {shuffle!r:.100}"
+            )
         self._reader: StatefulReader | IndexedReader | IterableReader
         if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
             what = "choose one of its values" if isinstance(dataset, Mapping) else "give a list of prompts"
@@ -456,13 +460,6 @@ class PromptDataset:
         """
         with self._lock:
             return self._reader.read(position, count)
-
-
-def _check_seed(shuffle: Any) -> int | None:
-    seed = whole(shuffle)
-    if shuffle is not None and (seed is None or not 0 <= seed < 1 << 64):
-        raise InputError(f"shuffle must be a seed, a whole number from 0 to 2**64 - 1, or None, got {shuffle!r:.100}")
-    return seed
 
 
 def _is_indexed(dataset: Any) -> bool:

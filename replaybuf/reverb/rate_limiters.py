@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +17,6 @@ class RateLimiter(ABC):
     @abstractmethod
     def limits(self) -> dict[str, Any]:
         """The fields of `Limits` (`replaybuf.rules.limits`)."""
-
-    @property
-    def error_range(self) -> tuple[float, float]:
-        """The lowest and the highest error that it allows."""
-        low, high = self.limits.get("error_buffer", (-math.inf, math.inf))
-        return low, high
 
 
 @dataclass(frozen=True)
@@ -65,13 +58,6 @@ class SampleToInsertRatio(RateLimiter):
             "samples_per_insert": self.samples_per_insert,
             "error_buffer": self.error_buffer,
         }
-
-    @property
-    def error_range(self) -> tuple[float, float]:
-        if isinstance(self.error_buffer, tuple):
-            return self.error_buffer
-        begins = self.min_size_to_sample * self.samples_per_insert
-        return begins - self.error_buffer, begins + self.error_buffer
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,8 @@ class Table:
         """Return the fields of Reverb's TableInfo."""
         tallies, waits = await self.buffer.tallies(), self.buffer.waits
         level = levels(tallies, [self.name])[self.name]
-        low, high = self.rate_limiter.error_range
+        rate = self.buffer.limits.rate
+        low, high = (-math.inf, math.inf) if rate is None else rate.errors
 
         def of(name: Tally) -> int:
             return tallies.get((self.name, Status.COMPLETED, name), 0)

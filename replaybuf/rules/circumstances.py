@@ -290,9 +290,7 @@ class Circumstances:
 
 def in_force(limits: Limits) -> dict[str, Any]:
     """Return the fields of limits that aren't as they are by default."""
-    default = Limits()
-    values = {one.name: getattr(limits, one.name) for one in fields(Limits)}
-    return {name: value for name, value in values.items() if value != getattr(default, name)}
+    return {one.name: value for one in fields(limits) if (value := getattr(limits, one.name)) != one.default}
 
 
 def limits_of(stored: Mapping[str, Any]) -> Limits | None:

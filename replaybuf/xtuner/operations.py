@@ -8,23 +8,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_step
 from replaybuf.errors import MissingSnapshotError, NotEmptyError, SnapshotMismatchError
 from replaybuf.rollouts.model_steps import fill_model_steps
 from replaybuf.rollouts.normalise import Normalised, normalise
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rollouts.statuses import OUR_STATUSES
 from replaybuf.storage.values import StorageItem as OurItem
 from replaybuf.xtuner.installed import THEIR_FILE, rollout_class, their_status
 from replaybuf.xtuner.parts import ReplayPolicy, StorageBackend, StorageItem
-
-#: xtuner's order of precedence: the status of a group is the first that any of its rollouts has, or COMPLETED.
-_PRECEDENCE: Final = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +52,8 @@ def fill_tokens(new: GroupPut, kind: RolloutType) -> None:
 
 def status_of(group: Iterable[Any]) -> Status:
     """Return the status of a group by its rollouts, as xtuner has it: one without FAILED, ... ones is COMPLETED."""
-    present = {OUR_STATUSES.check(rollout.status) for rollout in group}
-    return next((status for status in _PRECEDENCE if status in present), Status.COMPLETED)
+    statuses = (OUR_STATUSES.check(rollout.status) for rollout in group)
+    return group_status(status for status in statuses if status not in (Status.INIT, Status.ARCHIVED))
 
 
 class DatabaseOperations:

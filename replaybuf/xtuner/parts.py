@@ -121,21 +121,16 @@ class QueryNode(ABC):  # noqa: B024
 class ConditionNode(QueryNode):
     """A condition on one field of a `StorageItem`."""
 
-    field: str
+    def __init__(self, field: str, op: str, value: Any) -> None:
+        self.field, self.op, self.value = field, op, value
 
 
 class ScalarNode(ConditionNode):
     """`field op value`, where op is one of $eq $ne $gt $gte $lt $lte."""
 
-    def __init__(self, field: str, op: str, value: Any) -> None:
-        self.field, self.op, self.value = field, op, value
-
 
 class SetNode(ConditionNode):
     """The field is ($in) or is not ($not_in) one of the values."""
-
-    def __init__(self, field: str, op: str, value: Sequence[Any]) -> None:
-        self.field, self.op, self.value = field, op, value
 
 
 class BetweenNode(ConditionNode):
@@ -144,7 +139,8 @@ class BetweenNode(ConditionNode):
     def __init__(self, field: str, lower: Any, upper: Any) -> None:
         if lower > upper:
             raise QueryError(f"$between needs its lower bound first, got {lower!r:.50} and {upper!r:.50}", field)
-        self.field, self.op, self.lower, self.upper = field, "$between", lower, upper
+        super().__init__(field, "$between", [lower, upper])
+        self.lower, self.upper = lower, upper
 
 
 class LogicNode(QueryNode):
@@ -201,7 +197,7 @@ def as_ours(query: Query) -> ours.Query:
     node: Any = query
     if hasattr(node, "conditions"):
         return {node.relation: [*map(as_ours, node.conditions)]}
-    if hasattr(node, "lower"):
+    if hasattr(node, "lower"):  # xtuner's own has no value
         return {node.field: {"$between": [node.lower, node.upper]}}
     return {node.field: {node.op: node.value}}
 
