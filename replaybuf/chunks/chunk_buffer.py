@@ -255,7 +255,11 @@ class ChunkBuffer:
                 await self._ledger.clear(state)
                 return None
             chunks = [Chunk.of(item) for item in items]
-            number = await self._prepare(chunks, max(int(tags["session"]) for tags in all_tags))
+            session = max(int(tags["session"]) for tags in all_tags)
+            number = await self.buffer.put(
+                [chunk.rollout() for chunk in chunks], self._ledger.prepared, tags={"session": session}, key="selection"
+            )
+            assert number is not None  # there is at least one chunk
             await lease.acknowledge()
             return Selection(number, tuple(chunks))
         except BaseException:
@@ -264,13 +268,6 @@ class ChunkBuffer:
             raise
         finally:
             lease.stop()
-
-    async def _prepare(self, chunks: list[Chunk], session: int) -> int:
-        number = await self.buffer.put(
-            [chunk.rollout() for chunk in chunks], self._ledger.prepared, tags={"session": session}, key="selection"
-        )
-        assert number is not None  # there is at least one chunk
-        return number
 
     async def _describe_missing(self, n: int, limit: float) -> str:
         there = await self.buffer.count(self.name, Status.COMPLETED)
