@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from replaybuf.errors import InputError, NotReadyError
+from replaybuf.errors import InputError
 from replaybuf.rollouts.rewards import SCORE, reward_value
 from replaybuf.rollouts.rollout import Status
 
@@ -88,18 +87,6 @@ def awaitable(agent_loop: Any, name: str, made: Any) -> Awaitable[Any]:
             f"{type(agent_loop).__name__}.{name} must be a coroutine (async def); it returned a {type(made).__name__}"
         )
     return made
-
-
-async def resume(agent_loop: AgentLoop, timeout: float) -> None:
-    """Resume an agent loop. Raises NotReadyError if that takes longer than `timeout` seconds."""
-    try:
-        async with asyncio.timeout(timeout) as limit:
-            await awaitable(agent_loop, "resume", agent_loop.resume())
-    except TimeoutError as error:
-        if not limit.expired():
-            raise  # the agent loop's own
-        name = type(agent_loop).__name__
-        raise NotReadyError(f"after {timeout:g} s: resume() of the agent loop ({name}) has not returned") from error
 
 
 def reward_varies(group: Sequence[Any], *, reward_key: str = SCORE) -> bool:

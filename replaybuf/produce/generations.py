@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.checks import check_tags
-from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
+from replaybuf.errors import FullError, LeaseLostError, NotReadyError, ProduceError, ReplayBufError, RolloutError
 from replaybuf.produce.agent_loop import AgentLoop, Generated, NoCoroutineError, awaitable
 from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler
@@ -162,7 +162,6 @@ class Generations:
         sampler: Sampler,
         strategy: ProduceStrategy,
         summary: ProduceSummary,
-        *,
         train_step: int,
         model_step: int,
     ) -> None:
@@ -170,7 +169,7 @@ class Generations:
         self.failures = FailureTracker()
         self._pausing = False
         self._agent_loop, self._sampler, self._strategy, self._summary = agent_loop, sampler, strategy, summary
-        self._kind = sampler.buffer.rollout_type
+        self._kind, self._timeout = sampler.buffer.rollout_type, strategy.pause_timeout
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were started
         self._calling: set[asyncio.Task[None] | None] = set()  # those that are in a call of the agent loop
 
@@ -207,16 +206,28 @@ class Generations:
                 f"the last one by {self.failures.last_error}; their prompts are kept"
             ) from self.failures.last_raised
 
-    async def pause(self, timeout: float) -> None:
+    async def resume(self) -> None:
+        """Resume the agent loop. Raises NotReadyError if that takes longer than `pause_timeout` seconds."""
+        loop = self._agent_loop
+        try:
+            async with asyncio.timeout(self._timeout) as limit:
+                await awaitable(loop, "resume", loop.resume())
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # the agent loop's own
+            text = f"after {self._timeout:g} s: resume() of the agent loop ({type(loop).__name__}) has not returned"
+            raise NotReadyError(text) from error
+
+    async def pause(self) -> None:
         """Interrupt all groups, and store their partial responses.
 
-        Calls that haven't returned after `timeout` seconds are cancelled; nothing of them is kept.
+        Calls that haven't returned after `pause_timeout` seconds are cancelled; nothing of them is kept.
         """
         if not self._tasks:
             return
         began, self._pausing = time.monotonic(), True
         try:
-            async with asyncio.timeout(timeout) as limit:
+            async with asyncio.timeout(self._timeout) as limit:
                 await awaitable(self._agent_loop, "pause", self._agent_loop.pause())
                 await asyncio.wait(self._tasks)
         except TimeoutError:
@@ -229,39 +240,39 @@ class Generations:
                 "task %s: %d groups were not done %g s after pause(); they begin anew later",
                 self._sampler.task_name,
                 len(late),
-                timeout,
+                self._timeout,
             )
-            await self.cancel(timeout)
+            await self.cancel()
         self._summary.pause_seconds += time.monotonic() - began
         self._collect()
 
-    async def cancel(self, timeout: float) -> None:
+    async def cancel(self) -> None:
         """End all groups at once; their prompts are given back as they were.
 
-        The agent loop has `timeout` seconds to end its calls. A caller that is cancelled meanwhile waits as well.
+        The agent loop has `pause_timeout` seconds to end its calls. A caller that is cancelled meanwhile waits as well.
         """
         for task in self._tasks:
             task.cancel()
         try:
-            await self._ended(timeout)
+            await self._ended()
         finally:
             if late := sum(not task.done() for task in self._tasks):
                 _logger.warning(
                     "task %s: %d groups are still being generated %g s after they were cancelled",
                     self._sampler.task_name,
                     late,
-                    timeout,
+                    self._timeout,
                 )
             for task in self._tasks:
                 if task.done() and not task.cancelled():
                     task.exception()  # so that it counts as seen
 
-    async def _ended(self, timeout: float) -> None:
-        """Wait for the end of all tasks; for those in a call of the agent loop at most `timeout` seconds.
+    async def _ended(self) -> None:
+        """Wait for the end of all tasks; for those in a call of the agent loop at most `pause_timeout` seconds.
 
         The others are busy with the store, which has its own timeouts.
         """
-        deadline, cancelled = time.monotonic() + timeout, None
+        deadline, cancelled = time.monotonic() + self._timeout, None
         while late := [task for task in self._tasks if not task.done()]:
             remaining = max(0.0, deadline - time.monotonic()) or None
             late = late if remaining else [task for task in late if task not in self._calling]
@@ -275,7 +286,7 @@ class Generations:
             raise cancelled
 
     @contextlib.asynccontextmanager
-    async def ending(self, timeout: float) -> AsyncIterator[None]:
+    async def ending(self) -> AsyncIterator[None]:
         """End all groups at the end of the block, also after an error, as `cancel` does.
 
         If nothing but failures led to a ProduceError, the prompts aren't at fault: these failures don't count.
@@ -283,11 +294,11 @@ class Generations:
         try:
             yield
         except ProduceError:
-            await self.cancel(timeout)
+            await self.cancel()
             await self._forgive()
             raise
         finally:
-            await self.cancel(timeout)
+            await self.cancel()
 
     async def _forgive(self) -> None:
         """Undo the failures of prompts since the last success, also of those that were set aside."""

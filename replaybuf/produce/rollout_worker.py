@@ -19,7 +19,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.telling import Telling
 from replaybuf.checks import check_step, check_timeout, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
-from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
+from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
 from replaybuf.produce.generations import Generations
 from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler, overwrite
@@ -124,7 +124,8 @@ async def produce_loop(
         state = await _first_state(sampler, patience, stop)
         if state is None:
             return summary
-        work = _Work(strategy, agent_loop, sampler, size, lag, load_weights, summary, patience)
+        running = Generations(agent_loop, sampler, strategy, summary, state.train_step, state.model_step)
+        work = _Work(strategy, sampler, size, lag, load_weights, summary, patience, running)
         with summary.producing():
             await work.run(state, stop or asyncio.Event())
     return summary
@@ -148,14 +149,13 @@ async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event | 
 @dataclass(slots=True)
 class _Work:
     strategy: AsyncProduceStrategy
-    agent_loop: AgentLoop
     sampler: Sampler
     batch_size: int
     max_lag: int
     load_weights: LoadWeights | None
     summary: ProduceSummary
     patience: float
-    running: Generations = field(init=False)
+    running: Generations
     loaded: int | None = None  # the published step of the weights at the last load
     busy: float = field(default_factory=time.monotonic)  # when there was last something to do
     idle: Telling | None = None  # since there was nothing to do
@@ -166,20 +166,12 @@ class _Work:
 
     async def run(self, state: TrainState, stop: asyncio.Event) -> None:
         """Work, beginning with this published state."""
-        self.running = Generations(
-            self.agent_loop,
-            self.sampler,
-            self.strategy,
-            self.summary,
-            train_step=state.train_step,
-            model_step=state.model_step,
-        )
-        async with self.running.ending(self.strategy.pause_timeout):
+        async with self.running.ending():
             try:
                 await self._until_finished(state, stop)
             finally:
                 self._go_on()
-            await self.running.pause(self.strategy.pause_timeout)
+            await self.running.pause()
 
     async def _until_finished(self, state: TrainState, stop: asyncio.Event) -> None:
         while not state.finished and not stop.is_set():
@@ -201,7 +193,7 @@ class _Work:
         if not lags and (fresh or state.model_step <= before):
             return fresh
         if self.strategy.partial:
-            await self.running.pause(self.strategy.pause_timeout)
+            await self.running.pause()
         if self.running:
             return False
         loaded = None if self.load_weights is None else await self.load_weights(state)
@@ -209,7 +201,7 @@ class _Work:
         if self.running.model_step != before or self.loaded is None:
             self.busy = time.monotonic()
         self.loaded = max(self.running.model_step, state.model_step)
-        await resume(self.agent_loop, self.strategy.pause_timeout)
+        await self.running.resume()
         return not self.strategy.too_old(self.running.model_step, state.train_step)
 
     async def _start(self) -> int:

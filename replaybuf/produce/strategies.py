@@ -16,7 +16,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.waits import check_possible
 from replaybuf.checks import check_step, check_timeout, check_train_step, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError, PromptsExhaustedError
-from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
+from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
 from replaybuf.produce.generations import INTERRUPTED, Generations
 from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler
@@ -154,22 +154,15 @@ class ProduceStrategy(ReadableConfig):
     # What strategies share
 
     async def _produce(self, agent_loop: AgentLoop, batch: BatchPlan, progress: bool) -> None:
-        running = Generations(
-            agent_loop,
-            batch.sampler,
-            self,
-            batch.summary,
-            train_step=batch.train_step,
-            model_step=batch.model_step,
-        )
+        running = Generations(agent_loop, batch.sampler, self, batch.summary, batch.train_step, batch.model_step)
         batch.summary.reused = await self._completed(batch)
-        await resume(agent_loop, self.pause_timeout)
-        async with running.ending(self.pause_timeout):
+        await running.resume()
+        async with running.ending():
             name = f"{batch.task_name}, step {batch.train_step}"
             # Even an empty bar takes the cursor from the terminal while it is open.
             with progress_bar(name) if progress else nullcontext(lambda done, total: None) as tell:
                 await self._fill(running, batch, tell)
-            await running.pause(self.pause_timeout)
+            await running.pause()
 
     async def _fill(self, running: Generations, batch: BatchPlan, tell: Callable[[int, int], None]) -> None:
         """Keep groups in flight until the batch is complete."""
@@ -185,7 +178,7 @@ class ProduceStrategy(ReadableConfig):
                 raise ProduceError(f"{_missing(batch, completed)}, {failures.describe()}") from failures.last_raised
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                await running.pause(self.pause_timeout)  # which may complete the missing groups
+                await running.pause()  # which may complete the missing groups
                 completed = await self._completed(batch)
                 if not self.should_continue(completed, batch.size):
                     return
