@@ -119,22 +119,20 @@ async def produce_loop(
     check_agent_loop(agent_loop)
     size, lag = check_size(batch_size, sampler), check_whole(max_lag, "max_lag")
     patience = check_timeout(timeout)
-    summary = ProduceSummary()
+    summary, ends = ProduceSummary(), stop or asyncio.Event()
     with working_as(worker):
-        state = await _first_state(sampler, patience, stop)
+        state = await _first_state(sampler, patience, ends)
         if state is None:
             return summary
         running = Generations(agent_loop, sampler, strategy, summary, state.train_step, state.model_step)
         work = _Work(strategy, sampler, size, lag, load_weights, summary, patience, running)
         with summary.producing():
-            await work.run(state, stop or asyncio.Event())
+            await work.run(state, ends)
     return summary
 
 
-async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event | None) -> TrainState | None:
+async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event) -> TrainState | None:
     """Return the first state that the trainer publishes; None if `stop` is set before."""
-    if stop is None:
-        return await wait_published(sampler.buffer, timeout=patience)
     waiting = asyncio.create_task(wait_published(sampler.buffer, timeout=patience))
     stopping = asyncio.create_task(stop.wait())
     try:

@@ -16,14 +16,14 @@ from replaybuf.checks import check_by_task, check_list, check_whole, whole
 from replaybuf.errors import InputError
 from replaybuf.produce.prompt_records import to_rollout
 from replaybuf.prompts.datasets import FAR
-from replaybuf.prompts.prompt_ledger import Again, LedgerCounts, Prompt, PromptLedger
+from replaybuf.prompts.prompt_ledger import Again, Prompt, PromptLedger
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
 
 T = TypeVar("T")
 
 
-class Sampler:
+class Sampler(PromptLedger):
     """Draws prompts from a dataset, each as a group of `prompt_repeat_k` rollouts to be generated.
 
     The dataset is indexed (`len` and `[]`), stateful, or any iterable; its items are rollouts, or records that
@@ -33,9 +33,8 @@ class Sampler:
     The rollouts of a group are independent copies. Prompt n, counted from 0 over all epochs, has the `group_id` n and
     the `rollout_id`s n k to n k + k - 1, as in xtuner; none is given twice, even after crashes.
 
-    Prompts are drawn through the prompt ledger `name` (default: the task's): any number of samplers of one task, in any
-    processes, hand out every prompt once. Those of a dead worker are handed out again, `seconds` after its last
-    heartbeat.
+    It is the prompt ledger `name` (default: the task's): any number of samplers of one task, in any processes, hand out
+    every prompt once. Those of a dead worker are handed out again, `seconds` after its last heartbeat.
     """
 
     #: The groups of the buffer that are handed out before new prompts, in addition to the prompts of dead workers.
@@ -56,27 +55,17 @@ class Sampler:
     ) -> None:
         self.prompt_repeat_k = check_whole(prompt_repeat_k, "prompt_repeat_k", 1)
         self._make_rollout = make_rollout
-        self.ledger = PromptLedger(
+        super().__init__(
             buffer,
             dataset,
             task_name,
             name=name,
-            make_group=self._make_group,
+            make_group=self._repeated,
             epochs=epochs,
             shuffle=shuffle,
             again=(Status.ABORTED, Status.EXPIRED),
             seconds=seconds,
         )
-
-    @property
-    def buffer(self) -> ReplayBuffer:
-        """The buffer that holds the prompts and their results."""
-        return self.ledger.buffer
-
-    @property
-    def task_name(self) -> str:
-        """The task of the prompts."""
-        return self.ledger.task_name
 
     async def sample(
         self, count: int = 1, *, again: Iterable[Again] | None = None, partial: bool = True
@@ -86,18 +75,14 @@ class Sampler:
         `again`: the groups of the buffer that come before new prompts, as in `PromptLedger.draw` (default: the
         sampler's own). With `partial`, interrupted rollouts keep their partial response; otherwise they begin anew.
         """
-        return await self.ledger.draw(count, again=self.again if again is None else again, partial_rollouts=partial)
-
-    async def counts(self, waiting: Iterable[Status] | None = None) -> LedgerCounts:
-        """Return where the prompts are, as `PromptLedger.counts` does."""
-        return await self.ledger.counts(waiting)
+        return await self.draw(count, again=self.again if again is None else again, partial_rollouts=partial)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the dataset, as plain values. Blocks for the time of one query.
 
         The store keeps it, also in checkpoints and snapshots: a run that goes on with its buffer needs no other copy.
         """
-        now = _blocking(self.buffer.cursors.read(self.ledger.name))
+        now = _blocking(self.buffer.cursors.read(self.name))
         return {"position": now.position, "value": now.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -111,10 +96,10 @@ class Sampler:
             raise InputError("expected a dict from Sampler.state_dict()") from error
         if position is None or not 0 <= position < FAR or not isinstance(value, bytes):
             raise InputError("expected a dict from Sampler.state_dict()")
-        _blocking(overwrite(self.buffer.cursors, self.ledger.name, position, value))
+        _blocking(overwrite(self.buffer.cursors, self.name, position, value))
 
-    def _make_group(self, item: Any, number: int) -> list[Any]:
-        rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.buffer.rollout_type
+    def _repeated(self, item: Any, number: int) -> list[Any]:
+        rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.rollout_type
         kind.check_class(rollout)
         # Shared values are stored with each rollout, and are independent when read.
         group = [copy.copy(rollout) for _ in range(size)]
