@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final
 
@@ -50,18 +51,16 @@ class PickledName:
         raise UnsafePickleError(f"the pickle changes {self.text}; it holds more than data, and was not loaded")
 
 
+@dataclass(slots=True, eq=False)
 class PickledObject:
     """The record of an object in a pickle: the name of its class or function, arguments, state and items."""
 
-    __slots__ = ("args", "items", "name", "options", "pairs", "state")
-
-    def __init__(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self.name = name
-        self.args = args
-        self.options = options
-        self.state: Any = None
-        self.items: list[Any] = []
-        self.pairs: list[tuple[Any, Any]] = []
+    name: str
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    state: Any = None
+    items: list[Any] = field(default_factory=list)
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
