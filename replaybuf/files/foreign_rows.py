@@ -236,13 +236,17 @@ def _comparable(value: Any) -> Any:
     return to_json(_as_list(value))
 
 
+def is_answered(rollout: Row) -> bool:
+    """Return whether a rollout has a response."""
+    return rollout.get("response") is not None or rollout.get("response_ids") is not None
+
+
 def _status(place: str, rollout: Row, mapped: ColumnMapping) -> Status:
     if mapped.status is not None:
         return mapped.status
     value = rollout.get("status")
     if value is None:
-        answered = rollout.get("response") is not None or rollout.get("response_ids") is not None
-        return Status.COMPLETED if answered else Status.INIT
+        return Status.COMPLETED if is_answered(rollout) else Status.INIT
     status = OUR_STATUSES.get(value) if isinstance(value, str) else None
     if status is None:
         raise FileError(
