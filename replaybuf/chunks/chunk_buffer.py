@@ -145,10 +145,13 @@ class ChunkBuffer:
             known = found
         last = index + 1 == known.end
         uid = await self._ledger.store(fragment, known.session, last=last)
-        if last:
-            await self._settle(worker, known)
-        else:
+        if not last:
             self._remember(worker, replace(known, next=index + 1, worker=(*known.worker, uid)))
+        elif (progress := await self._ledger.settle(worker, known.session)) is None:  # the session is over
+            self._known.pop(worker, None)
+        else:
+            end = progress.start + progress.size
+            self._remember(worker, replace(known, next=progress.next, end=end, worker=progress.uids))
         return True
 
     async def forget(self, worker: str) -> int:
@@ -310,14 +313,6 @@ class ChunkBuffer:
         if not self._drops:
             raise fragment_error(fragment, kind, expected, over=over)
         await self._ledger.drop(kind)
-
-    async def _settle(self, worker: str, known: _Known) -> None:
-        progress = await self._ledger.settle(worker, known.session)
-        if progress is None:  # the session is over
-            self._known.pop(worker, None)
-            return
-        end = progress.start + progress.size
-        self._remember(worker, replace(known, next=progress.next, end=end, worker=progress.uids))
 
     def _remember(self, worker: str, known: _Known) -> None:
         if len(self._known) >= _REMEMBERED and worker not in self._known:

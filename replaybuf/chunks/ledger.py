@@ -219,7 +219,10 @@ class Ledger:
         """Return whether a chunk with these tags is of a session that is over, or too stale."""
         if tags["session"] != state.session:
             return bool(tags["session"] < state.session)
-        return self.max_staleness is not None and bool(tags["version"] < state.version - self.max_staleness)
+        return self._is_stale(tags["version"], state)
+
+    def _is_stale(self, version: int, state: ModelState) -> bool:
+        return self.max_staleness is not None and version < state.version - self.max_staleness
 
     # Workers
 
@@ -303,9 +306,8 @@ class Ledger:
         problem, kept = "", 0
         if any(not row.item for row in progress.fragments):
             problem = "damaged"
-        elif self.max_staleness is not None and version < state.version - self.max_staleness:
-            fresh = [one >= state.version - self.max_staleness for one in reversed(versions)]
-            problem, kept = "stale", fresh.index(False)
+        elif self._is_stale(version, state):
+            problem, kept = "stale", [self._is_stale(one, state) for one in reversed(versions)].index(True)
         if problem:
             begun = await self.begin(worker, session, progress.next - kept, progress, kept)
             if begun is not None:
