@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from replaybuf.errors import InputError, RolloutError
+from replaybuf.files.foreign_rows import FIELDS
 from replaybuf.rollouts.rollout import RolloutState
 
 _BOM = b"\xef\xbb\xbf"
@@ -161,8 +162,6 @@ _UNDERSTOOD = (
     '{"prompt": [...]} (verl, xtuner), {"prompt": "a text"}, and a RolloutState'
 )
 
-_FIELDS = frozenset(RolloutState.model_fields)
-
 #: Fields of generated results. In records of other formats they mean something else: an answer to compare with.
 _GENERATED = frozenset(
     {
@@ -214,10 +213,10 @@ def to_rollout(record: Any) -> RolloutState:
         )
     fields = {name: _plain(value) for name, value in record.items()}
     if fields.get("message") is not None:
-        own = _FIELDS
+        own = FIELDS
         fields["message"] = _check_messages(fields["message"], "message")
     else:
-        own = _FIELDS - _GENERATED
+        own = FIELDS - _GENERATED
         fields = _from_messages(fields) if fields.get("messages") is not None else _from_prompt(fields)
     return _build(fields, own)
 
