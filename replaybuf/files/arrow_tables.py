@@ -49,7 +49,7 @@ def arrow() -> Any:
 
 
 def column_for(value: Any, kind: str | None) -> str:
-    """Return the type of column that a value of a row asks for, given its kind there (`rows.KINDS`).
+    """Return the type of column that a value of a row asks for, given its kind there (`row_format.KINDS`).
 
     "list:" is that of an empty list, which any list takes.
     """
