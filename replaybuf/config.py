@@ -20,9 +20,9 @@ from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rewards import SCORE
 from replaybuf.rollouts.rollout import RolloutState
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rules.limits import Limits, OnFull, Rules
+from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
-from replaybuf.rules.rate import ErrorBuffer
+from replaybuf.segments.places import IN_DATABASE, PAYLOAD_THRESHOLD
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import HISTORY
 from replaybuf.sync import SyncReplayBuffer
@@ -116,6 +116,11 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds.
     SQLite files on network file systems are refused, unless `allow_network_filesystem` is set.
 
+    `payloads` is where large payloads are kept: in the `"database"`, in a folder (a path or `file:///scratch/run1`, on
+    a local disk or one that all hosts mount), or in an object store (`s3://bucket/prefix`, `gs://...`, `az://...`).
+    Elsewhere than in the database are the arrays, tensors and images of groups with `payload_threshold` bytes of them
+    or more; all that is asked for in SQL stays in the database.
+
     `rollout_type` is the class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass, an attrs
     class, a msgspec Struct, a TypedDict or dict. What its annotations declare can be stored; `types` are classes for
     the fields that declare Any. `fields` gives our names of its fields where it has others, {"response_ids": "tokens",
@@ -151,6 +156,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     max_deliveries: int = 5
     keep_checkpoints: int | None = KEEP_CHECKPOINTS
     durability: Literal["normal", "full"] = "normal"
+    payloads: str = IN_DATABASE
+    payload_threshold: int = Field(default=PAYLOAD_THRESHOLD, ge=0)
     compression: Literal["none", "zstd"] = "none"
     lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
     reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
@@ -210,6 +217,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             allow_network_filesystem=self.allow_network_filesystem,
             history=self.history,
             worker=self.worker,
+            payloads=self.payloads,
+            payload_threshold=self.payload_threshold,
         )
         options: dict[str, Any] = {
             "put_timeout": self.put_timeout,

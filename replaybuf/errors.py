@@ -144,6 +144,10 @@ class LockedError(StorageError, TimeoutError):
     """Another process held the database's write lock for longer than the lock timeout."""
 
 
+class PayloadStoreError(StorageError, OSError):
+    """The place where payloads are kept can't be reached, or refuses; nothing of the operation was stored."""
+
+
 class DiskFullError(StorageError, OSError):
     """The disk is full; what was committed before is safe."""
 

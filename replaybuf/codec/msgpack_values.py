@@ -13,10 +13,10 @@ allocate more memory than the payload, and nothing that the payload names is imp
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -34,7 +34,6 @@ from replaybuf.codec.extension_types import (
     wrapped,
 )
 from replaybuf.codec.numpy_arrays import (
-    OutOfBandReader,
     RawBytes,
     array_reference,
     decode_plain_array,
@@ -209,12 +208,28 @@ def type_tags(handlers: Iterable[TypeHandler]) -> Mapping[int, _TypeTag]:
     return {code: _TypeTag(decode) for code, decode in decoders.items()}
 
 
+class ArrayReader(Protocol):
+    """Reads the arrays that are out of band, in the order in which the msgpack refers to them."""
+
+    def read(self, head: bytes) -> Any:
+        """Return the next array, whose dtype and shape are in `head`."""
+
+    def small(self, array: Any) -> Any:
+        """Return what takes the place of an array that is in the msgpack."""
+
+    def defer(self, deferred: bool) -> None:
+        """Say whether handles take the place of the arrays that follow."""
+
+    def finish(self) -> None:
+        """Raise ValueError unless all arrays were read."""
+
+
 class Unpacking:
     """The reading of a payload: `unpack` the fields of each rollout in order, then `finish`. Anything wrong raises."""
 
     __slots__ = ("_open_tags", "_out_of_band", "_tags")
 
-    def __init__(self, tags: Mapping[int, _TypeTag], out_of_band: OutOfBandReader) -> None:
+    def __init__(self, tags: Mapping[int, _TypeTag], out_of_band: ArrayReader) -> None:
         self._tags = tags
         self._out_of_band = out_of_band
         self._open_tags = 0
@@ -229,6 +244,24 @@ class Unpacking:
             unicode_errors="surrogatepass",
         )
 
+    def unpack_fields(self, packed: memoryview, deferred: Collection[str]) -> dict[Any, Any]:
+        """Return the next value, which is a dict; the arrays in its fields `deferred` aren't read."""
+        unpacker = msgpack.Unpacker(
+            object_hook=self._decode_map,
+            ext_hook=self._extension,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+            max_buffer_size=len(packed),
+        )
+        unpacker.feed(packed)
+        fields = {}
+        for _ in range(unpacker.read_map_header()):
+            name = unpacker.unpack()
+            self._out_of_band.defer(name in deferred)
+            fields[name] = unpacker.unpack()
+        self._out_of_band.defer(False)
+        return fields
+
     def finish(self) -> None:
         """Raise ValueError when there were type tags without content, or buffers that nothing refers to."""
         if self._open_tags:
@@ -239,7 +272,7 @@ class Unpacking:
         if code == _OUT_OF_BAND_ARRAY:
             return self._out_of_band.read(content)
         if code == _PLAIN_ARRAY:
-            return decode_plain_array(content)
+            return self._out_of_band.small(decode_plain_array(content))
         if code == _STATUS:
             return _STATUSES[content]
         tag = self._tags.get(code)

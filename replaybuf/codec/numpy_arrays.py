@@ -172,8 +172,9 @@ def _check_structured(description: Any, depth: int) -> None:
 
 _Extension: Final = msgpack.ExtType
 _make: Final = tuple.__new__  # without the checks of ExtType.__new__
-_ALIGNMENT: Final = 64
-_PADDING: Final = tuple(map(bytes, range(_ALIGNMENT)))
+#: Of the arrays, in bytes from the beginning of the payload.
+ALIGNMENT: Final = 64
+_PADDING: Final = tuple(map(bytes, range(ALIGNMENT)))
 #: Smaller arrays are in the msgpack: written faster and read slower there, and without padding.
 _SMALLEST: Final = 256
 #: An array that is kept keeps no more than this many times its own bytes in memory.
@@ -206,33 +207,37 @@ def _known(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Any, bool] | N
     return None if head is None else (_make(_Extension, (OUT_OF_BAND_ARRAY, head)), dtype.kind not in "mM")
 
 
-def aligned(out_of_band: Iterable[Any], end: int) -> tuple[list[Any], int]:
+def aligned(out_of_band: Iterable[Any], sizes: Iterable[int], end: int) -> tuple[list[Any], int]:
     """Return the buffers with padding, to follow the first `end` bytes of a payload, and the offset of their end."""
     parts = []
-    for one in out_of_band:
-        if padding := -end % _ALIGNMENT:
+    for one, size in zip(out_of_band, sizes, strict=True):
+        if padding := -end % ALIGNMENT:
             parts.append(_PADDING[padding])
         parts.append(one)
-        end += padding + (len(one) if type(one) is bytes else one.nbytes)
+        end += padding + size
     return parts, end
 
 
-class OutOfBandReader:
-    """Reads the out-of-band arrays of a payload, whose msgpack ends at byte `end` of its `body`.
+def sizes_of(out_of_band: Iterable[Any]) -> list[int]:
+    """Return the sizes of out-of-band buffers, in bytes."""
+    return [len(one) if type(one) is bytes else one.nbytes for one in out_of_band]
 
-    The body is in the payload from byte `start` on. Given the whole payload as `own` bytes, to which there is no
-    other reference, arrays live in its memory, except small ones, which would keep far more than themselves. Without,
-    each has memory of its own.
+
+class OutOfBandReader:
+    """Reads the out-of-band arrays of a payload, which follow its byte `end`, in their order.
+
+    `memory` has the bytes of the payload from byte `base` on, to its end. If it `lends` itself, as it may where nothing
+    else refers to it, arrays live in it, except small ones, which would keep far more than themselves. Otherwise each
+    has memory of its own.
     """
 
-    __slots__ = ("_end", "_least", "_memory", "_shared", "_size", "_start")
+    __slots__ = ("_base", "_end", "_least", "_lends", "_memory", "_size")
 
-    def __init__(self, body: memoryview, start: int, end: int, own: bytes | None) -> None:
-        self._end, self._size = start + end, start + len(body)
-        self._shared = own is not None and end < len(body)
-        self._memory: Any = as_writable(own) if self._shared and own is not None else body
-        self._start = 0 if self._shared else start
-        self._least = self._size // _MOST_KEPT
+    def __init__(self, memory: Any, base: int, end: int, *, lends: bool) -> None:
+        self._base, self._end, self._size = base, end, base + len(memory)
+        self._lends = lends
+        self._memory: Any = as_writable(memory) if lends and type(memory) is bytes else memory
+        self._least = len(memory) // _MOST_KEPT
 
     def read(self, head: bytes) -> AnyArray:
         """Return the next array, of this dtype and shape: writable, aligned. Raises any exception when there is none.
@@ -240,13 +245,20 @@ class OutOfBandReader:
         Takes no more memory than the array's bytes.
         """
         dtype, shape = read_head(head)
-        at = self._end + -self._end % _ALIGNMENT
-        array: AnyArray = np.ndarray(shape, dtype, self._memory, at - self._start)
+        at = self._end + -self._end % ALIGNMENT
+        array: AnyArray = np.ndarray(shape, dtype, self._memory, at - self._base)
         self._end = at + array.nbytes
-        return array if self._shared and array.nbytes >= self._least else array.copy()
+        return array if self._lends and array.nbytes >= self._least else array.copy()
+
+    def small(self, array: AnyArray) -> Any:
+        """Return an array that is in the msgpack."""
+        return array
+
+    def defer(self, deferred: bool) -> None:
+        """Do nothing: no array is deferred."""
 
     def finish(self) -> None:
-        """Raise ValueError unless the last array ended where the body ends."""
+        """Raise ValueError unless the last array ended where the payload ends."""
         if self._end != self._size:
             raise ValueError("its lengths don't add up")
 

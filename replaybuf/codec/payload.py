@@ -11,6 +11,11 @@ other threads run in between. Types that msgpack doesn't know are described in `
 `codec.numpy_arrays` and the type handlers (`codec.extension_types`). Nothing is pickled, and nothing that a payload
 names is imported or called.
 
+Payloads with `TAIL_BYTES` of arrays or more have version 3: they can be stored in two parts, and each array can be read
+by itself. The *head* is all up to the first array, the *tail* the arrays. After the lengths of the rollouts the body
+has the number of arrays (u64), their sizes (u64 each) and their checksums (u64 each: the lower half of the XXH3 of the
+array's bytes). The checksum in the header is that of the rest of the head only.
+
 Version 1 had the crc32 of the header and the body as its checksum, and no arrays after the msgpack. It is read.
 """
 
@@ -19,16 +24,19 @@ from __future__ import annotations
 import copy
 import struct
 import zlib
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from replaybuf.codec.arrays_apart import ArrayTable, DeferredReader, Deferring, HoldingReader, Pieces
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
 from replaybuf.codec.images import Images
-from replaybuf.codec.msgpack_values import Packed, Packing, Unpacking, type_tags
-from replaybuf.codec.numpy_arrays import OutOfBandReader, aligned, as_writable
+from replaybuf.codec.msgpack_values import ArrayReader, Packed, Packing, Unpacking, type_tags
+from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, aligned, as_writable, sizes_of
 from replaybuf.codec.object_refs import Fetched, ObjectRefs, Releasing, RestoreRefs, UnfetchedError, at_hand, is_ref
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
@@ -41,16 +49,46 @@ Buffer = bytes | bytearray | memoryview
 Parts = Sequence[Any]
 
 MAGIC = b"RPLB"
-VERSION = 2
+VERSION = 3
+_WHOLE = 2  # the version whose arrays are part of the checksum
 _CRC32 = 1  # the version that has crc32 as its checksum
+#: Payloads with so many bytes of arrays have a head and a tail.
+TAIL_BYTES: Final = 16 << 10
 _ZSTD = 1
 _HEAD = struct.Struct("<4sBBHIQ")
 _CHECKSUM = struct.Struct("<I")
 _BODY_AT = _HEAD.size + _CHECKSUM.size
+_VERSION_AT, _COUNT_AT = 4, 8
+_LOWER = 0xFFFFFFFF
 # The largest size that a compressed body may claim: a hostile one can't make the reader allocate more. Bodies that
 # compress better than this are stored uncompressed, so that everything written can be read.
 _MAX_RATIO = 1000
 _ALWAYS_ALLOWED = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPayload:
+    """A payload in two parts: `head`, and the buffers of the `tail`, which are those of the rollouts' arrays.
+
+    Both together, `size` bytes of tail, are the payload. Without a tail the head is all of it.
+    """
+
+    head: bytes
+    tail: Sequence[Any] = ()
+    size: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the whole payload."""
+        return len(self.head) + self.size
+
+    def joined(self) -> bytes:
+        """Return the whole payload, whose checksums are those of its own bytes, whatever happens to the arrays."""
+        if not self.tail:
+            return self.head
+        payload = b"".join((self.head, *self.tail))
+        _seal(as_writable(payload).data)
+        return payload
 
 
 class Codec:
@@ -135,46 +173,113 @@ class Codec:
         waits for them itself. RolloutError when a rollout is not of this codec's type; EncodeError, naming the path
         (`rollouts[1].extra_fields['a'][3]`), when it holds a value that can't be stored.
         """
+        return self.encode_split(rollouts, fetched, sealed=False).joined()
+
+    def encode_split(
+        self, rollouts: Sequence[Any], fetched: Fetched | None = None, *, sealed: bool = True
+    ) -> SplitPayload:
+        """Return the payload of a group as `encode` does, in two parts. The tail is in the memory of the rollouts.
+
+        Without `sealed`, the checksums of a payload with a tail are left to `joined`.
+        """
         fields = [self.rollout_type.to_fields(rollout) for rollout in rollouts]
         try:
             plain = None if fetched else self._pack(fields)
         except UnfetchedError:
             plain = None
         packed = plain or self._pack_refs(fields, fetched or {}, wait=fetched is None)
-        table = struct.pack(f"<{len(fields)}Q", *packed.lengths)
-        out_of_band, end = aligned(packed.out_of_band, _BODY_AT + len(table) + len(packed.msgpack))
+        lengths = struct.pack(f"<{len(fields)}Q", *packed.lengths)
+        sizes = sizes_of(packed.out_of_band)
+        if self.compression == "none" and sum(sizes) >= TAIL_BYTES:
+            return _split(len(fields), lengths, packed, sizes, sealed)
+        out_of_band, end = aligned(packed.out_of_band, sizes, _BODY_AT + len(lengths) + len(packed.msgpack))
         size = end - _BODY_AT
-        flags, stored = self._compress((table, packed.msgpack, *out_of_band), size)
-        head = _HEAD.pack(MAGIC, VERSION, flags, 0, len(fields), size)
+        flags, stored = self._compress((lengths, packed.msgpack, *out_of_band), size)
+        head = _HEAD.pack(MAGIC, _WHOLE, flags, 0, len(fields), size)
         if flags or not out_of_band:
-            return b"".join((head, _CHECKSUM.pack(_xxh3(head, *stored)), *stored))
+            return SplitPayload(b"".join((head, _CHECKSUM.pack(_xxh3(head, *stored)), *stored)))
         # The checksum is that of these bytes, not of the users' arrays, which their threads may be changing.
         payload = b"".join((head, bytes(_CHECKSUM.size), *stored))
         _CHECKSUM.pack_into(as_writable(payload).data, _HEAD.size, _xxh3(head, memoryview(payload)[_BODY_AT:]))
-        return payload
+        return SplitPayload(payload)
 
-    def decode(self, payload: Buffer, *, verified: bool = False, owned: bool = False) -> list[Any]:
+    def decode(
+        self, payload: Buffer, *, verified: bool = False, owned: bool = False, tail: Buffer | None = None
+    ) -> list[Any]:
         """Return the rollouts of a payload, independent of its memory. `verified` means that it has passed `verify`.
 
         `owned` means that there is no other reference to the payload: large arrays live in its memory then, each at its
         own place, and change it when they are written to, which this itself does not. One that is kept keeps all of it,
         so those that would keep more than 64 times their size are copied.
 
+        A payload that is stored in two parts is given as its head and its `tail`, which is always verified.
+
         DecodeError when it is damaged, of a newer version, or was written for another rollout type; MissingDriverError
         when it is compressed with zstd and zstd is not installed. Takes memory in proportion to the payload.
         """
         flags, count, size, stored = _open(payload, verified)
         lends = owned and not self.runs_code and not flags & _ZSTD  # the payload may be needed again
-        own = payload if lends and type(payload) is bytes else None
-        try:
+        with _as_damage():
             body = memoryview(_decompress(stored, size)) if flags & _ZSTD else stored
-            if len(body) != size:
-                raise ValueError(f"it holds {len(body)} bytes where {size} belong")
-            return self._unpack(body, count, own)
-        except (DecodeError, MissingDriverError):
-            raise
-        except Exception as error:  # hostile bytes can raise anything
-            raise DecodeError(f"the payload is damaged: {str(error) or type(error).__name__}") from error
+            table = _table(payload, body, count)
+            if len(body) + (0 if tail is None else len(tail)) != size:
+                there = len(body) + (0 if tail is None else len(tail))
+                raise ValueError(f"it holds {there} bytes where {size} belong")
+            if tail is not None:
+                table.verify(memoryview(tail))
+                reader = OutOfBandReader(tail, table.end, table.end, lends=lends and type(tail) is not memoryview)
+            else:
+                if has_tail(payload) and not verified:
+                    table.verify(body[table.end - _BODY_AT :])
+                own = lends and type(payload) is bytes and table.msgpack_end < _BODY_AT + len(body)
+                memory, base = (payload, 0) if own else (body, _BODY_AT)
+                reader = OutOfBandReader(memory, base, table.msgpack_end, lends=own)
+            return self._unpack(body, table, reader)
+
+    def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Deferring) -> list[Any]:
+        """Return the rollouts of a payload with handles in place of the arrays in these fields, at any depth.
+
+        Of a payload with a tail, only the head is given, and `pieces` has the bytes of the other arrays (`wanted`),
+        which are verified. Others are given whole. Errors as those of `decode`.
+        """
+        flags, count, size, body = _open(head)
+        reader: ArrayReader
+        with _as_damage():
+            if has_tail(head):
+                table = _table(head, body, count)
+                if table.end + table.tail_size != _BODY_AT + size:
+                    raise ValueError("its lengths don't add up")
+                reader = DeferredReader(table, pieces, handles)
+            else:
+                body = memoryview(_decompress(body, size)) if flags & _ZSTD else body
+                table = _table(head, body, count)
+                reader = HoldingReader(body, _BODY_AT, table.msgpack_end, handles)
+            return self._unpack(body, table, reader, frozenset(deferred))
+
+    def split(self, payload: bytes) -> SplitPayload:
+        """Return a whole payload in two parts, the tail in its memory."""
+        table = self.array_table(payload) if len(payload) > _BODY_AT else None
+        if table is None:
+            return SplitPayload(payload)
+        tail = memoryview(payload)[table.end :]
+        return SplitPayload(payload[: table.end], (tail,), len(tail))
+
+    def wanted(self, head: Buffer, deferred: Collection[str]) -> list[tuple[int, int, int]]:
+        """Return the arrays outside the fields `deferred`: their numbers, places in the tail, and sizes.
+
+        Raises DecodeError when the head is damaged.
+        """
+        _, count, _, body = _open(head)
+        with _as_damage():
+            return _table(head, body, count).wanted(head, deferred)
+
+    def array_table(self, head: Buffer) -> ArrayTable | None:
+        """Return the table of the arrays of a payload, None where it has no tail. Raises DecodeError."""
+        flags, count, _, body = _open(head, verified=True)
+        if flags or not has_tail(head):
+            return None
+        with _as_damage():
+            return _table(head, body, count)
 
     def fetch(self, refs: Sequence[Any]) -> Fetched:
         """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`, raises nothing."""
@@ -187,8 +292,15 @@ class Codec:
             releasing.release(rollout)
 
     def verify(self, payload: Buffer) -> None:
-        """Raise DecodeError when the header is not a payload's or the checksum doesn't match; decodes nothing."""
-        _open(payload)
+        """Raise DecodeError when the header is not a payload's or a checksum doesn't match; decodes nothing.
+
+        A tail that is elsewhere is verified when it is decoded.
+        """
+        _, count, _, body = _open(payload)
+        if has_tail(payload) and not is_apart(payload):
+            with _as_damage():
+                table = _table(payload, body, count)
+                table.verify(body[table.end - _BODY_AT :])
 
     def _pack(self, fields: list[dict[str, Any]]) -> Packed:
         try:
@@ -218,17 +330,17 @@ class Codec:
                     return problem
         return EncodeError(f"the rollouts can't be stored: {error}")
 
-    def _unpack(self, body: memoryview, count: int, own: bytes | None) -> list[Any]:
-        lengths = struct.unpack_from(f"<{count}Q", body)
-        start = 8 * count
-        unpacking = Unpacking(self._tags, OutOfBandReader(body, _BODY_AT, start + sum(lengths), own))
+    def _unpack(
+        self, body: memoryview, table: ArrayTable, reader: ArrayReader, deferred: frozenset[str] = frozenset()
+    ) -> list[Any]:
+        unpacking = Unpacking(self._tags, reader)
         rollouts = []
-        for length in lengths:
-            fields = unpacking.unpack(body[start : start + length])
+        for start, end in pairwise(table.rollouts):
+            packed = body[start - _BODY_AT : end - _BODY_AT]
+            fields = unpacking.unpack_fields(packed, deferred) if deferred else unpacking.unpack(packed)
             if type(fields) is not dict:
                 raise ValueError(f"a {type(fields).__name__} where a rollout belongs")
             rollouts.append(self.rollout_type.from_fields(fields))
-            start += length
         unpacking.finish()
         return rollouts
 
@@ -242,17 +354,69 @@ class Codec:
         return _ZSTD, (stored,)
 
 
+def _split(count: int, lengths: bytes, packed: Packed, sizes: Sequence[int], sealed: bool) -> SplitPayload:
+    """Return a payload with a tail, with its checksums if it is to be `sealed`."""
+    arrays = packed.out_of_band
+    digests = [xxh3_64_intdigest(one) & _LOWER for one in arrays] if sealed else [0] * len(arrays)
+    table = struct.pack(f"<Q{2 * len(arrays)}Q", len(arrays), *sizes, *digests)
+    start = _BODY_AT + len(lengths) + len(table) + len(packed.msgpack)
+    padding = bytes(-start % ALIGNMENT)
+    tail, end = aligned(arrays, sizes, start + len(padding))
+    head = _HEAD.pack(MAGIC, VERSION, 0, 0, count, end - _BODY_AT)
+    body = (lengths, table, packed.msgpack, padding)
+    checksum = _xxh3(head, *body) if sealed else 0
+    return SplitPayload(b"".join((head, _CHECKSUM.pack(checksum), *body)), tail, end - start - len(padding))
+
+
+def _seal(payload: memoryview) -> None:
+    """Write the checksums into a whole payload with a tail, those of its own bytes."""
+    (count,) = struct.unpack_from("<I", payload, _COUNT_AT)
+    table = _table(payload, payload[_BODY_AT:], count)
+    tail = payload[table.end :]
+    digests = [xxh3_64_intdigest(tail[at : at + size]) & _LOWER for at, size in table.places()]
+    struct.pack_into(f"<{len(digests)}Q", payload, table.digests_at, *digests)
+    _CHECKSUM.pack_into(payload, _HEAD.size, _xxh3(payload[: _HEAD.size], payload[_BODY_AT : table.end]))
+
+
+def _table(payload: Buffer, body: Buffer, count: int) -> ArrayTable:
+    """Return where the rollouts and the arrays of a payload are, whose body may be decompressed."""
+    return ArrayTable.read(body, _BODY_AT, count, has_arrays=has_tail(payload))
+
+
+def has_tail(payload: Buffer) -> bool:
+    """Return whether a payload has a head and a tail."""
+    return len(payload) >= _BODY_AT and payload[_VERSION_AT] >= VERSION
+
+
+def head_size(payload: Buffer) -> int:
+    """Return the size of the head of a payload with a tail, given at least its table; 0 if that is damaged."""
+    (count,) = struct.unpack_from("<I", payload, _COUNT_AT)
+    try:
+        return _table(payload, memoryview(payload)[_BODY_AT:], count).end
+    except (ValueError, struct.error):
+        return 0
+
+
+def is_apart(payload: Buffer) -> bool:
+    """Return whether this is the head of a payload whose tail is elsewhere."""
+    if len(payload) < _BODY_AT or not has_tail(payload):
+        return False
+    return len(payload) != _BODY_AT + int(_HEAD.unpack_from(payload)[-1])
+
+
 def parts_of(payload: bytes) -> list[tuple[int, int]]:
-    """Return where in a whole payload the msgpack of each rollout begins and ends; nothing where it is compressed."""
+    """Return where in a payload, or its head, the msgpack of each rollout begins and ends; nothing if compressed."""
     _, _, flags, _, count, _ = _HEAD.unpack_from(payload)
     if flags & _ZSTD:
         return []
-    lengths = struct.unpack_from(f"<{count}Q", payload, _BODY_AT)
-    return [*pairwise(accumulate(lengths, initial=_BODY_AT + 8 * count))]
+    return [*pairwise(_table(payload, memoryview(payload)[_BODY_AT:], count).rollouts)]
 
 
 def _open(payload: Buffer, verified: bool = False) -> tuple[int, int, int, memoryview]:
-    """Return flags, number of rollouts, size of the body, and the stored body; DecodeError if they can't be trusted."""
+    """Return flags, number of rollouts, size of the body, and the stored body; DecodeError if they can't be trusted.
+
+    Of a payload with a tail only the head is verified, which may be all that is given.
+    """
     try:
         view = memoryview(payload)
     except TypeError:
@@ -266,11 +430,36 @@ def _open(payload: Buffer, verified: bool = False) -> tuple[int, int, int, memor
         raise DecodeError(f"the payload has format {version}, this replaybuf reads up to {VERSION}: upgrade replaybuf")
     (checksum,) = _CHECKSUM.unpack_from(view, _HEAD.size)
     body = view[_BODY_AT:]
-    if not verified and (_crc32 if version == _CRC32 else _xxh3)(view[: _HEAD.size], body) != checksum:
+    if not verified and _checksum(view, version, count) != checksum:
         raise DecodeError("the payload is damaged: its checksum doesn't match")
-    if version < 1 or flags & ~_ZSTD or zero:
+    if version < 1 or flags & ~_ZSTD or zero or (version >= VERSION and flags):
         raise DecodeError(f"the payload is damaged: no such header (version {version}, flags {flags}, {zero})")
     return flags, count, size, body
+
+
+def _checksum(view: memoryview, version: int, count: int) -> int | None:
+    """Return the checksum that the header should have; None if there can't be one."""
+    head, body = view[: _HEAD.size], view[_BODY_AT:]
+    if version == _CRC32:
+        return _crc32(head, body)
+    if version == _WHOLE:
+        return _xxh3(head, body)
+    try:
+        end = _table(view, body, count).end
+    except (ValueError, struct.error):
+        return None
+    return _xxh3(head, view[_BODY_AT:end]) if end <= len(view) else None
+
+
+@contextmanager
+def _as_damage() -> Iterator[None]:
+    """Raise DecodeError for whatever hostile bytes raise."""
+    try:
+        yield
+    except (DecodeError, MissingDriverError):
+        raise
+    except Exception as error:
+        raise DecodeError(f"the payload is damaged: {str(error) or type(error).__name__}") from error
 
 
 def _crc32(head: memoryview, body: memoryview) -> int:
@@ -281,7 +470,7 @@ def _xxh3(head: Buffer, *body: Buffer) -> int:
     digest = xxh3_64(seed=xxh3_64_intdigest(head))
     for part in body:
         digest.update(part)
-    return digest.intdigest() & 0xFFFFFFFF
+    return digest.intdigest() & _LOWER
 
 
 def zstandard_module(what: str = "zstd compression") -> Any:

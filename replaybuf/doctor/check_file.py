@@ -13,8 +13,9 @@ from sqlalchemy import text
 
 from replaybuf import units
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, problem, repairable, warning
+from replaybuf.segments.filesystems import filesystem_type, is_network
 from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE
-from replaybuf.storage.sql.engine.sqlite_files import filesystem_type, is_network, is_wal
+from replaybuf.storage.sql.engine.sqlite_files import is_wal
 from replaybuf.storage.sql.engine.sqlite_log import LONG_PAGES
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import ReadTransaction

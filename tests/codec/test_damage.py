@@ -220,7 +220,7 @@ def test_each_kind_of_damage_has_its_own_message() -> None:
         "fewer than a header": b"RPLB",
         "not a replaybuf payload": b"\x80\x04" + bytes(30),
         "its checksum doesn't match": PAYLOAD[:-1] + b"\xff",
-        "upgrade replaybuf": sealed(b"", 0, version=3),
+        "upgrade replaybuf": sealed(b"", 0, version=4),
         "no such header": sealed(b"", 0, flags=2),
     }
     for message, payload in cases.items():

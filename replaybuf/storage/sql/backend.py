@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from replaybuf.errors import ClosedError
+from replaybuf.errors import ClosedError, DecodeError
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node
 from replaybuf.rollouts.rollout import Status
@@ -18,17 +18,17 @@ from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.presence import Waiting, WorkerEvent
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.copies.state_dict import load_state, read_state
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.circumstances import circumstances_of
 from replaybuf.storage.sql.statements import cursors, leases, matching, put
 from replaybuf.storage.sql.statements.buffer_facts import Tallied, histogram_of, read_contents, read_tallies
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_fenced_tallies
-from replaybuf.storage.sql.statements.eviction import told
 from replaybuf.storage.sql.statements.fence import check_fence
-from replaybuf.storage.sql.statements.new_rows import encode_groups
+from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
-from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.store import Store
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing, Taken
 from replaybuf.storage.sql.tasks.making import Making
@@ -84,7 +84,7 @@ class SQLStorage(Store):
         for storage, _ in groups:
             await storage.open()
         outcomes = await put_together(
-            [BufferPut(one.database, one.transactions, one.presence, one.codec, new) for one, new in groups]
+            [BufferPut(one.database, one.transactions, one.presence, one.encoding, new) for one, new in groups]
         )
         for (storage, new), outcome in zip(groups, outcomes, strict=True):
             if isinstance(outcome, Stored):
@@ -118,8 +118,7 @@ class SQLStorage(Store):
     async def _tell(self, dropped: list[StorageItem] | None, rows: Sequence[GroupRow]) -> None:
         """Add groups that have left to the caller's list, if there is one."""
         if dropped is not None and rows:
-            decode = partial(told, codec=self.codec)
-            dropped += await self._run(lambda: self.transactions.compute(decode, rows))
+            dropped += await self._run(lambda: self.encoding.told(rows))
 
     async def refuse(self, group: NewGroup) -> None:
         """Count a group for which there was no room as refused."""
@@ -186,17 +185,27 @@ class SQLStorage(Store):
 
     # Reading
 
-    async def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
-        """Yield the groups that match, without consuming them. Holds no lock or transaction between items."""
+    async def find(
+        self, query: Node, *, order: Order, limit: int | None = None, deferred: frozenset[str] = frozenset()
+    ) -> AsyncIterator[StorageItem]:
+        """Yield the groups that match, without consuming them. Holds no lock or transaction between items.
+
+        Handles take the place of the arrays in the fields `deferred`.
+        """
         found = await self._read(matching.find_uids, query, order, limit)
         for uids in _chunks(found):
-            for item in await self._run(partial(self._read_groups, uids, query)):
+            for item in await self._run(partial(self._read_groups, uids, query, deferred)):
                 yield item
 
-    async def _read_groups(self, uids: list[int], query: Node) -> list[StorageItem]:
+    async def _read_groups(self, uids: list[int], query: Node, deferred: frozenset[str]) -> list[StorageItem]:
         """Return the groups that still match; those that can't be decoded have an `error` (database's thread)."""
-        rows = await self.transactions.read(lambda tx: matching.read_groups(tx, uids, query))
-        return await self.transactions.compute(partial(decode_leniently, codec=self.codec), rows)
+        read = partial(matching.read_groups, codec=self.codec, uids=uids, query=query, deferred=deferred)
+        rows = await self.transactions.read(read)
+        await self.encoding.fetch(rows, deferred)
+        if any(isinstance(row.tail, DecodeError) for row in rows):  # or it has left, or was moved, since it was found
+            rows = await self.transactions.read(read)
+            await self.encoding.fetch(rows, deferred)
+        return await self.encoding.decode_leniently(rows, deferred)
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
         """Return the number of groups that match; counting stops at `at_most`."""
@@ -300,7 +309,7 @@ class SQLStorage(Store):
         Returns None, and does nothing, when the cursor can't be moved.
         """
         await self.open()
-        claiming = Claiming(self.transactions, self.codec, self.presence, groups, cursor, seconds)
+        claiming = Claiming(self.transactions, self.encoding, self.presence, groups, cursor, seconds)
         taken = await self.thread.run(claiming.run, undo=claiming.undo)
         return None if taken is None else taken.lease()
 
@@ -311,14 +320,15 @@ class SQLStorage(Store):
         that can't be stored; then nothing is stored or moved.
         """
         await self.open()
-        transactions, presence = self.transactions, self.presence
+        presence = self.presence
+
+        def put_behind(tx: Transaction, encoded: list[EncodedGroup]) -> list[EncodedGroup] | None:
+            return encoded if cursors.put_behind(tx, encoded, cursor) else None
 
         async def work() -> bool:
-            encoded = await transactions.compute(partial(encode_groups, self.codec), groups)
-            is_put = await transactions.write(lambda tx: cursors.put_behind(tx, encoded, cursor))
-            if is_put:
-                presence.count_puts(encoded)
-            return is_put
+            stored = await self.encoding.write(groups, put_behind)
+            presence.count_puts(stored or ())
+            return stored is not None
 
         return await self.thread.run(work)
 

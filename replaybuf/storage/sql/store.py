@@ -15,8 +15,9 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from replaybuf.checks import check_history
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ClosedError, ForkedError
+from replaybuf.errors import ClosedError, ConfigError, ForkedError
 from replaybuf.rules.limits import Rules
+from replaybuf.segments.places import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
@@ -26,8 +27,11 @@ from replaybuf.storage.sql.engine.urls import is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
 from replaybuf.storage.sql.statements.fence import check_fence, joined
 from replaybuf.storage.sql.tasks.delivery import Draws
+from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
+from replaybuf.storage.sql.tasks.handles import Parts, know_database
 from replaybuf.storage.sql.tasks.presence import Presence
+from replaybuf.storage.sql.tasks.segments import Segments
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.sql.tasks.watch import Watch
@@ -55,7 +59,8 @@ class Store:
     `reconnect_timeout` the time for which an operation goes on after losing its connection to PostgreSQL. A SQLite file
     on a network file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`. Of the
     last `history` draws of the buffer it is kept who drew what, in the view `batches` (None: of all). `worker` is the
-    name of who restores, deletes, ... in the view `events`.
+    name of who restores, deletes, ... in the view `events`. Arrays of payloads, from `payload_threshold` bytes on, are
+    kept in the place `payloads` (`replaybuf.segments.places`).
     """
 
     def __init__(
@@ -72,9 +77,18 @@ class Store:
         allow_network_filesystem: bool = False,
         history: int | None = HISTORY,
         worker: str | None = None,
+        payloads: str = IN_DATABASE,
+        payload_threshold: int = PAYLOAD_THRESHOLD,
     ) -> None:
         self.url = parse_url(url)
         self.durable = not is_memory(self.url)
+        self._place = parse_place(payloads)
+        if self._place is not None and not self.durable:
+            raise ConfigError(
+                f"payloads={payloads!r} needs a database that lasts: name a file or a server in the url, or leave "
+                "payloads out"
+            )
+        self._payload_threshold = payload_threshold
         self.codec = codec
         self.rules = rules or Rules()
         self.name = name
@@ -138,14 +152,30 @@ class Store:
         self.presence = Presence(self.engine, scope)
         self.sweeper = Sweeper(self.engine, scope, self.watch.committed, self._history, self.presence)
         self.transactions = Transactions(self.engine, self.thread, self.watch, scope)
-        self.draws = Draws(self.transactions, self.codec, self.presence, self._history)
-        self.commits = GroupCommit(self.transactions, self.codec, self.presence, self.draws.lanes)
+        synced = self._durability == "full" or self.engine.dialect.is_remote
+        self.segments = Segments(
+            self.engine, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout
+        )
+        self.encoding = Encoding(self.codec, self.transactions, self.segments)
+        self.sweeper.tend = self.encoding.tend
+        self.draws = Draws(self.transactions, self.encoding, self.presence, self._history)
+        self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
         self._preparing = asyncio.Lock()
         self._pid, self._ready = os.getpid(), False
+        know_database(self.segments.url, self)
         presence = None if self._read_only else self.presence
         # A buffer that is dropped is closed. So neither this nor the tasks may refer to it, nor a function that runs in
         # a transaction: the driver's thread keeps the last one.
-        end = _End(self.thread, self.engine, self.transactions, self.commits, self.sweeper, self.watch, presence)
+        end = _End(
+            self.thread,
+            self.engine,
+            self.transactions,
+            self.commits,
+            self.sweeper,
+            self.watch,
+            presence,
+            self.segments,
+        )
         self._end = end
         weakref.finalize(self, end.abandon).atexit = False
 
@@ -166,6 +196,7 @@ class Store:
                 await engine.write(partial(create_schema, where=engine.where), fenced=False)
             transactions.scope = await engine.read(joined, transactions.scope)
             engine.opened = True
+            await self.segments.prepare(transactions.scope, writes=not self._read_only)
             if not self._read_only:
                 self.sweeper.start()
             self._ready = True
@@ -217,6 +248,14 @@ class Store:
 
         return self.thread.run_blocking(work, self._lock_timeout + _BLOCKING_SECONDS)
 
+    def read_parts(self, parts: Parts, timeout: float) -> list[bytes | None]:
+        """Return parts of payloads, for handles of arrays; blocks."""
+
+        async def read() -> list[bytes | None]:
+            return await self.transactions.read(lambda tx: tx.dialect.read_ranges(tx, parts))
+
+        return self.thread.run_blocking(read, timeout)
+
     # Closing
 
     async def close(self) -> None:
@@ -249,6 +288,7 @@ class _End:
         sweeper: Sweeper,
         watch: Watch,
         presence: Presence | None,
+        segments: Segments,
     ) -> None:
         self._thread = thread
         self._engine = engine
@@ -257,6 +297,7 @@ class _End:
         self._sweeper = sweeper
         self._watch = watch
         self._presence = presence
+        self._segments = segments
         self._closing = threading.Lock()
         self._closed = False
 
@@ -287,4 +328,5 @@ class _End:
         if self._presence is not None:
             await self._presence.end()
         await self._watch.stop()
+        await self._segments.close()
         await self._engine.dispose()

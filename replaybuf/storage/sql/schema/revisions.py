@@ -5,7 +5,7 @@ from __future__ import annotations
 from replaybuf.errors import SchemaError
 
 #: The revisions of the alembic chain, oldest first; the last one is what this version of replaybuf works with.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "rb_version"
 

@@ -7,6 +7,9 @@ Payloads are immutable and separate; only narrow metadata changes:
                 lanes of their own
     rb_group    one narrow row per group: its lane, staleness, priority, tags, marks, keys in races, lease
     rb_payload  one wide row per group, written once: the encoded rollouts, their outline and previews for people
+    rb_segment  files or objects with the arrays of payloads that are kept apart (`replaybuf.segments`)
+    rb_segment_user  processes that write segments, or need those that are there to stay, with their last sign of life
+    rb_place    the folders and object stores that segments are in
     rb_garbage  groups that were taken or deleted, and whose payloads wait to be swept
     rb_tally    the tallies of each lane, as a sum over shards: each connection has its own, and waits for no other
     rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the last transaction of each connection)
@@ -25,6 +28,13 @@ it in `pinned_staleness`; `pinned_step` is the train step for which it was compu
 
 `ticket` is the number by which random draws know a group, NULL where it is the uid. Uids are never given twice, but
 groups that are put after a restore have the tickets that they would have had without it, and so the same chances.
+
+`segment` is where the tail of a payload is, NULL where `data` is all of it, and `size` the number of its bytes there;
+`data` is the head then, and ends with its place in the segment (`replaybuf.segments.extents`).
+
+A segment is open until it has a `size`. `live` are the bytes of it that payloads have, counted from then on. `owner` is
+the user that may write to it, and write it over; those of nobody are deleted when they are empty. One that is written
+over gets a new row, but keeps the `file`, which is the id of its first one.
 
 `copied_to` is set while a checkpoint is being made: the groups up to this uid are copied, and `created_at` is the time
 of the last sign of life of its maker (`statements.making`).
@@ -126,6 +136,8 @@ payload = Table(
     Column("outline", Json, nullable=False),
     Column("prompt", Text),
     Column("data", LargeBinary, nullable=False),
+    Column("segment", BigInteger),
+    Column("size", BigInteger),
     # A vacuum that pauses, as the server's do, frees less than a busy run puts: the database would grow.
     postgresql_with={
         "autovacuum_vacuum_scale_factor": "0.02",
@@ -209,6 +221,37 @@ checkpoint_group = Table(
     postgresql_with={"autovacuum_vacuum_scale_factor": "0.02"},
 )
 
+place = Table(
+    "rb_place",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("url", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+segment = Table(
+    "rb_segment",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("place", Integer, nullable=False),
+    Column("file", BigInteger),
+    Column("owner", BigInteger),
+    Column("size", BigInteger),
+    Column("live", BigInteger, nullable=False, server_default=text("0")),
+    sqlite_autoincrement=True,  # the id tells a segment from those that were in its file before
+    postgresql_with={"fillfactor": "50"},
+)
+
+segment_user = Table(
+    "rb_segment_user",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("worker", Name),
+    Column("keeps", Boolean, nullable=False),
+    Column("renewed_at", Number, nullable=False),
+    sqlite_autoincrement=True,
+)
+
 info = Table(
     "rb_info",
     metadata,
@@ -276,6 +319,9 @@ _partial_index(
     "rb_group_archived", group.c.lane, group.c.archived_at, group.c.uid, where=group.c.archived_at.is_not(None)
 )
 Index("rb_garbage_in_order", garbage.c.removed_at)
+_partial_index("rb_payload_of_segment", payload.c.segment, payload.c.uid, where=payload.c.segment.is_not(None))
+_partial_index("rb_segment_empty", segment.c.id, where=and_(segment.c.size.is_not(None), segment.c.live <= 0))
+Index("rb_segment_of_owner", segment.c.owner)
 Index(
     "rb_checkpoint_of_step",
     checkpoint.c.buffer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
 from replaybuf.storage.sql.statements.matching import lock_groups
 from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_races, pass_time
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
+from replaybuf.storage.sql.statements.segments import READING_SECONDS, keep_for_reading
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
 
 #: Where a transaction collects the groups that leave in it, with their payloads; None if nobody asks.
@@ -63,6 +65,11 @@ def by_put(tx: Transaction, rows: Iterable[GroupRow], puts: Mapping[int, NewGrou
         for number, row in enumerate(gone):
             left.setdefault(places[(number - len(gone)) % len(places)], []).append(row)
     return left
+
+
+def keep_leaving(tx: Transaction, leaving: Leaving) -> None:
+    """Keep the payloads of groups that have left, and are kept apart, until their caller has read them."""
+    keep_for_reading(tx, [row.uid for row in leaving or () if row.is_apart], time.time() + READING_SECONDS)
 
 
 def told(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:

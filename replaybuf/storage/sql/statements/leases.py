@@ -260,7 +260,7 @@ def _restore(tx: Transaction, row: GroupRow) -> bool:
     here = select(payload.c.uid).where(payload.c.uid == row.uid)
     if row.payload is not None and tx.execute(here).first() is None:
         # The payload was swept already. (The outline is only for people.)
-        kept = {"uid": row.uid, "outline": [], "prompt": None, "data": row.payload}
+        kept = {"uid": row.uid, "outline": [], "prompt": None, "data": row.whole}
         tx.execute(insert(payload), kept)
     return True
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic_core import to_json
 
-from replaybuf.codec.payload import Codec, Texts
+from replaybuf.codec.payload import Codec, SplitPayload, Texts
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import add_unreadable, outline, prompt_preview
 from replaybuf.rollouts.rewards import numeric_parts
@@ -18,10 +18,12 @@ from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.policies import PRIORITIZED, UNIFORM
 from replaybuf.rules.transitions import LaneName
 from replaybuf.rules.wording import brief, listed
+from replaybuf.segments.extents import EXTENT_BYTES, Extent
 from replaybuf.storage.sql.engine.transaction import Row, Transaction, insertion
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements import row_arrays
 from replaybuf.storage.sql.statements.lanes import Lane
+from replaybuf.storage.sql.statements.segments import check_open
 from replaybuf.storage.values import UNSET, NewGroup, Unset
 
 _logger = logging.getLogger("replaybuf.rewards")
@@ -29,10 +31,14 @@ _logger = logging.getLogger("replaybuf.rewards")
 
 @dataclass(slots=True)
 class EncodedGroup:
-    """A group ready to be inserted; `tokens` are those of its responses."""
+    """A group ready to be inserted; `tokens` are those of its responses.
+
+    Where its arrays are kept apart, in an `extent`, the `payload` is the head with the extent behind it.
+    """
 
     group: NewGroup
     payload: bytes
+    extent: Extent | None
     oldest_step: int | None
     mixed: bool
     reward: float | None
@@ -41,16 +47,45 @@ class EncodedGroup:
     prompt: str | None
     tokens: int
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the whole payload."""
+        return len(self.payload) if self.extent is None else len(self.payload) - EXTENT_BYTES + self.extent.size
 
-def encode_group(codec: Codec, group: NewGroup) -> EncodedGroup:
-    """Return the group with payload and metadata encoded; CPU work only. Raises EncodeError."""
-    payload = codec.encode(group.rollouts, group.fetched or {}) if group.payload is None else group.payload
-    return describe(group, group.rollouts, payload, codec.rollout_type)
+
+class Apart(Protocol):
+    """Takes the tails of payloads that are to be kept apart."""
+
+    threshold: int
+
+    def add(self, split: SplitPayload) -> Extent:
+        """Return where the tail of a payload will be."""
+
+    def flush(self) -> None:
+        """Write what was added."""
 
 
-def encode_groups(codec: Codec, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
-    """Return the groups encoded as by `encode_group`."""
-    return [encode_group(codec, one) for one in groups]
+def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> EncodedGroup:
+    """Return the group with payload and metadata encoded. Raises EncodeError.
+
+    The tail of a large payload is added to `apart`, if that is given.
+    """
+    if group.payload is not None:
+        split = codec.split(group.payload)
+    else:
+        split = codec.encode_split(group.rollouts, group.fetched or {}, sealed=apart is not None)
+    if apart is None or split.size < apart.threshold:
+        return describe(group, group.rollouts, split.joined(), codec.rollout_type)
+    extent = apart.add(split)
+    return describe(group, group.rollouts, split.head + extent.packed(), codec.rollout_type, extent=extent)
+
+
+def encode_groups(codec: Codec, apart: Apart | None, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
+    """Return the groups encoded as by `encode_group`; their tails are written when this returns."""
+    encoded = [encode_group(codec, one, apart) for one in groups]
+    if apart is not None:
+        apart.flush()
+    return encoded
 
 
 def describe(
@@ -60,6 +95,7 @@ def describe(
     kind: RolloutType,
     *,
     due: Sequence[int] | Unset = UNSET,
+    extent: Extent | None = None,
 ) -> EncodedGroup:
     """Return the metadata of a group whose rollouts were encoded as `payload`.
 
@@ -75,6 +111,7 @@ def describe(
     return EncodedGroup(
         group=group,
         payload=payload,
+        extent=extent,
         oldest_step=marks.oldest_step,
         mixed=marks.mixed,
         reward=marks.mean_reward,
@@ -161,7 +198,7 @@ def group_row(
         new.times_sampled,
         new.created_at,
         encoded.reward,
-        len(encoded.payload),
+        encoded.nbytes,
         encoded.marks,
         dump_json(new.tags) if new.tags else None,
         key,
@@ -188,13 +225,16 @@ def aside_since(new: NewGroup) -> float | None:
 
 def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
     """Return a new group as a row of `rb_payload`."""
-    return uid, encoded.outline, encoded.prompt, encoded.payload
+    extent = encoded.extent
+    where = (None, None) if extent is None else (extent.segment, extent.size)
+    return uid, encoded.outline, encoded.prompt, encoded.payload, *where
 
 
 def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row]) -> None:
     """Insert rows of `rb_group`, as by `group_row`, and of `rb_payload`, as by `payload_row`."""
     if not groups:
         return
+    check_open(tx, (row[row_arrays.SEGMENT] for row in payloads))
     if not (tx.dialect.is_remote and row_arrays.fit(groups, payloads)):
         tx.insert(group, groups)
         insert_payloads(tx, payloads)
@@ -208,7 +248,7 @@ def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row
 
 def insert_payloads(tx: Transaction, payloads: Sequence[Row]) -> None:
     """Insert rows of `rb_payload`, as by `payload_row`."""
-    tx.insert(payload, [row for row in payloads if len(row[-1]) <= _LARGE])
+    tx.insert(payload, [row for row in payloads if len(row[row_arrays.DATA]) <= _LARGE])
     for row in payloads:
-        if len(row[-1]) > _LARGE:
+        if len(row[row_arrays.DATA]) > _LARGE:
             tx.fetch(_PAYLOAD, *row)

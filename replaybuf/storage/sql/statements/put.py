@@ -23,6 +23,7 @@ from replaybuf.storage.sql.statements.eviction import (
     by_put,
     evict,
     find_replaced,
+    keep_leaving,
     kept_origins,
     lock_replaced,
     origins,
@@ -108,6 +109,7 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
         made_from = [kept_origins(replaced.get(place, ()), kept_by_checkpoints) for place in kept]
         remove_replaced(tx, gone, leaving)
     uids = store(tx, [groups[place] for place in kept], made_from=made_from, leaving=leaving)
+    keep_leaving(tx, leaving)
     outcomes: dict[int, Outcome] = {**refused, **dict(zip(kept, uids, strict=True))}
     for place, rows in by_put(tx, leaving or (), {place: groups[place].group for place in kept}).items():
         if groups[place].group.dropped is not None:
@@ -154,6 +156,7 @@ def _put_one(tx: Transaction, encoded: EncodedGroup) -> Outcome:
     made_from = kept_origins(replaced, set(uids_in_checkpoints(tx, origins(replaced))))
     remove_replaced(tx, replaced, leaving)
     [uid] = store(tx, [encoded], evicting=not new.stays_leased, made_from=[made_from], leaving=leaving)
+    keep_leaving(tx, leaving)
     if new.stays_leased:
         delivered = max(row.deliveries for row in replaced)
         rows = rows_of(tx, [uid])
@@ -273,6 +276,7 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
         tx.dialect.lock_names(tx, NamedLock.KEY, [key])
         gone |= {row.uid: row for row in lock_replaced(tx, group.c.scoped_key == key)}
     remove_replaced(tx, gone.values(), leaving)
+    keep_leaving(tx, leaving)
     _count(tx, new, transitions.dropped(new.status))
     return leaving or []
 

@@ -23,6 +23,7 @@ from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, group_row, insert_payloads, most_bytes, payload_row
 from replaybuf.storage.sql.statements.put import Outcome, put_groups
+from replaybuf.storage.sql.statements.segments import check_open
 
 
 @dataclass(slots=True)
@@ -83,6 +84,7 @@ def _store(tx: Transaction, batch: PutBatch, lanes: KnownLanes) -> list[Outcome]
     for (task, status), n in Counter((one.group.task_name, one.group.status) for one in groups).items():
         add_step(counts, lanes, task, transitions.put(status), n)
     payloads = [payload_row(0, one) for one in groups]
+    check_open(tx, (row[row_arrays.SEGMENT] for row in payloads))
     # Others come after the statement, and the puts that follow needn't wait for them to have their uids.
     together = row_arrays.are_light(payloads)
     values = [

@@ -23,7 +23,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, unsettled
 from replaybuf.storage.sql.statements import events
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply
-from replaybuf.storage.sql.statements.eviction import Leaving, note
+from replaybuf.storage.sql.statements.eviction import Leaving, keep_leaving, note
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.new_rows import dump_json
 from replaybuf.storage.sql.statements.ordering import enter_races
@@ -57,6 +57,7 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
             events.note(
                 tx, EventKind.EXPIRED, worker=tx.scope.worker, task_name=task_name, step=step, groups=number, uids=uids
             )
+    keep_leaving(tx, leaving)
     return {task_name: len(uids) for task_name, uids in expired.items()}, leaving or []
 
 

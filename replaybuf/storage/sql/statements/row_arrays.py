@@ -18,6 +18,8 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from replaybuf.storage.sql.engine.transaction import Prepared, Row
 from replaybuf.storage.sql.schema.tables import group, payload
 
+#: The places of columns in rows of `rb_payload`.
+DATA, SEGMENT = (list(payload.columns.keys()).index(name) for name in ("data", "segment"))
 #: The most bytes that one statement stores.
 MOST_BYTES = 64 << 20
 #: More bytes of payloads than these are sent quicker as rows.
@@ -75,13 +77,13 @@ def _value(column: Column[Any]) -> str:
 def fit(groups: Sequence[Row], payloads: Sequence[Row]) -> bool:
     """Return whether one statement may store the metadata of these groups: rows of both tables."""
     texts = chain.from_iterable(map(row.__getitem__, _TEXTS) for row in groups)
-    outlines = chain.from_iterable(row[1:-1] for row in payloads)
+    outlines = chain.from_iterable(row[1:DATA] for row in payloads)
     return sum(map(len, filter(None, chain(texts, outlines)))) <= MOST_BYTES // 4  # bytes a character
 
 
 def are_light(payloads: Sequence[Row]) -> bool:
     """Return whether the payloads belong into the same statement."""
-    return sum(len(row[-1]) for row in payloads) <= MOST_PAYLOADS
+    return sum(len(row[DATA]) for row in payloads) <= MOST_PAYLOADS
 
 
 _TEXTS = [

@@ -9,10 +9,11 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from replaybuf.codec.payload import Codec
-from replaybuf.codec.stored import DAMAGE, damaged, decode_stored
+from replaybuf.codec.payload import Codec, is_apart
+from replaybuf.codec.stored import DAMAGE, Deferral, damaged, decode_stored
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status
+from replaybuf.segments.extents import EXTENT_BYTES
 from replaybuf.storage.sql.statements.columns import JSON_COLUMNS, NEEDED, PLACES, key_of
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import StorageItem
@@ -36,7 +37,8 @@ class GroupRow:
     """A row of `rb_group` with the lane's names and step, and the payload where it was read.
 
     `values` are those of all columns, in the order of the table, as the driver gives them: JSON as text, which may be
-    damaged.
+    damaged. Where the payload is only a head, `tail` is the rest of it once that was read, its arrays by their numbers
+    where only some were read, or the reason for which it can't be.
     """
 
     uid: int
@@ -50,6 +52,12 @@ class GroupRow:
     found_in: Lane | None = None
     probability: float | None = None
     weight: float | None = None
+    tail: Any = None
+
+    @classmethod
+    def unread(cls, uid: int, payload: bytes) -> GroupRow:
+        """Return a row of which only the payload is needed."""
+        return cls(uid, 0, "", Status.COMPLETED, None, (), payload)
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> GroupRow:
@@ -96,6 +104,18 @@ class GroupRow:
         return [name for name in NEEDED if self.column(name) is None]
 
     @property
+    def whole(self) -> bytes | None:
+        """The payload with the arrays that are kept apart, as far as these were read."""
+        if self.payload is None or self.tail is None or isinstance(self.tail, (dict, DecodeError)):
+            return self.payload
+        return self.payload[:-EXTENT_BYTES] + bytes(self.tail)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the arrays of the payload are kept apart."""
+        return self.payload is not None and is_apart(self.payload)
+
+    @property
     def priority(self) -> float:
         return float(self.values[PLACES["priority"]])
 
@@ -129,13 +149,23 @@ class GroupRow:
         pinned, pinned_step, _ = _STALENESS(self.values)
         return self.step if pinned is None else pinned_step
 
-    def decode(self, codec: Codec) -> StorageItem:
+    def decode(self, codec: Codec, deferral: Deferral | None = None) -> StorageItem:
         """Return the stored group with its rollouts, whose arrays live in the row's payload: ask once.
 
-        As long as nobody writes to them, the payload is what was stored. Raises DecodeError.
+        As long as nobody writes to them, the payload is what was stored. With a `deferral` handles take the place of
+        some arrays. Raises DecodeError.
         """
         marks, refreshed_to = self.column("marks"), self.refreshed_to
-        rollouts = decode_stored(codec, self.uid, self.payload, marks, refreshed_to, verified=self.verified)
+        rollouts = decode_stored(
+            codec,
+            self.uid,
+            self.payload,
+            marks,
+            refreshed_to,
+            verified=self.verified,
+            tail=self.tail,
+            deferral=deferral,
+        )
         return self.item(rollouts)
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
@@ -170,12 +200,12 @@ class GroupRow:
         )
 
 
-def decode_leniently(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
+def decode_leniently(rows: Iterable[GroupRow], codec: Codec, deferral: Deferral | None = None) -> list[StorageItem]:
     """Return stored groups; those that can't be decoded have an `error`, and no rollouts."""
     items = []
     for row in rows:
         try:
-            items.append(row.decode(codec))
+            items.append(row.decode(codec, deferral))
         except DecodeError as error:
             items.append(row.item([], str(error)))
     return items

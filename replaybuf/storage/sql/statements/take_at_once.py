@@ -20,6 +20,7 @@ from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import KnownLanes, find_lanes
 from replaybuf.storage.sql.statements.ordering import Source
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.segments import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.take import consume, draw_groups, verify
 from replaybuf.storage.values import Draw
 
@@ -48,7 +49,9 @@ def _is_plain(tx: Transaction, draw: Draw) -> bool:
     """Return whether a draw depends on nothing but the order of the groups."""
     rules = tx.scope.rules
     slowed = draw.status == Status.COMPLETED and rules.limits.slows_draws
-    return not slowed and rules.sampler.race is None and draw.where is None and not draw.probabilities
+    return (
+        not slowed and rules.sampler.race is None and draw.where is None and not (draw.probabilities or draw.deferred)
+    )
 
 
 def _draw(tx: Transaction, codec: Codec, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | None:
@@ -70,19 +73,22 @@ def _draw(tx: Transaction, codec: Codec, draw: Draw, lanes: KnownLanes) -> list[
 def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None) -> None:
     """Consume groups that were drawn, as `consume` does; nothing but what is sent with the commit may follow.
 
-    If all of them leave, this is sent with it, too.
+    If all of them leave, this is sent with it, too. Payloads that are kept apart stay until they were read.
     """
     of_rows = [(row.lane, row.times_sampled, row.deliveries) for row in rows]
     states = dict(zip(of_rows, rows, strict=True))
     steps = {state: transitions.drawn(row, tx.scope.rules.limits) for state, row in states.items()}
+    apart = [row.uid for row in rows if row.is_apart]
+    until = time.time() + READING_SECONDS
     if not (tx.dialect.is_remote and rows and all(step.after is None for step in steps.values())):
         consume(tx, rows, train_step)
+        keep_for_reading(tx, apart, until)
         return
     counts: Counts = Counter()
     for state, n in Counter(of_rows).items():
         home = states[state].home
         add_step(counts, {home.name: home}, home.task_name, steps[state], n)
-    tx.finish(_removal([row.uid for row in rows], time.time(), counts))
+    tx.finish(_removal([row.uid for row in rows], until if apart else time.time(), counts))
 
 
 def _removal(uids: Sequence[int], now: float, counts: Counts) -> str:

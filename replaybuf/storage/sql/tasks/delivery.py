@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, FencedError, StorageError
 from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -21,10 +20,11 @@ from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.cursors import claim
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unconsume, unhold
-from replaybuf.storage.sql.statements.new_rows import encode_groups
+from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.take import by_home
 from replaybuf.storage.sql.statements.take_at_once import consume_at_end, draw_behind_fence
+from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.presence import Presence
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import Cursor, Draw, Leased, NewGroup, StorageItem
@@ -72,7 +72,7 @@ class Draws:
     """
 
     transactions: Transactions
-    codec: Codec
+    encoding: Encoding
     presence: Presence
     history: int | None
     lanes: KnownLanes = field(default_factory=dict)
@@ -86,7 +86,8 @@ class Drawing:
     def __init__(self, draws: Draws, draw: Draw, seconds: float | None = None) -> None:
         self._draws = draws
         self._transactions = draws.transactions
-        self._codec = draws.codec
+        self._codec = draws.encoding.codec
+        self._segments = draws.encoding.segments
         self._draw = replace(draw, sizes={task: size for task, size in draw.sizes.items() if size > 0})
         self._tasks = list(draw.sizes)
         self._seconds = seconds
@@ -113,6 +114,7 @@ class Drawing:
                 raise
             if not failed:
                 taken.items = {task: [] for task in self._tasks} | _by_task(items)
+                self._segments.read(row.uid for row in taken.rows if row.is_apart)
                 self._draws.presence.of(self._draw.worker).taken += len(items)
                 return taken
             # Rare: intact, but of another rollout type. Such groups are set aside, and the draw begins anew.
@@ -218,18 +220,20 @@ class Drawing:
 
     async def _decoded(self, taken: Taken) -> _Decoded:
         """Return the groups, and why those failed that can't be decoded; in this thread if that takes no longer."""
+        compute = self._transactions.compute
+        await self._segments.fetch(taken.rows, self._codec, compute, self._draw.deferred)
         if not self._codec.runs_code and len(taken.rows) * self._draws.group_seconds <= LIGHT_SECONDS:
             return self._decode(taken)
         return await self._transactions.compute(self._decode, taken)
 
     def _decode(self, taken: Taken) -> _Decoded:
         rows, leased = taken.rows, self._seconds is not None
-        began = time.perf_counter()
+        began, deferral = time.perf_counter(), self._segments.deferral(self._draw.deferred)
         items: list[StorageItem] = []
         failed: dict[int, str] = {}
         for row in rows:
             try:
-                item = row.decode(self._codec)
+                item = row.decode(self._codec, deferral)
             except DecodeError as error:
                 failed[row.uid] = str(error)
                 continue
@@ -270,14 +274,14 @@ class Claiming:
     def __init__(
         self,
         transactions: Transactions,
-        codec: Codec,
+        encoding: Encoding,
         presence: Presence,
         groups: Sequence[NewGroup],
         cursor: Cursor,
         seconds: float,
     ) -> None:
         self._transactions = transactions
-        self._codec = codec
+        self._encoding = encoding
         self._presence = presence
         self._groups = groups
         self._cursor = cursor
@@ -285,21 +289,20 @@ class Claiming:
 
     async def run(self) -> Taken | None:
         """Claim; return None when another process has moved the cursor (database's thread)."""
-        encoded = await self._transactions.compute(partial(encode_groups, self._codec), self._groups)
 
-        def claimed(tx: Transaction) -> Taken | None:
+        def claimed(tx: Transaction, encoded: list[EncodedGroup]) -> Taken | None:
             found = claim(tx, encoded, self._cursor, self._seconds)
             if found is None:
                 return None
             rows, token, until = found
             return Taken(rows, {}, token, until, tx.scope.epoch, database=tx.scope.database)
 
-        taken: Taken | None = await self._transactions.write(claimed)
+        taken = await self._encoding.write(self._groups, claimed)
         for new in self._groups:
             self._presence.of(new.worker)
         if taken is not None:
             try:
-                items = await self._transactions.compute(self._decode, taken.rows)
+                items = await self._encoding.decode(taken.rows, self._decode)
             except BaseException:
                 await self.undo(taken)
                 raise
@@ -314,7 +317,7 @@ class Claiming:
             await self._transactions.write(lambda tx: unhold(tx, lease, uids))
 
     def _decode(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
-        items = [row.decode(self._codec) for row in rows]
+        items = [row.decode(self._encoding.codec) for row in rows]
         for item in items:
             item.times_sampled, item.deliveries = 1, 1
         return items

@@ -16,15 +16,16 @@ from functools import partial
 from typing import Any
 
 from replaybuf.codec.object_refs import UnfetchedError
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError
 from replaybuf.storage.sql.engine.errors import is_refusal
-from replaybuf.storage.sql.statements.eviction import told
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.put_at_once import PutBatch, put_behind_fence
+from replaybuf.storage.sql.statements.segments import SegmentLostError
+from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.presence import Presence
+from replaybuf.storage.sql.tasks.segments import SegmentBatch
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
 
@@ -57,9 +58,11 @@ class _Waiting:
 class GroupCommit:
     """The queue of puts, and the task that commits them."""
 
-    def __init__(self, transactions: Transactions, codec: Codec, presence: Presence, lanes: KnownLanes) -> None:
+    def __init__(self, transactions: Transactions, encoding: Encoding, presence: Presence, lanes: KnownLanes) -> None:
         self._transactions = transactions
-        self._codec = codec
+        self._encoding = encoding
+        self._codec = encoding.codec
+        self._segments = encoding.segments
         self._presence = presence
         self._lanes = lanes
         self._thread = transactions.thread
@@ -131,7 +134,7 @@ class GroupCommit:
         under_way = self._under_way = UnderWay(most)
         while True:
             batch = self._next_batch() if not under_way or most == 1 or self._is_enough() else []
-            light = not under_way and not self._codec.runs_code and len(batch) * self._seconds < LIGHT_SECONDS
+            light = not under_way and self._may_be_light and len(batch) * self._seconds < LIGHT_SECONDS
             encoded = await self._encode_batch(batch, here=light) if batch else []
             if encoded and light:
                 await self._commit_batch(encoded)
@@ -145,6 +148,10 @@ class GroupCommit:
                 await self._wait(under_way)
             elif not batch and self._stop_if_empty():
                 return
+
+    @property
+    def _may_be_light(self) -> bool:
+        return not (self._codec.runs_code or self._segments.writes)
 
     async def _wait(self, under_way: UnderWay) -> None:
         """Wait until a commit has ended, or enough puts wait for a concurrent one."""
@@ -179,7 +186,8 @@ class GroupCommit:
 
     async def _encode_batch(self, batch: list[_Waiting], *, here: bool) -> list[_Waiting]:
         try:
-            failed = self._encode_all(batch) if here else await self._transactions.compute(self._encode_all, batch)
+            encode = partial(self._encode_all, await self._segments.ready())
+            failed = encode(batch) if here else await self._transactions.compute(encode, batch)
             self._answer(failed)
         except BaseException as error:
             self._fail(batch, error)
@@ -187,7 +195,7 @@ class GroupCommit:
                 raise
         return [waiting for waiting in batch if waiting.encoded is not None]
 
-    def _encode_all(self, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
+    def _encode_all(self, apart: SegmentBatch | None, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
         failed: list[tuple[_Waiting, Outcome]] = []
         size, count, began = 0, 0, time.perf_counter()
         for place, waiting in enumerate(batch):
@@ -198,12 +206,17 @@ class GroupCommit:
                 break
             count += 1
             try:
-                waiting.encoded = encode_group(self._codec, waiting.group)
-                size += len(waiting.encoded.payload)
+                waiting.encoded = encode_group(self._codec, waiting.group, apart)
+                size += waiting.encoded.nbytes
             except UnfetchedError as error:  # of no interest to anyone, and the frames of a traceback hold the objects
                 failed.append((waiting, error.with_traceback(None)))
             except Exception as error:
                 failed.append((waiting, error))
+        if apart is not None:
+            try:
+                apart.flush()
+            except Exception as error:
+                failed += _unwritten(batch[:count], error)
         self._seconds, self._bytes = (time.perf_counter() - began) / count, size / count
         return failed
 
@@ -216,6 +229,12 @@ class GroupCommit:
                 brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
                 put = partial(put_behind_fence, batch=PutBatch(groups, passed), known=self._lanes)
                 outcomes = await self._transactions.write(put, brief=brief, fenced=False) if groups else []
+            except SegmentLostError:
+                self._segments.lost()
+                for waiting in wanted:
+                    waiting.encoded = None
+                encoded = await self._encode_batch(wanted, here=False)
+                await self._commit_batch(encoded, passed)
             except Exception as error:
                 if len(wanted) == 1 or not is_refusal(error):
                     raise
@@ -224,8 +243,7 @@ class GroupCommit:
             else:
                 results = list(zip(wanted, outcomes, strict=True))
                 self._count(results)
-                if any(isinstance(outcome, Stored) for outcome in outcomes):
-                    await self._transactions.compute(self._decode_leaving, results)
+                await self._tell(results)
                 self._answer(results)
         except BaseException as error:
             self._fail(wanted, error)
@@ -236,10 +254,11 @@ class GroupCommit:
         stored = [one.encoded for one, outcome in results if not isinstance(outcome, BaseException)]
         self._presence.count_puts(filter(None, stored))
 
-    def _decode_leaving(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
+    async def _tell(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
+        """Decode the groups that left, for the puts that asked for them."""
         for waiting, outcome in results:
             if isinstance(outcome, Stored):
-                waiting.dropped = told(outcome.leaving, self._codec)
+                waiting.dropped = await self._encoding.told(outcome.leaving)
 
     def _fail(self, batch: list[_Waiting], error: BaseException) -> None:
         """Answer the puts of an interrupted batch, so that none waits for ever."""
@@ -257,6 +276,16 @@ class GroupCommit:
                 loop.call_soon_threadsafe(_resolve, answers)
             except RuntimeError:  # that loop was closed: nobody is waiting
                 continue
+
+
+def _unwritten(batch: Sequence[_Waiting], error: Exception) -> list[tuple[_Waiting, Outcome]]:
+    """Return the groups of a batch whose arrays could not be written; they aren't stored."""
+    failed: list[tuple[_Waiting, Outcome]] = []
+    for waiting in batch:
+        if waiting.encoded is not None and waiting.encoded.extent is not None:
+            waiting.encoded = None
+            failed.append((waiting, error))
+    return failed
 
 
 def _finish(waiting: _Waiting) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from replaybuf.errors import ReplayBufError
@@ -59,6 +59,8 @@ class Sweeper:
         self._chores = Chores()
         self._tidy_at = 0.0
         self._stopping = asyncio.Event()
+        #: Does one small step of what is due for the segments of payloads; returns whether more is.
+        self.tend: Callable[[], Awaitable[bool]] | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -78,6 +80,8 @@ class Sweeper:
                     await self.look_after_groups()
                     look_at = time.monotonic() + _IDLE_SECONDS
                 full = await self._step()
+                if self.tend is not None:
+                    full |= await self.tend()
                 failing = False
             except Exception as error:  # the next sweep may succeed
                 level, known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)

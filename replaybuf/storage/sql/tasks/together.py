@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError, FencedError
 from replaybuf.storage.sql.statements import put_together as statements
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
 from replaybuf.storage.sql.statements.put import Stored
+from replaybuf.storage.sql.statements.segments import SegmentLostError
+from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import BRIEF_BYTES
 from replaybuf.storage.sql.tasks.presence import Presence
+from replaybuf.storage.sql.tasks.segments import SegmentBatch
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup
 
@@ -25,7 +28,7 @@ class BufferPut:
     database: str
     transactions: Transactions
     presence: Presence
-    codec: Codec
+    encoding: Encoding
     group: NewGroup
 
 
@@ -49,6 +52,9 @@ async def put_together(puts: Sequence[BufferPut]) -> list[int | Stored]:
         try:
             outcomes = await _put(apart)
             return [outcomes[place] for place in range(len(puts))]
+        except SegmentLostError:
+            for one in puts:
+                one.encoding.segments.lost()
         except FencedError:
             # A restore by one of these buffers may be committed and not be known to it yet: this waits for it, and
             # raises if the restore was another's.
@@ -62,7 +68,8 @@ async def _put(apart: Sequence[_Puts]) -> _Outcomes:
     lead = next(iter(here.values())).transactions
 
     async def put() -> _Outcomes:
-        encoded = await lead.compute(_encode, here)
+        batches = {place: await one.encoding.segments.ready() for place, one in here.items()}
+        encoded = await lead.compute(partial(_encode, batches), here)
         each = {place: statements.BufferGroup(here[place].transactions.scope, one) for place, one in encoded.items()}
         elsewhere: _Outcomes = {}
         if others:
@@ -79,8 +86,8 @@ async def _put(apart: Sequence[_Puts]) -> _Outcomes:
     return await lead.thread.run(put)
 
 
-def _encode(puts: _Puts) -> dict[int, EncodedGroup]:
-    return {place: encode_groups(one.codec, [one.group])[0] for place, one in puts.items()}
+def _encode(batches: Mapping[int, SegmentBatch | None], puts: _Puts) -> dict[int, EncodedGroup]:
+    return {place: encode_groups(one.encoding.codec, batches[place], [one.group])[0] for place, one in puts.items()}
 
 
 def _count(put: BufferPut, group: EncodedGroup) -> None:

@@ -1,0 +1,211 @@
+"""Payloads whose arrays are read one by one: their places in the tail, which are wanted, and handles for the others.
+
+The head of a payload (`codec.payload`) has a table of its arrays: their sizes and checksums, in the order in which the
+msgpack refers to them. In the tail each begins at the next multiple of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from replaybuf.codec.extension_types import OUT_OF_BAND_ARRAY
+from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, read_head
+from replaybuf.errors import DecodeError
+
+#: The bytes of arrays that were read, by their number in the payload.
+Pieces = Mapping[int, Any]
+_LOWER = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredArray:
+    """An array that isn't read: its dtype and shape, its place in the tail, and the checksum of its bytes."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    at: int
+    nbytes: int
+    digest: int
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any], shape: tuple[int, ...], raw: bytes) -> DeferredArray:
+        """Return the array that these bytes are."""
+        return cls(dtype, shape, 0, len(raw), xxh3_64_intdigest(raw) & _LOWER)
+
+
+class Deferring(Protocol):
+    """Makes the handles that take the place of arrays."""
+
+    def deferred(self, array: DeferredArray) -> Any:
+        """Return the handle of an array that isn't read."""
+
+    def held(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return the handle of an array that was read with the rest of the payload."""
+
+
+class StandIn(ABC):
+    """A handle in the place of an array, as decoders of values that are made of arrays meet it."""
+
+    @abstractmethod
+    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any], flags: int) -> Any:
+        """Return the handle of a tensor whose bytes these are; `build` makes it of its content."""
+
+
+def checked_array(array: DeferredArray, raw: Any) -> np.ndarray[Any, Any]:
+    """Return an array in the memory of its bytes. Raises DecodeError when these are not the ones that were stored."""
+    if len(raw) != array.nbytes or xxh3_64_intdigest(raw) & _LOWER != array.digest:
+        raise DecodeError(f"an array of {array.nbytes} bytes is damaged: its checksum doesn't match")
+    return np.ndarray(array.shape, array.dtype, raw)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTable:
+    """Where the parts of a payload are, in bytes from its beginning.
+
+    `rollouts` are the ends of the rollouts' msgpack, behind the beginning of the first; `end` is that of the head, and
+    `digests_at` the place of the checksums. `sizes` and `digests` are those of the arrays in the tail.
+    """
+
+    rollouts: list[int]
+    end: int
+    sizes: tuple[int, ...] = ()
+    digests: tuple[int, ...] = ()
+    digests_at: int = 0
+
+    @classmethod
+    def read(cls, body: Any, base: int, count: int, *, has_arrays: bool) -> ArrayTable:
+        """Read the table of a payload whose `body` begins at byte `base`. Raises ValueError or struct.error."""
+        lengths = struct.unpack_from(f"<{count}Q", body)
+        at = 8 * count
+        if not has_arrays:
+            rollouts = [*accumulate(lengths, initial=base + at)]
+            return cls(rollouts, rollouts[-1])
+        (arrays,) = struct.unpack_from("<Q", body, at)
+        if arrays > len(body) // 16:
+            raise ValueError(f"it can't hold {arrays} arrays")
+        sizes = struct.unpack_from(f"<{arrays}Q", body, at + 8)
+        digests_at = at + 8 + 8 * arrays
+        digests = struct.unpack_from(f"<{arrays}Q", body, digests_at)
+        rollouts = [*accumulate(lengths, initial=base + digests_at + 8 * arrays)]
+        return cls(rollouts, rollouts[-1] + -rollouts[-1] % ALIGNMENT, sizes, digests, base + digests_at)
+
+    @property
+    def msgpack_end(self) -> int:
+        """The end of the msgpack, behind which the arrays begin."""
+        return self.rollouts[-1]
+
+    @property
+    def tail_size(self) -> int:
+        """The size of the tail."""
+        places = [*self.places()]
+        return sum(places[-1]) if places else 0
+
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Yield the place of each array in the tail, and its size."""
+        at = 0
+        for size in self.sizes:
+            at += -at % ALIGNMENT
+            yield at, size
+            at += size
+
+    def verify(self, tail: memoryview) -> None:
+        """Raise ValueError unless the tail is the one that was stored."""
+        if len(tail) != self.tail_size:
+            raise ValueError(f"its arrays have {len(tail)} bytes where {self.tail_size} belong")
+        for (at, size), digest in zip(self.places(), self.digests, strict=True):
+            if xxh3_64_intdigest(tail[at : at + size]) & _LOWER != digest:
+                raise ValueError("the checksum of an array doesn't match")
+
+    def wanted(self, head: Any, deferred: Collection[str]) -> list[tuple[int, int, int]]:
+        """Return the arrays outside the fields `deferred`: their numbers, places in the tail, and sizes.
+
+        Raises any exception when the head makes no sense.
+        """
+        kept: list[bool] = []
+        deferring = False
+
+        def note(code: int, _: bytes) -> None:
+            if code == OUT_OF_BAND_ARRAY:
+                kept.append(not deferring)
+
+        view = memoryview(head)
+        for start, end in pairwise(self.rollouts):
+            unpacker = msgpack.Unpacker(
+                ext_hook=note, object_pairs_hook=_nothing, strict_map_key=False, unicode_errors="surrogatepass"
+            )
+            unpacker.feed(view[start:end])
+            for _ in range(unpacker.read_map_header()):
+                deferring = unpacker.unpack() in deferred
+                unpacker.unpack()
+        return [
+            (number, at, size)
+            for number, ((at, size), wanted) in enumerate(zip(self.places(), kept, strict=True))
+            if wanted
+        ]
+
+
+def _nothing(_: Any) -> None:
+    """Return nothing for the content of a map, whose keys may be no keys of a dict."""
+
+
+class HoldingReader(OutOfBandReader):
+    """Reads the arrays of a payload that was read whole, and makes handles of those in fields that are deferred."""
+
+    __slots__ = ("_deferring", "_handles")
+
+    def __init__(self, body: Any, base: int, end: int, handles: Deferring) -> None:
+        super().__init__(body, base, end, lends=False)
+        self._handles = handles
+        self._deferring = False
+
+    def read(self, head: bytes) -> Any:
+        return self.small(super().read(head))
+
+    def small(self, array: np.ndarray[Any, Any]) -> Any:
+        return self._handles.held(array) if self._deferring else array
+
+    def defer(self, deferred: bool) -> None:
+        self._deferring = deferred
+
+
+class DeferredReader:
+    """Reads arrays from their pieces, and makes handles of those in fields that are deferred."""
+
+    def __init__(self, table: ArrayTable, pieces: Pieces, handles: Deferring) -> None:
+        self._places = [*table.places()]
+        self._digests = table.digests
+        self._pieces = pieces
+        self._handles = handles
+        self._next = 0
+        self._deferring = False
+
+    def small(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return an array that is in the msgpack, or its handle."""
+        return self._handles.held(array) if self._deferring else array
+
+    def read(self, head: bytes) -> Any:
+        """Return the next array, or its handle. Raises any exception when there is none."""
+        dtype, shape = read_head(head)
+        number, self._next = self._next, self._next + 1
+        at, size = self._places[number]
+        array = DeferredArray(dtype, shape, at, size, self._digests[number])
+        if int(np.prod(shape, dtype=object)) * dtype.itemsize != size:
+            raise ValueError(f"an array of shape {shape!r:.80} can't have {size} bytes")
+        return self._handles.deferred(array) if self._deferring else checked_array(array, self._pieces[number]).copy()
+
+    def defer(self, deferred: bool) -> None:
+        self._deferring = deferred
+
+    def finish(self) -> None:
+        """Raise ValueError unless all arrays were read."""
+        if self._next != len(self._places):
+            raise ValueError("its lengths don't add up")

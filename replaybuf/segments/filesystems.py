@@ -1,0 +1,101 @@
+"""Which file systems are network file systems, whose clients may see an older content of a file than was written."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+MOUNTINFO = "/proc/self/mountinfo"
+
+# The kernel's names. (fuse is a program that doesn't say what it is.)
+_NETWORK = {
+    "acfs",
+    "afs",
+    "beegfs",
+    "beegfs_nodev",
+    "ceph",
+    "cifs",
+    "coda",
+    "davfs",
+    "fhgfs",
+    "fuse",
+    "gfs",
+    "gfs2",
+    "gpfs",
+    "lustre",
+    "lustre_lite",
+    "ncpfs",
+    "nfs",
+    "nfs3",
+    "nfs4",
+    "ocfs2",
+    "orangefs",
+    "panfs",
+    "pvfs2",
+    "quobyte",
+    "smb",
+    "smb2",
+    "smb3",
+    "smbfs",
+    "wekafs",
+    "yas3fs",
+}
+# Programs in user space (`fuse.NAME`) that show a local disk or memory.
+_LOCAL_PROGRAMS = {
+    "bindfs",
+    "encfs",
+    "ext2",
+    "fuse-overlayfs",
+    "fuseblk",
+    "gocryptfs",
+    "lxcfs",
+    "mergerfs",
+    "ntfs",
+    "ntfs-3g",
+    "portal",
+    "securefs",
+    "unionfs",
+    "unionfs-fuse",
+    "zfs",
+}
+
+
+def filesystem_type(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) -> str | None:
+    """Return the kernel's name (`ext4`, `nfs4`) for the type of file system that a path is on, or would be on.
+
+    None where it can't be determined: on systems without `/proc`.
+    """
+    try:
+        table = Path(mountinfo).read_text("utf-8", "surrogateescape")
+    except OSError:
+        return None
+    target = os.path.realpath(path)
+    found: tuple[int, str] | None = None
+    for line in table.splitlines():
+        place, kind = _read_line(line)
+        inside = target == place or target.startswith(place.rstrip("/") + "/")
+        # Of several mounted at one place, the last is visible.
+        if kind and inside and (found is None or len(place) >= found[0]):
+            found = len(place), kind
+    return None if found is None else found[1]
+
+
+def is_network(kind: str | None) -> bool:
+    """Return whether this is a network file system, or that of a program that may be one."""
+    if kind is None:
+        return False
+    if kind.startswith("fuse."):
+        return kind.removeprefix("fuse.") not in _LOCAL_PROGRAMS
+    return kind in _NETWORK
+
+
+def _read_line(line: str) -> tuple[str, str]:
+    """Return mount point and type from a mountinfo line: `36 35 98:0 /root /point opts [tags] - type source opts`."""
+    before, _, after = line.partition(" - ")
+    fields = before.split(" ")
+    if len(fields) < 6 or not after:
+        return "", ""
+    # Blanks, tabs, newlines and backslashes in names are written as three octal digits.
+    place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+    return place, after.split(" ")[0]

@@ -1,0 +1,312 @@
+"""Segments in a folder: of a local disk, or of a file system that all hosts mount."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from replaybuf.errors import DecodeError, DiskFullError, PayloadStoreError
+from replaybuf.segments.filesystems import filesystem_type, is_network
+from replaybuf.segments.frames import ALIGNMENT, GoneError, check_frame
+from replaybuf.segments.store import MARKER, SEGMENTS, Range, SegmentStore, SegmentWriter, StoredSegment
+
+_MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
+#: Segments that are kept open for reading.
+_MOST_OPEN = 32
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FolderStore(SegmentStore):
+    """Segments as files.
+
+    On a network file system they are on the server when a write returns, aren't written over, and are opened anew where
+    what was read of them isn't what was written: its clients may show older content of an open file.
+    """
+
+    one_write_each = False
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path).absolute()
+        self.url = str(self.path)
+        self._kept: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+        self.on_network = is_network(filesystem_type(self.path))
+        self.reuses = not self.on_network
+
+    def read_marker(self) -> bytes | None:
+        try:
+            return (self.path / MARKER).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._error(error, "can't be read") from error
+
+    def write_marker(self, marker: bytes) -> bool:
+        new = self.path / f"{MARKER}.{os.getpid()}.{threading.get_ident()}"
+        try:
+            new.write_bytes(marker)
+            try:
+                os.link(new, self.path / MARKER)  # whole, and only if there is none
+            finally:
+                new.unlink()
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise self._error(error, "can't be written to") from error
+        return True
+
+    def check_writable(self) -> None:
+        if not self.path.is_dir():
+            what = "is a file" if self.path.exists() else "isn't there"
+            raise PayloadStoreError(
+                f"the folder for payloads {self.path} {what}: make it (mkdir -p), mount it, or name another one "
+                "(payloads=)"
+            )
+        try:
+            (self.path / SEGMENTS).mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._error(error, "can't be written to") from error
+        if not os.access(self.path / SEGMENTS, os.W_OK | os.X_OK):
+            raise PayloadStoreError(
+                f"the folder for payloads {self.path} can't be written to by this user: change its owner or its mode"
+            )
+
+    def writer(self, name: str, *, anew: bool) -> SegmentWriter:
+        flags = os.O_RDWR | os.O_CLOEXEC | (0 if anew else os.O_CREAT | os.O_EXCL)
+        try:
+            return _FileWriter(self, name, os.open(self._file(name), flags, 0o666))
+        except OSError as error:
+            raise self._error(error, "can't be written to") from error
+
+    def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
+        return [self._read(one) for one in ranges]
+
+    def _read(self, wanted: Range) -> Any:
+        problem: DecodeError
+        for anew in (False, True) if self.on_network else (False,):
+            try:
+                with self._open(wanted.extent.name, anew=anew) as number:
+                    return _read_range(number, wanted)
+            except FileNotFoundError:
+                self.check_there()
+                problem = GoneError(f"the segment {wanted.extent.name} isn't there any more: somebody deleted it")
+            except DecodeError as error:
+                problem = error
+            except OSError as error:
+                self.check_there()
+                raise self._error(error, "can't be read") from error
+        return problem
+
+    def check_there(self) -> None:
+        """Raise PayloadStoreError where the folder is gone, such as one that isn't mounted."""
+        if not (self.path / MARKER).exists():
+            raise PayloadStoreError(
+                f"the folder for payloads {self.path} isn't there, or has lost its {MARKER}: mount it, or put it back; "
+                "nothing is lost as long as its files are"
+            )
+
+    def delete(self, name: str) -> None:
+        with self._lock:
+            kept = self._kept.pop(name, None)
+        if kept is not None:
+            kept.close()
+        try:
+            self.check_there()
+            self._file(name).unlink()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._error(error, "can't be written to") from error
+
+    def segments(self) -> Iterator[StoredSegment]:
+        self.check_there()
+        try:
+            with os.scandir(self.path / SEGMENTS) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        found = entry.stat()
+                        yield StoredSegment(entry.name, found.st_size, found.st_mtime)
+        except OSError as error:
+            raise self._error(error, "can't be read") from error
+
+    def read_raw(self, name: str, at: int, size: int) -> bytes:
+        try:
+            with self._open(name) as number:
+                return os.pread(number, size, at)
+        except OSError as error:
+            raise self._error(error, "can't be read") from error
+
+    def forget(self) -> None:
+        with self._lock:
+            gone = [name for name, kept in self._kept.items() if os.fstat(kept.number).st_nlink == 0]
+            files = [self._kept.pop(name) for name in gone]
+        for one in files:
+            one.close()
+
+    def close(self) -> None:
+        with self._lock:
+            files = [*self._kept.values()]
+            self._kept.clear()
+        for one in files:
+            one.close()
+
+    def _file(self, name: str) -> Path:
+        return self.path / SEGMENTS / name
+
+    @contextlib.contextmanager
+    def _open(self, name: str, *, anew: bool = False) -> Iterator[int]:
+        """Keep a segment open while its descriptor is used. Raises FileNotFoundError."""
+        dropped: list[_OpenFile] = []
+        with self._lock:
+            kept = self._kept.pop(name, None)
+            if kept is not None and anew:
+                dropped.append(kept)
+                kept = None
+            if kept is None:
+                kept = _OpenFile(os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC))
+            kept.users += 1
+            self._kept[name] = kept
+            while len(self._kept) > _MOST_OPEN:
+                dropped.append(self._kept.popitem(last=False)[1])
+        for one in dropped:
+            one.close()
+        try:
+            yield kept.number
+        finally:
+            kept.release()
+
+    def _error(self, error: OSError, what: str) -> PayloadStoreError:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        return PayloadStoreError(
+            f"the folder for payloads {self.path} {what} ({reason}): see that it is mounted and writable"
+        )
+
+
+class _OpenFile:
+    """A segment that is open for reading; it is closed when it isn't kept any more and nobody reads."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.users = 0
+        self._dropped = False
+        self._lock = threading.Lock()
+
+    def release(self) -> None:
+        with self._lock:
+            self.users -= 1
+            last = self._dropped and self.users == 0
+        if last:
+            os.close(self.number)
+
+    def close(self) -> None:
+        with self._lock:
+            first, self._dropped = not self._dropped, True
+            idle = first and self.users == 0
+        if idle:
+            os.close(self.number)
+
+
+class _FileWriter(SegmentWriter):
+    def __init__(self, store: FolderStore, name: str, number: int) -> None:
+        self._store = store
+        self._path = store.path / SEGMENTS / name
+        self._number: int | None = number
+        self._begun = False
+
+    def write(self, at: int, buffers: Sequence[Any], *, sync: bool) -> None:
+        assert self._number is not None
+        try:
+            self._write(self._number, at, buffers)
+            if sync or self._store.on_network:
+                (os.fdatasync if self._begun else os.fsync)(self._number)
+                if not self._begun:
+                    _sync_folder(self._path.parent)
+                    self._begun = True
+            self._check_in_place(self._number)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise DiskFullError(
+                    f"the disk of the folder for payloads {self._store.path} is full; nothing of the put was stored, "
+                    "and what was committed before is safe: free some space"
+                ) from error
+            raise self._store._error(error, "can't be written to") from error
+
+    def _write(self, number: int, at: int, buffers: Sequence[Any]) -> None:
+        views = [view for one in buffers if (view := _bytes_of(one)).nbytes]
+        first = 0
+        while first < len(views):
+            chosen = views[first : first + _MOST_BUFFERS]
+            written = os.pwritev(number, chosen, at)
+            at += written
+            while chosen and written >= chosen[0].nbytes:
+                written -= chosen.pop(0).nbytes
+                first += 1
+            if written:
+                views[first] = views[first][written:]
+
+    def _check_in_place(self, number: int) -> None:
+        """Raise PayloadStoreError when the file was deleted or moved, or its folder unmounted: nobody would find it."""
+        ours = os.fstat(number)
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino):
+            raise PayloadStoreError(
+                f"{self._path} was deleted or moved while it was being written, or its folder isn't mounted any more; "
+                "nothing of the put was stored"
+            )
+
+    def close(self) -> None:
+        number, self._number = self._number, None
+        if number is not None:
+            os.close(number)
+
+
+def _bytes_of(buffer: Any) -> memoryview:
+    view = memoryview(buffer)
+    return view if view.nbytes == 0 or (view.ndim == 1 and view.format == "B") else view.cast("B")
+
+
+def _sync_folder(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _read_range(number: int, wanted: Range) -> Any:
+    """Return bytes in memory of their own. Raises DecodeError when they aren't those of the payload."""
+    extent = wanted.extent
+    header = bytearray(ALIGNMENT)
+    memory: Any = np.empty(wanted.size, np.uint8)
+    start = extent.at + wanted.at
+    if wanted.at == 0:
+        _fill(number, [memoryview(header), memoryview(memory)], start - ALIGNMENT, extent.name)
+    else:
+        _fill(number, [memoryview(header)], extent.at - ALIGNMENT, extent.name)
+        _fill(number, [memoryview(memory)], start, extent.name)
+    check_frame(header, extent)
+    return memory
+
+
+def _fill(number: int, views: list[memoryview], at: int, name: str) -> None:
+    """Read from a file until the buffers are full. Raises DecodeError at its end."""
+    while views:
+        count = os.preadv(number, views, at)
+        if count == 0:
+            raise DecodeError(f"the segment {name} ends at byte {at}: it was cut short")
+        at += count
+        while views and count >= len(views[0]):
+            count -= len(views.pop(0))
+        if count:
+            views[0] = views[0][count:]

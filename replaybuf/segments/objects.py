@@ -1,0 +1,193 @@
+"""Segments in an object store: S3, Google Cloud Storage or Azure Blob Storage, through `obstore`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
+from replaybuf.segments.frames import GoneError
+from replaybuf.segments.store import MARKER, SEGMENTS, Range, SegmentStore, SegmentWriter, StoredSegment
+
+#: The schemes of URLs, with what people call them.
+SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
+_REQUESTS = 16  # at once
+_STATUS = re.compile(r"\b(?:status(?: code)?:?|HTTP error) *\(?([1-5]\d\d)\b|\b([45]\d\d) [A-Z][a-z]+")
+
+T = TypeVar("T")
+
+
+class ObjectStore(SegmentStore):
+    """Segments as objects, which are written once and whole.
+
+    A request is repeated for up to `patience` seconds where the store doesn't answer, or answers that it can't.
+    Credentials, region and endpoint come from the environment, as for `obstore` (AWS_ACCESS_KEY_ID, ...).
+    """
+
+    one_write_each = True
+    reuses = False
+
+    def __init__(self, url: str, patience: float = 60.0) -> None:
+        try:
+            self._obstore: Any = importlib.import_module("obstore")
+            stores: Any = importlib.import_module("obstore.store")
+            self._errors: Any = importlib.import_module("obstore.exceptions")
+        except ImportError as error:
+            raise MissingDriverError(
+                f"payloads in {url.partition('://')[0]}:// need the package obstore, which is not installed: "
+                "pip install obstore"
+            ) from error
+        self.url = url.rstrip("/")
+        self._patience = patience
+        try:
+            self._store = stores.from_url(
+                self.url,
+                client_options={"timeout": "30s", "connect_timeout": "5s", **_plain_http()},
+                retry_config={"max_retries": 1000, "retry_timeout": timedelta(seconds=patience), "backoff": _BACKOFF},
+            )
+        except (ValueError, self._errors.BaseError) as error:
+            raise ConfigError(
+                f"can't read payloads={self.url!r}: expected s3://bucket/prefix, gs://bucket/prefix or "
+                "az://container/prefix, with credentials in the environment"
+            ) from error
+        self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="replaybuf-objects")
+        self._lock = threading.Lock()
+
+    def read_marker(self) -> bytes | None:
+        with self._as_ours("read"):
+            try:
+                return bytes(self._obstore.get(self._store, MARKER).bytes())
+            except FileNotFoundError:
+                return None
+
+    def write_marker(self, marker: bytes) -> bool:
+        with self._as_ours("written to"):
+            try:
+                self._obstore.put(self._store, MARKER, marker, mode="create", use_multipart=False)
+            except self._errors.AlreadyExistsError:
+                return False
+        return True
+
+    def check_writable(self) -> None:
+        self.read_marker()
+
+    def writer(self, name: str, *, anew: bool) -> SegmentWriter:
+        assert not anew
+        return _ObjectWriter(self, name)
+
+    def put(self, name: str, buffers: Sequence[Any]) -> None:
+        """Write an object; it is there when this returns."""
+        with self._as_ours("written to"):
+            self._obstore.put(self._store, f"{SEGMENTS}/{name}", b"".join(buffers), use_multipart=False)
+
+    def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
+        places: dict[str, list[int]] = {}
+        for place, one in enumerate(ranges):
+            places.setdefault(one.extent.name, []).append(place)
+        found: list[Any] = [None] * len(ranges)
+
+        def read(name: str) -> None:
+            for place, raw in zip(places[name], self._read(name, [ranges[n] for n in places[name]]), strict=True):
+                found[place] = raw
+
+        for waiting in [self._pool.submit(read, name) for name in places]:
+            try:
+                waiting.result(timeout)
+            except TimeoutError as error:
+                raise PayloadStoreError(
+                    f"{self.url} didn't answer within {timeout:g} s while payloads were read; nothing was taken"
+                ) from error
+        return found
+
+    def _read(self, name: str, ranges: Sequence[Range]) -> Sequence[Any]:
+        with self._as_ours("read"):
+            try:
+                return self._obstore.get_ranges(  # type: ignore[no-any-return]
+                    self._store,
+                    f"{SEGMENTS}/{name}",
+                    starts=[one.extent.at + one.at for one in ranges],
+                    lengths=[one.size for one in ranges],
+                )
+            except FileNotFoundError:
+                self._check_there()
+                return [GoneError(f"the segment {name} isn't there any more: somebody deleted it")] * len(ranges)
+            except self._errors.GenericError as error:
+                if "range" in str(error).lower():
+                    return [DecodeError(f"the segment {name} is shorter than it was: it was cut short")] * len(ranges)
+                raise
+
+    def _check_there(self) -> None:
+        if self.read_marker() is None:
+            raise PayloadStoreError(f"{self.url} has no {MARKER} any more: it was moved or emptied; put it back")
+
+    def delete(self, name: str) -> None:
+        with self._as_ours("written to"), contextlib.suppress(FileNotFoundError):
+            self._obstore.delete(self._store, f"{SEGMENTS}/{name}")
+
+    def segments(self) -> Iterator[StoredSegment]:
+        with self._as_ours("read"):
+            for listed in self._obstore.list(self._store, prefix=SEGMENTS):
+                for one in listed:
+                    yield StoredSegment(one["path"].rpartition("/")[2], one["size"], one["last_modified"].timestamp())
+
+    def read_raw(self, name: str, at: int, size: int) -> bytes:
+        with self._as_ours("read"):
+            return bytes(self._obstore.get_range(self._store, f"{SEGMENTS}/{name}", start=at, length=size))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @contextlib.contextmanager
+    def _as_ours(self, what: str) -> Iterator[None]:
+        """Raise PayloadStoreError for the errors of `obstore`, whose texts may hold anything."""
+        try:
+            yield
+        except self._errors.BaseError as error:
+            raise PayloadStoreError(f"{self.url} can't be {what}: {self._reason(error)}") from None
+        except (PermissionError, OSError) as error:
+            if isinstance(error, (PayloadStoreError, FileNotFoundError)):
+                raise
+            raise PayloadStoreError(f"{self.url} can't be {what}: {self._reason(error)}") from None
+
+    def _reason(self, error: Exception) -> str:
+        text = str(error)
+        status = next((one[1] or one[2] for one in _STATUS.finditer(text)), None)
+        if isinstance(
+            error, (self._errors.UnauthenticatedError, self._errors.PermissionDeniedError, PermissionError)
+        ) or status in (
+            "401",
+            "403",
+        ):
+            return "it refuses these credentials; see that those in the environment (AWS_ACCESS_KEY_ID, ...) are right"
+        if status == "404" or "NoSuchBucket" in text:
+            return "there is no such bucket; make it, or correct the name"
+        answer = f"it answered {status}" if status else "it didn't answer"
+        return (
+            f"{answer}, and was asked again for {self._patience:g} s; see that it is up, and that the endpoint is right"
+        )
+
+
+class _ObjectWriter(SegmentWriter):
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self._store, self._name = store, name
+
+    def write(self, at: int, buffers: Sequence[Any], *, sync: bool) -> None:
+        assert at == 0
+        self._store.put(self._name, [memoryview(one).cast("B") if memoryview(one).nbytes else b"" for one in buffers])
+
+
+_BACKOFF: Final = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
+
+
+def _plain_http() -> dict[str, Any]:
+    """Return the option for endpoints without TLS, which somebody has named in the environment."""
+    import os
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+    return {"allow_http": True} if endpoint.startswith("http://") else {}

@@ -1,0 +1,136 @@
+"""The interface of places for segments, and the marker by which a place knows the database that it belongs to."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from replaybuf.errors import ConfigError, PayloadStoreError
+from replaybuf.redact import redact
+from replaybuf.segments.extents import Extent
+
+#: The name of the marker: whose segments are here.
+MARKER: Final = "replaybuf.json"
+#: Where segments are, beside the marker.
+SEGMENTS: Final = "segments"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes to be read: the payload that they belong to, and their place in it."""
+
+    extent: Extent
+    at: int
+    size: int
+
+    @classmethod
+    def whole(cls, extent: Extent) -> Range:
+        """Return all of a payload."""
+        return cls(extent, 0, extent.size)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSegment:
+    """A segment as the place lists it: its name, its size, and when it was written last (seconds since the epoch)."""
+
+    name: str
+    nbytes: int
+    written_at: float
+
+
+class SegmentStore(ABC):
+    """A place for segments. All calls block and may be made in any thread; they raise PayloadStoreError.
+
+    `url` is shown to people, and has no secrets. `reuses` says whether segments can be written over.
+    """
+
+    url: str
+    reuses: bool
+    #: Whether each write needs a segment of its own.
+    one_write_each: bool
+
+    @abstractmethod
+    def read_marker(self) -> bytes | None:
+        """Return the marker, None where there is none."""
+
+    @abstractmethod
+    def write_marker(self, marker: bytes) -> bool:
+        """Write the marker unless there is one; return whether it was written."""
+
+    @abstractmethod
+    def check_writable(self) -> None:
+        """Raise PayloadStoreError, saying what to do, where segments can't be written."""
+
+    @abstractmethod
+    def writer(self, name: str, *, anew: bool) -> SegmentWriter:
+        """Return the writer of a segment, which is new or (`anew`) written over; nobody else may write to it."""
+
+    @abstractmethod
+    def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
+        """Return bytes of payloads, each in memory of its own, or a DecodeError in place of those that are damaged.
+
+        PayloadStoreError when the place doesn't answer within `timeout` seconds.
+        """
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete a segment, if it is there."""
+
+    @abstractmethod
+    def segments(self) -> Iterator[StoredSegment]:
+        """Yield all segments that are there."""
+
+    @abstractmethod
+    def read_raw(self, name: str, at: int, size: int) -> bytes:
+        """Return bytes of a segment as they are, fewer at its end."""
+
+    def forget(self) -> None:  # noqa: B027
+        """Release what is kept open of segments that were deleted."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release everything."""
+
+
+class SegmentWriter(ABC):
+    """Writes one segment, in one thread at a time."""
+
+    @abstractmethod
+    def write(self, at: int, buffers: Sequence[Any], *, sync: bool) -> None:
+        """Write buffers one after the other from a place on; with `sync` they are on the disk when this returns.
+
+        Raises PayloadStoreError, and DiskFullError, when they aren't all written.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """Release the segment."""
+
+
+def claim(store: SegmentStore, database: str, place: int | None) -> int | None:
+    """Return the number that the place has in the database; None where it has none yet and `place` is None.
+
+    Otherwise the place is marked as that of this database, under the number `place`. Raises ConfigError when it belongs
+    to another database.
+    """
+    found = store.read_marker()
+    if found is None:
+        if place is None:
+            return None
+        if store.write_marker(json.dumps({"database": database, "place": place, "format": 1}).encode()):
+            return place
+        found = store.read_marker() or b""
+    try:
+        marker = json.loads(found)
+        owner, number = str(marker["database"]), int(marker["place"])
+    except (ValueError, TypeError, LookupError):
+        raise PayloadStoreError(
+            f"{store.url} has a {MARKER} that can't be read: restore it, or name another place (payloads=)"
+        ) from None
+    if owner != database:
+        raise ConfigError(
+            f"{store.url} has the payloads of another database ({redact(owner[:12])}…): name another place for those "
+            "of this one (payloads=), for example a folder for each run"
+        )
+    return number

@@ -1,0 +1,271 @@
+"""Segments of payloads that are kept apart: registered before they are written, sealed, emptied, written over, deleted.
+
+What keeps the order of bytes and rows:
+
+1. Bytes are in a registered, open segment before the transaction that names them (`check_open` in each put).
+2. A segment is sealed when nobody writes to it any more, by its owner, or by others once that was silent for long.
+3. A sealed segment is written over by its owner, or deleted, when no row of `rb_payload` names it, and no user keeps
+   segments. A process that comes back after others took its segments away can only write to deleted files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Select, bindparam, delete, exists, func, insert, not_, select, update
+
+from replaybuf.segments.extents import Extent
+from replaybuf.storage.sql.engine.dialect import Dialect
+from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
+from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, group, payload, place, segment, segment_user
+
+#: Who gave no sign of life for so long is taken for dead, by the clock of the database.
+SILENT_SECONDS = 60.0
+#: Payloads of groups that have left are kept for so long while their taker reads them.
+READING_SECONDS = 120.0
+
+
+class SegmentLostError(Exception):
+    """A segment is no longer this process's: it was silent for too long. What it wrote there has to be written anew."""
+
+
+class Segment(NamedTuple):
+    """A segment: its number, that of its file, and its size once it is sealed."""
+
+    id: int
+    file: int
+    size: int | None = None
+
+
+# Places
+
+
+def read_places(tx: Transaction) -> dict[int, str]:
+    """Return the URLs of all places."""
+    return dict(map(tuple, tx.execute(select(place.c.id, place.c.url))))
+
+
+def add_place(tx: Transaction, url: str) -> int:
+    """Add a place and return its number."""
+    return int(tx.execute(insert(place).values(url=url).returning(place.c.id)).scalar_one())
+
+
+def move_place(tx: Transaction, number: int, url: str) -> None:
+    """Note where a place is now."""
+    found = tx.execute(update(place).where(place.c.id == number).values(url=url)).rowcount
+    if not found:  # the database was taken back to a time before it
+        tx.execute(insert(place).values(id=number, url=url))
+
+
+# Users
+
+
+def begin_use(tx: Transaction, *, keeps: bool) -> int:
+    """Note a user of segments, who writes some, or `keeps` all that are there; return its number."""
+    values = {"worker": tx.scope.worker, "keeps": keeps, "renewed_at": tx.dialect.start_clock(tx)}
+    return int(tx.execute(insert(segment_user).values(values).returning(segment_user.c.id)).scalar_one())
+
+
+def renew_use(tx: Transaction, user: int) -> bool:
+    """Give a sign of life; return False when the user was taken for dead."""
+    now = tx.dialect.start_clock(tx)
+    return tx.execute(update(segment_user).where(segment_user.c.id == user).values(renewed_at=now)).rowcount > 0
+
+
+def end_use(tx: Transaction, user: int) -> None:
+    """Forget a user. Its segments are nobody's from now on: those that are open are sealed."""
+    _disown(tx, [user])
+
+
+def end_dead_users(tx: Transaction) -> int:
+    """Forget users who were silent for too long; return their number."""
+    late = segment_user.c.renewed_at < tx.dialect.start_clock(tx) - SILENT_SECONDS
+    dead = [int(user) for user in tx.execute(select(segment_user.c.id).where(late)).scalars()]
+    if dead:
+        _disown(tx, dead)
+    return len(dead)
+
+
+def _disown(tx: Transaction, users: Sequence[int]) -> None:
+    theirs = select(segment.c.id).where(segment.c.owner.in_(users)).order_by(segment.c.id)
+    for number in tx.execute(tx.dialect.for_update(theirs)).scalars():
+        in_it = select(func.coalesce(func.sum(payload.c.size), 0)).where(payload.c.segment == number)
+        live = int(tx.execute(in_it).scalar_one())
+        sealed = func.coalesce(segment.c.size, live)
+        tx.execute(update(segment).where(segment.c.id == number).values(owner=None, size=sealed, live=live))
+    tx.execute(delete(segment_user).where(segment_user.c.id.in_(users)))
+
+
+# Writing
+
+
+def register(tx: Transaction, number: int, owner: int, count: int) -> list[Segment]:
+    """Register so many new segments in a place."""
+    new = insert(segment).values(place=number, owner=owner).returning(segment.c.id)
+    return [Segment(id, id) for id in (int(tx.execute(new).scalar_one()) for _ in range(count))]
+
+
+def reuse(tx: Transaction, number: int, owner: int, count: int) -> list[Segment]:
+    """Register up to so many segments in the files of the owner's empty ones, which are then gone."""
+    if is_kept(tx):
+        return []
+    ours = _empty().where(segment.c.owner == owner, segment.c.place == number).limit(count)
+    found = []
+    for old in tx.execute(tx.dialect.for_update(ours, of=segment, skip_locked=True)).all():
+        file = old.id if old.file is None else old.file
+        tx.execute(delete(segment).where(segment.c.id == old.id))
+        new = insert(segment).values(place=number, owner=owner, file=file).returning(segment.c.id)
+        found.append(Segment(int(tx.execute(new).scalar_one()), file))
+    return found
+
+
+def check_open(tx: Transaction, numbers: Iterable[int | None]) -> None:
+    """Make sure that these segments are open until the end of the transaction. Raises SegmentLostError."""
+    numbers = sorted({number for number in numbers if number is not None})
+    if numbers and len(tx.fetch(_OPEN, tx.dialect.listed(numbers))) < len(numbers):
+        raise SegmentLostError
+
+
+def _open(dialect: Dialect) -> Select[int]:
+    found = select(segment.c.id).where(dialect.one_of(segment.c.id, "ids"), segment.c.size.is_(None))
+    # A key share lock: it goes with others' puts and with counting, not with sealing, which is FOR UPDATE.
+    return found.with_for_update(read=True, key_share=True) if dialect.locks_rows else found
+
+
+_OPEN = Prepared(_open, "ids")
+
+
+def seal(tx: Transaction, owner: int, sizes: Mapping[int, int], *, keep: bool) -> None:
+    """Seal segments of an owner, with their sizes; unless it may `keep` them to write them over, they are nobody's."""
+    for number, size in sorted(sizes.items()):
+        ours = select(segment.c.id).where(segment.c.id == number, segment.c.owner == owner)
+        if tx.execute(tx.dialect.for_update(ours)).first() is None:
+            continue  # taken away
+        in_it = select(func.coalesce(func.sum(payload.c.size), 0)).where(payload.c.segment == number)
+        values = {"size": size, "live": int(tx.execute(in_it).scalar_one()), "owner": owner if keep else None}
+        tx.execute(update(segment).where(segment.c.id == number).values(values))
+
+
+def give_up(tx: Transaction, owner: int, most: int) -> None:
+    """Leave the owner's empty segments, but for so many, to whoever deletes them."""
+    ours = _empty().where(segment.c.owner == owner).order_by(segment.c.id).offset(most)
+    surplus = [row.id for row in tx.execute(ours)]
+    if surplus:
+        tx.execute(update(segment).where(segment.c.id.in_(surplus), segment.c.owner == owner).values(owner=None))
+
+
+# Space
+
+
+def count_gone(tx: Transaction, gone: Iterable[Sequence[int | None]]) -> None:
+    """Count payloads whose rows were deleted, given the segment of each and its bytes there."""
+    sizes: dict[int, int] = {}
+    for number, size in gone:
+        if number is not None:
+            sizes[number] = sizes.get(number, 0) + (size or 0)
+    if sizes:
+        tx.run_many(_LESS, [(size, number) for number, size in sorted(sizes.items())])
+
+
+_LESS = Prepared(
+    lambda _: (
+        update(segment)
+        .where(segment.c.id == bindparam("of_id"))
+        .values(live=segment.c.live - bindparam("less", type_=segment.c.live.type))
+    ),
+    "less",
+    "of_id",
+)
+
+
+def is_kept(tx: Transaction) -> bool:
+    """Return whether somebody needs the segments that are there to stay."""
+    alive = segment_user.c.renewed_at >= tx.dialect.clock(tx) - SILENT_SECONDS
+    return tx.execute(select(segment_user.c.id).where(segment_user.c.keeps, alive).limit(1)).first() is not None
+
+
+def _empty() -> Select[Any]:
+    unnamed = not_(exists().where(payload.c.segment == segment.c.id))
+    return select(segment.c.id, segment.c.file).where(segment.c.size.is_not(None), segment.c.live <= 0, unnamed)
+
+
+def deletable(tx: Transaction, limit: int) -> list[tuple[int, Segment]]:
+    """Return empty segments of nobody, each with the number of its place."""
+    if is_kept(tx):
+        return []
+    found = _empty().add_columns(segment.c.place).where(segment.c.owner.is_(None)).limit(limit)
+    return [(row.place, Segment(row.id, row.id if row.file is None else row.file)) for row in tx.execute(found)]
+
+
+def forget(tx: Transaction, numbers: Sequence[int]) -> None:
+    """Forget segments that were deleted."""
+    tx.execute(delete(segment).where(segment.c.id.in_(numbers), segment.c.owner.is_(None)))
+
+
+def sparse(tx: Transaction, number: int, least: float) -> int | None:
+    """Return a sealed segment of a place, less than `least` of whose bytes are live; None where there is none."""
+    dense = segment.c.live < segment.c.size * least
+    found = select(segment.c.id).where(segment.c.place == number, segment.c.live > 0, dense).limit(1)
+    return tx.execute(found).scalar()  # type: ignore[no-any-return]
+
+
+def movable(tx: Transaction, number: int, after: int, limit: int) -> list[tuple[int, bytes]]:
+    """Return payloads of a segment that nobody is reading, by uid, with their heads."""
+    found = select(payload.c.uid, payload.c.data).where(payload.c.segment == number, payload.c.uid > after)
+    return [(row.uid, row.data) for row in tx.execute(_unread(found).order_by(payload.c.uid).limit(limit))]
+
+
+def move(tx: Transaction, heads: Mapping[int, tuple[bytes, Extent]], old: int) -> int:
+    """Note that payloads are in other segments now, and return their number. Nobody else may write meanwhile.
+
+    Those that somebody has begun to read stay where they were.
+    """
+    check_open(tx, (extent.segment for _, extent in heads.values()))
+    ours = select(payload.c.uid, payload.c.size).where(payload.c.segment == old, payload.c.uid.in_(list(heads)))
+    moved = tx.execute(_unread(ours)).all()
+    for row in moved:
+        head, extent = heads[row.uid]
+        values = {"data": head, "segment": extent.segment, "size": extent.size}
+        tx.execute(update(payload).where(payload.c.uid == row.uid).values(values))
+    count_gone(tx, [(old, row.size) for row in moved])
+    return len(moved)
+
+
+def _unread(found: Select[object]) -> Select[object]:
+    """Narrow a query to payloads of groups that are there and not leased, or only in checkpoints."""
+    free = exists().where(group.c.uid == payload.c.uid, group.c.lease.is_(None))
+    there = exists().where(group.c.uid == payload.c.uid)
+    kept = exists().where(checkpoint_group.c.uid == payload.c.uid)
+    leaving = exists().where(garbage.c.uid == payload.c.uid)
+    return found.where(free | (kept & ~there & ~leaving))
+
+
+# Reading
+
+
+def keep_for_reading(tx: Transaction, uids: Sequence[int], until: float) -> None:
+    """Keep the payloads of groups that have left until a time, by the clock of this host: they are being read."""
+    if uids:
+        tx.fetch(_KEEP, until, tx.dialect.listed(uids))
+
+
+_KEEP = Prepared(
+    lambda dialect: (
+        update(garbage)
+        .where(dialect.one_of(garbage.c.uid, "uids"))
+        .values(removed_at=bindparam("until", type_=garbage.c.removed_at.type))
+    ),
+    "until",
+    "uids",
+)
+
+
+def read_data(tx: Transaction, uids: Sequence[int]) -> dict[int, bytes]:
+    """Return the payloads of these groups as the database has them, by uid."""
+    return {uid: bytes(data) for uid, data in tx.fetch(_DATA, tx.dialect.listed(uids))}
+
+
+_DATA = Prepared(
+    lambda dialect: select(payload.c.uid, payload.c.data).where(dialect.one_of(payload.c.uid, "uids")), "uids"
+)

@@ -1,0 +1,74 @@
+"""Groups encoded for a transaction, with the arrays that are kept apart written before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from replaybuf.codec.payload import Codec
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.eviction import told
+from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
+from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
+from replaybuf.storage.sql.statements.segments import SegmentLostError
+from replaybuf.storage.sql.tasks.segments import Segments
+from replaybuf.storage.sql.tasks.transactions import Transactions
+from replaybuf.storage.values import NewGroup, StorageItem
+
+T = TypeVar("T")
+
+
+class Encoding:
+    """Encodes and decodes the groups of an open buffer, in other threads (called in the database's thread)."""
+
+    def __init__(self, codec: Codec, transactions: Transactions, segments: Segments) -> None:
+        self.codec = codec
+        self.segments = segments
+        self._transactions = transactions
+
+    async def encode(self, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
+        """Return the groups encoded."""
+        apart = await self.segments.ready()
+        return await self._transactions.compute(partial(encode_groups, self.codec, apart), groups)
+
+    async def write(self, groups: Sequence[NewGroup], function: Callable[[Transaction, list[EncodedGroup]], T]) -> T:
+        """Encode groups and return `function(tx, encoded)` of a write transaction behind the fence."""
+        while True:
+            encoded = await self.encode(groups)
+            try:
+                return await self._transactions.write(partial(_called, function, encoded))
+            except SegmentLostError:
+                self.segments.lost()
+
+    async def fetch(self, rows: Sequence[GroupRow], deferred: frozenset[str] = frozenset()) -> None:
+        """Read what is kept apart of these groups, unless it was read; not the arrays in the fields `deferred`."""
+        await self.segments.fetch(rows, self.codec, self._transactions.compute, deferred)
+
+    async def decode(self, rows: Sequence[GroupRow], decode: Callable[[Sequence[GroupRow]], T]) -> T:
+        """Read what is kept apart of these groups, and return `decode(rows)`."""
+        await self.fetch(rows)
+        return await self._transactions.compute(decode, rows)
+
+    async def tend(self) -> bool:
+        """Do one small step of what is due for the segments; return whether more is."""
+        return await self.segments.tend(self._transactions.compute, self.codec)
+
+    async def told(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
+        """Return groups that have left, for their caller."""
+        if not rows:
+            return []
+        items = await self.decode(rows, partial(told, codec=self.codec))
+        self.segments.read(row.uid for row in rows if row.is_apart)
+        return items
+
+    async def decode_leniently(self, rows: Sequence[GroupRow], deferred: frozenset[str]) -> list[StorageItem]:
+        """Return groups that were fetched as `rows.decode_leniently` does, with handles in the fields `deferred`."""
+        decode = partial(decode_leniently, codec=self.codec, deferral=self.segments.deferral(deferred))
+        return await self._transactions.compute(decode, rows)
+
+
+def _called(
+    function: Callable[[Transaction, list[EncodedGroup]], T], encoded: list[EncodedGroup], tx: Transaction
+) -> T:
+    return function(tx, encoded)
