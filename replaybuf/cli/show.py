@@ -27,7 +27,7 @@ from replaybuf.cli.options import Buffer, OfTask, Url, Where, listing, option, u
 from replaybuf.cli.output import Column, Output, console, iso, print_table, write
 from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
-from replaybuf.redact import escape
+from replaybuf.redact import escape, escape_line
 from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
@@ -41,11 +41,17 @@ def read(reader: Reader, uid: int) -> Described:
 
 
 def read_full(reader: Reader, uid: int) -> tuple[Described, Rollouts]:
-    """Return the metadata of a group and its rollouts as they were put. Raises InputError and DecodeError."""
+    """Return the metadata of a group and its rollouts as they were put. Raises InputError and DecodeError.
+
+    Arrays that are kept apart and can't be read are left out, which is told on stderr.
+    """
     from replaybuf.storage.sql.inspection.group_payloads import show_group
 
     found = _there(reader, uid, reader.read(lambda tx: show_group(tx, uid, payload=True)))
-    return found, found.decode()
+    rollouts, missing = found.decode()
+    if missing is not None:
+        typer.echo(escape_line(missing), err=True)
+    return found, rollouts
 
 
 def _there(reader: Reader, uid: int, found: D | None) -> D:

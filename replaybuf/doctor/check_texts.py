@@ -12,6 +12,7 @@ from pydantic_core import from_json
 from sqlalchemy import select, update
 
 from replaybuf.codec.payload import Texts
+from replaybuf.codec.stored import joined, read_tails
 from replaybuf.doctor.check_groups import set_groups_aside
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, groups, repairable
 from replaybuf.errors import DecodeError
@@ -19,7 +20,7 @@ from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.statuses import Status
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
+from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS, read_places
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.units import some
@@ -75,7 +76,7 @@ def find_texts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
 def repair_texts(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """Make previews and marks anew from the payload; remove tags, keys and reasons that can't be read.
 
-    Groups whose payload can't be read either are set aside.
+    Groups whose payload can't be read either are set aside. Raises PayloadStoreError.
     """
     bad, reasons = list(_unreadable(tx)), {}
     for one in bad:
@@ -92,8 +93,9 @@ def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
     if bad.column not in _NOTHING:
         return None, None
     status, data = _status_and_payload(tx, bad.uid)
+    [tail] = read_tails([data], read_places(tx))
     try:
-        rollouts = AS_DICTS.decode(data)
+        rollouts = AS_DICTS.decode(joined(data, tail))
     except DecodeError as error:
         return _NOTHING[bad.column], str(error)
     if bad.column == "marks":

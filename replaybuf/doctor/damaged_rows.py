@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from replaybuf.codec.stored import joined, read_tails
 from replaybuf.doctor.check_groups import LOST, WHY_LOST
 from replaybuf.doctor.check_texts import marks_anew
 from replaybuf.doctor.salvage import ERRORS, Salvage
-from replaybuf.errors import ReplayBufError
+from replaybuf.errors import PayloadStoreError, ReplayBufError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
@@ -111,13 +112,26 @@ def mended_lane(row: Row) -> Row | None:
     return mended | names | {"id": row["id"], "leased": _true(row.get("leased")), "step": _int(row.get("step"))}
 
 
-def payload_of(damaged: Salvage, uid: int) -> Row | None:
-    """Return a group's row of `rb_payload`, or None when the payload is damaged."""
+def read_places(damaged: Salvage) -> dict[int, str]:
+    """Return the places of payloads that are kept apart, by number, as far as they can be read."""
+    found = damaged.table("rb_place", ["url"]) if damaged.columns("rb_place") else {}
+    return {number: url for number, (value,) in found.items() if (url := _text(value)) is not None}
+
+
+def payload_of(damaged: Salvage, uid: int, places: Mapping[int, str]) -> Row | None:
+    """Return a group's row of `rb_payload` with the whole payload, or None when that is damaged.
+
+    Raises PayloadStoreError where what is kept apart of it can't be reached.
+    """
     try:
         row = damaged.one("rb_payload", ["data", "outline", "prompt"], uid)
         if row is None:
             return None
-        AS_DICTS.verify(row[0])
+        [tail] = read_tails([row[0]], places)
+        data = joined(row[0], tail)
+        AS_DICTS.verify(data)
+    except PayloadStoreError:
+        raise
     except (*ERRORS, ReplayBufError):
         return None
     outline = _json(row[1])
@@ -125,7 +139,7 @@ def payload_of(damaged: Salvage, uid: int) -> Row | None:
         "uid": uid,
         "outline": outline if isinstance(outline, list) else [],
         "prompt": _text(row[2]),
-        "data": row[0],
+        "data": data,
     }
 
 

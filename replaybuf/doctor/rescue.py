@@ -15,7 +15,7 @@ from sqlalchemy import insert
 
 from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.checks import check_no_url
-from replaybuf.doctor.damaged_rows import Found, Row, marked_by, name_of, payload_of, read_metadata
+from replaybuf.doctor.damaged_rows import Found, Row, marked_by, name_of, payload_of, read_metadata, read_places
 from replaybuf.doctor.salvage import Salvage, opened
 from replaybuf.errors import NotADatabaseError, SnapshotError
 from replaybuf.redact import redact_path
@@ -46,7 +46,8 @@ def rescue(path: Path, folder: Path, tell: Callable[[int, int], None] = lambda d
     """Write what can be read of the SQLite file `path` into a snapshot in `folder`.
 
     If the file has several buffers, each gets its own folder in `folder`. Never writes to the file. Raises
-    SnapshotError if the folder already has a snapshot, and NotADatabaseError if nothing can be read.
+    SnapshotError if the folder already has a snapshot, NotADatabaseError if nothing can be read, and PayloadStoreError
+    while payloads that are kept apart can't be reached: they would all be missing.
     """
     check_no_url(folder)
     if folder.exists() and next(folder.glob(f"**/{SNAPSHOT_FILE}"), None) is not None:
@@ -111,9 +112,10 @@ def _write_snapshot(damaged: Salvage, found: Found, file: str, last: int, told: 
 def _groups(damaged: Salvage, found: Found, told: Callable[[int], None]) -> Iterator[tuple[Row, Row]]:
     """Yield the groups with undamaged payloads, as rows of both tables."""
     keys: set[str] = set()
+    places = read_places(damaged)
     for done, (uid, row) in enumerate(sorted(found.groups.items()), 1):
         told(done)
-        if (stored := payload_of(damaged, uid)) is None:
+        if (stored := payload_of(damaged, uid, places)) is None:
             continue
         home = found.lanes[row["lane"]]
         row["bytes"] = len(stored["data"])

@@ -90,9 +90,9 @@ def read_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 def _read(
     tx: ReadTransaction, uid: int, *, everything: bool
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]], list[dict[str, Any]], str | None]:
-    """Return the metadata of a group and of its rollouts, the rollouts, and why they can't be shown in full.
+    """Return the metadata of a group and of its rollouts, the rollouts, and why not all of them can be shown.
 
-    All of them are empty when the group has left.
+    All of it is empty when the group has left.
     """
     shown = show_group(tx, uid, payload=False)
     if shown is None:
@@ -102,7 +102,7 @@ def _read(
         return group, rows, [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
     try:
         full = show_group(tx, uid, payload=True)
-        return group, rows, [] if full is None or full.stored is None else full.decode(), None
+        return (group, rows, *(([], None) if full is None else full.decode()))
     except DecodeError as error:
         return group, rows, [], str(error).removesuffix(" (without --full its metadata can be shown)")
 
