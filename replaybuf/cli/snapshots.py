@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,11 +29,25 @@ _Saved = Annotated[
 _Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into the one named default.")]
 _NAMES = "fifo, lifo, staleness, uniform, prioritized, or module:Class."
 _Of = Annotated[str | None, option("--policy", metavar="NAME", help=f"Only for buffers of this policy: {_NAMES}")]
+_Payloads = Annotated[
+    Literal["copy", "keep"],
+    option("--payloads", metavar="HOW", help="Payloads kept apart: copy them, or keep them where they are."),
+]
+_Place = Annotated[
+    str, option("--payloads", metavar="PLACE", help="Keep large payloads apart, in this folder or object store.")
+]
 _For = Annotated[str | None, option("--policy", metavar="NAME", help=f"For a run of another policy: {_NAMES}")]
 
 
 @listing
-def save(url: Url, output: Output, folder: Folder = None, buffer: _Saved = None, policy: _Of = None) -> None:
+def save(
+    url: Url,
+    output: Output,
+    folder: Folder = None,
+    buffer: _Saved = None,
+    policy: _Of = None,
+    payloads: _Payloads = "copy",
+) -> None:
     """Write a snapshot of a buffer into a folder, while the run goes on.
 
     It is the same that buffer.save() writes: one SQLite file, whichever database the buffer is in, that buffer.resume()
@@ -42,6 +56,9 @@ def save(url: Url, output: Output, folder: Folder = None, buffer: _Saved = None,
 
     A buffer resumes from a snapshot of its own policy only. The database doesn't know the policy of its run: with
     --policy the snapshot is for buffers of that one, without it for those of any.
+
+    Payloads that are kept apart from the database are in the snapshot, too. With --payloads keep it only refers to
+    them, and is good until the run goes on: to move a run that has stopped to another database.
 
     \b
     Examples:
@@ -53,13 +70,22 @@ def save(url: Url, output: Output, folder: Folder = None, buffer: _Saved = None,
     name = reader.read(lambda tx: choose(tx, buffer))
     about = {"policy": _policy(policy).name} if policy else {}
     file = _file_in(Path(folder), make=True)
-    done = _with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), about, tell))
+    done = _with_bar(
+        "saved", lambda tell: save_snapshot(reader, name, str(file), about, tell, whole=payloads == "copy")
+    )
     row = {"url": reader.where, "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
     output.rows([row], _COLUMNS)
 
 
 @listing
-def resume(url: Url, output: Output, folder: Folder = None, buffer: _Loaded = None, policy: _For = None) -> None:
+def resume(
+    url: Url,
+    output: Output,
+    folder: Folder = None,
+    buffer: _Loaded = None,
+    policy: _For = None,
+    payloads: _Place = "database",
+) -> None:
     """Load a snapshot into a buffer that is empty.
 
     All of it or nothing: a snapshot that was cut short or damaged is refused. Snapshots go from any database to any. A
@@ -67,6 +93,9 @@ def resume(url: Url, output: Output, folder: Folder = None, buffer: _Loaded = No
 
     The snapshot's own policy is taken, whatever it is, and goes on as it would have; build the buffer with it.
     --policy is for a run that goes on with another one.
+
+    All payloads are in the database then, or the large ones in the place that --payloads names, which the run is to be
+    given, too; the snapshot isn't needed any more, nor what it refers to.
 
     \b
     Examples:
@@ -78,7 +107,7 @@ def resume(url: Url, output: Output, folder: Folder = None, buffer: _Loaded = No
     file = str(_file_in(Path(folder)))
     saved = policy_of(file)
     rules = _rules(_policy(policy) if policy else _known_policy(saved))
-    storage = SQLStorage(target.url, AS_DICTS, rules, name=name)
+    storage = SQLStorage(target.url, AS_DICTS, rules, name=name, payloads=payloads)
     done = _with_bar("loaded", lambda tell: _load(storage, file, tell))
     row = {
         "url": target.where,

@@ -103,6 +103,14 @@ def read_tails(payloads: Sequence[Any], places: Mapping[int, str], patience: flo
     return tails
 
 
+def names_its_arrays(payload: bytes) -> bool:
+    """Return whether the arrays of a payload are kept apart, and it says where."""
+    try:
+        return is_apart(payload) and Extent.at_end_of(payload) is not None
+    except DecodeError:
+        return False
+
+
 def joined(payload: bytes, tail: Any) -> bytes:
     """Return a whole payload, given what is kept apart of it. Raises DecodeError where that can't be read."""
     if isinstance(tail, DecodeError):

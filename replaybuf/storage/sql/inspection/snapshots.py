@@ -15,19 +15,25 @@ from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite_files import is_wal
 from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
+from replaybuf.storage.sql.inspection.group_payloads import read_places
 from replaybuf.storage.sql.inspection.groups import DEFAULT as DEFAULT
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, open_reader
 from replaybuf.storage.sql.statements.fence import joined
 
 
-def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress) -> None:
-    """Write a snapshot of a buffer, with facts about it."""
+def save_snapshot(
+    reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress, *, whole: bool = True
+) -> None:
+    """Write a snapshot of a buffer, with facts about it, and with all payloads if it is to be `whole`."""
+    # Who copies what is kept apart writes that it does: it isn't written over meanwhile.
+    writes = whole and reader.path is None and bool(reader.read(read_places))
 
     async def save() -> None:
-        engine = open_database(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=opens_read_only(reader))
+        read_only = opens_read_only(reader) and not writes
+        engine = open_database(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=read_only)
         try:
             scope = await engine.read(joined, Scope(name))
-            await copy_to(engine, scope, file, about, tell)
+            await copy_to(engine, scope, file, about, tell, whole=whole)
         finally:
             await engine.dispose()
 
