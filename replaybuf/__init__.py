@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from replaybuf.rules.policies import ReplayPolicy as ReplayPolicy
     from replaybuf.rules.policies import StalenessPolicy as StalenessPolicy
     from replaybuf.rules.policies import UniformPolicy as UniformPolicy
+    from replaybuf.storage.sql.tasks.handles import ArrayHandle as ArrayHandle
+    from replaybuf.storage.sql.tasks.handles import load_all as load_all
     from replaybuf.storage.values import StorageItem as StorageItem
 
 __version__ = "0.1.0"
@@ -51,6 +53,7 @@ _PUBLIC = {
     "rules.policies": """
         FIFOPolicy LIFOPolicy OrderTerm PrioritizedPolicy ReplayPolicy StalenessPolicy UniformPolicy
     """,
+    "storage.sql.tasks.handles": "ArrayHandle load_all",
     "storage.values": "StorageItem",
 }
 # Names that people may look for here: the error says where they are.
@@ -60,9 +63,9 @@ _ELSEWHERE = {
     "errors": """
         AccessError CheckpointError ConflictError DecodeError DiskFullError EncodeError FileEndsError FileError
         FileThereError FragmentError InputError LockedError MissingDriverError MissingSnapshotError
-        NetworkFilesystemError NotADatabaseError NotEmptyError NotPicklableError ProduceError PromptsExhaustedError
-        RankError RolloutError SchemaError SnapshotError SnapshotMismatchError TooLargeError UnreachableError
-        UnsafePickleError
+        NetworkFilesystemError NotADatabaseError NotEmptyError NotPicklableError PayloadStoreError ProduceError
+        PromptsExhaustedError RankError RolloutError SchemaError SnapshotError SnapshotMismatchError TooLargeError
+        UnreachableError UnsafePickleError
     """,
     "files.exporting": "Exported",
     "files.importing": "Imported",

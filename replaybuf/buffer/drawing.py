@@ -44,6 +44,7 @@ class Wanted:
         statuses: Statuses,
         worker: str | None = None,
         current_train_step: int | None = None,
+        deferred: frozenset[str] = frozenset(),
     ) -> Wanted:
         """Return the request that the keywords of a draw describe. Raises InputError and QueryError.
 
@@ -59,7 +60,7 @@ class Wanted:
         else:
             needed = wanted if patience > 0 else {}
         step = None if current_train_step is None else check_train_step(current_train_step, "current_train_step")
-        draw = Draw(wanted, status, node, needed, exponent is not None, worker, step)
+        draw = Draw(wanted, status, node, needed, exponent is not None, worker, step, deferred)
         return cls(draw, patience, exponent)
 
     @traced("replaybuf.take", spans.of_draw, spans.of_drawn)

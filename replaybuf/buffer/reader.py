@@ -16,9 +16,8 @@ from replaybuf.query import Node, Query, parse
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.statuses import StatusLike
-from replaybuf.rules.limits import Limits
+from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
-from replaybuf.rules.rate import Level
 from replaybuf.rules.transitions import Tally, levels, sizes_of
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import R, StorageItem
@@ -174,15 +173,21 @@ class BufferReader(Generic[R]):
         *,
         order_by: str | OrderTerm | Iterable[str | OrderTerm] | None = None,
         limit: int | None = None,
+        deferred: Iterable[str] = (),
     ) -> AsyncIterator[StorageItem[R]]:
         """Yield the groups that match as `StorageItem`s, without consuming them.
 
         `order_by` is one field or several, with a leading "-" for descending; insertion order breaks ties. Groups that
         leave the buffer meanwhile are left out. A group that can't be decoded has an empty `item` and the reason in
         `error`. Raises QueryError.
+
+        `ArrayHandle`s take the place of the arrays and tensors in the fields `deferred` of the rollouts. They are good
+        as long as the group is there.
         """
         self._check_open()
-        return self.storage.find(self._parsed(query), order=parse_order(order_by), limit=check_limit(limit))
+        later = self.rollout_type.deferrable(check_list(deferred, "deferred"))
+        order, most = parse_order(order_by), check_limit(limit)
+        return self.storage.find(self._parsed(query), order=order, limit=most, deferred=later)
 
     async def check_fence(self) -> None:
         """Raise FencedError if another process has restored the buffer since it was opened here."""

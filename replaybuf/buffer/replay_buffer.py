@@ -218,6 +218,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         beta: float | None = None,
         seconds: float = 60.0,
         heartbeat: bool = True,
+        deferred: Iterable[str] = (),
     ) -> Leasing[R]:
         """Draw groups as `sample` does, but only hide them until the lease is acknowledged.
 
@@ -230,9 +231,15 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         `lease.extend()`. A group is set aside as FAILED after `max_deliveries` failed deliveries. Leaving the block
         raises LeaseLostError if the lease had ended and the groups were passed on.
 
+        The arrays and tensors in the fields `deferred` of the rollouts, at any depth, aren't read: an `ArrayHandle`
+        takes the place of each, which can be sent to the process that needs it. It is good as long as the lease.
+
         `await` instead of `async with` gives a Lease to be settled by hand.
         """
-        wanted = self._wanted(sizes, group_status, where, timeout, at_least, beta, train_step=current_train_step)
+        later = self.rollout_type.deferrable(check_list(deferred, "deferred"))
+        wanted = self._wanted(
+            sizes, group_status, where, timeout, at_least, beta, train_step=current_train_step, deferred=later
+        )
         duration = check_seconds(seconds, "seconds")
         storage = self.storage
 
@@ -303,6 +310,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         at_least: AtLeast | None = None,
         beta: float | None = None,
         train_step: int | None = None,
+        deferred: frozenset[str] = frozenset(),
     ) -> Wanted:
         self._check_open()
         return Wanted.checked(
@@ -315,6 +323,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
             statuses=self.rollout_type.statuses,
             worker=self.worker,
             current_train_step=train_step,
+            deferred=deferred,
         )
 
     # Changing

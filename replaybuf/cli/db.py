@@ -6,7 +6,7 @@ import typer
 
 from replaybuf.cli.options import Command, Url, listing
 from replaybuf.cli.output import Column, Output
-from replaybuf.storage.sql.inspection.reader import Revision, State, open_reader
+from replaybuf.storage.sql.inspection.reader import HEAD, State, open_reader, state_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -33,13 +33,8 @@ def current(url: Url, output: Output) -> None:
       replaybuf db current run.db
     """
     reader = open_reader(url)
-    revision = reader.read_any(lambda tx: Revision(tx.revision()))
-    row = {
-        "url": reader.where,
-        "revision": revision.found,
-        "wanted": revision.wanted,
-        "state": _STATES[revision.state],
-    }
+    revision = reader.read_any(lambda tx: tx.revision())
+    row = {"url": reader.where, "revision": revision, "wanted": HEAD, "state": _STATES[state_of(revision)]}
     columns = [
         Column("revision", lambda r: r["revision"] or "none", right=False),
         Column("wanted", lambda r: r["wanted"], right=False),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replaybuf import units
+from replaybuf.cli.groups import columns
 from replaybuf.cli.options import Url, listing, option
-from replaybuf.cli.output import Column, Output, console
+from replaybuf.cli.output import Output, console
 from replaybuf.errors import InputError
 from replaybuf.progress import progress_bar
 from replaybuf.redact import escape
@@ -65,7 +66,7 @@ def doctor(
         return
     rows = []
     for finding in _examined(reader, output, quick=quick, mend=repair):
-        rows.append(row_of(finding))
+        rows.append({**asdict(finding), "level": str(finding.level), "mend": finding.mend or None})
         if output.for_people:
             print_finding(finding)
     if not output.for_people:
@@ -81,19 +82,8 @@ def _rescue(reader: Reader, folder: Path, output: Output) -> None:
         raise InputError("--rescue is for SQLite files; a PostgreSQL server is restored from its backups")
     with progress_bar("groups") as bar:
         found = doctor.rescue(reader.path, folder, bar)
-    rows = [
-        {"buffer": one.buffer, "file": one.file, "groups": one.groups, "bytes": one.bytes, "lost": one.lost}
-        for one in found
-    ]
-    columns = [
-        Column("buffer", lambda r: r["buffer"], right=False, text=True),
-        Column("file", lambda r: r["file"], right=False, text=True),
-        Column("groups", lambda r: units.number(r["groups"])),
-        Column("size", lambda r: units.size(r["bytes"])),
-        Column("lost", lambda r: units.number(r["lost"])),
-    ]
-    output.rows(rows, columns)
-    if any(row["lost"] for row in rows):
+    output.rows([asdict(one) for one in found], columns("buffer", "file", "groups", "bytes", "lost"))
+    if any(one.lost for one in found):
         raise typer.Exit(1)
 
 
@@ -117,17 +107,6 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
         else:
             output.note("there was nothing to repair")
         yield from found
-
-
-def row_of(finding: Finding) -> dict[str, Any]:
-    """Return a finding for programs."""
-    return {
-        "check": finding.check,
-        "level": str(finding.level),
-        "text": finding.text,
-        "mend": finding.mend or None,
-        "repairable": finding.repairable,
-    }
 
 
 def print_finding(finding: Finding) -> None:

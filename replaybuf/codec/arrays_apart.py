@@ -7,17 +7,18 @@ msgpack refers to them. In the tail each begins at the next multiple of 64 bytes
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from replaybuf.codec.extension_types import OUT_OF_BAND_ARRAY
-from replaybuf.codec.numpy_arrays import ALIGNMENT, read_head
+from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, read_head
 from replaybuf.errors import DecodeError
 
 #: The bytes of arrays that were read, by their number in the payload.
@@ -35,9 +36,28 @@ class DeferredArray:
     nbytes: int
     digest: int
 
+    @classmethod
+    def of(cls, dtype: np.dtype[Any], shape: tuple[int, ...], raw: bytes) -> DeferredArray:
+        """Return the array that these bytes are."""
+        return cls(dtype, shape, 0, len(raw), xxh3_64_intdigest(raw) & _LOWER)
 
-#: Returns the handle that takes the place of an array.
-MakeHandle = Callable[[DeferredArray], Any]
+
+class Deferring(Protocol):
+    """Makes the handles that take the place of arrays."""
+
+    def deferred(self, array: DeferredArray) -> Any:
+        """Return the handle of an array that isn't read."""
+
+    def held(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return the handle of an array that was read with the rest of the payload."""
+
+
+class StandIn(ABC):
+    """A handle in the place of an array, as decoders of values that are made of arrays meet it."""
+
+    @abstractmethod
+    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any], flags: int) -> Any:
+        """Return the handle of a tensor whose bytes these are; `build` makes it of its content."""
 
 
 def checked_array(array: DeferredArray, raw: Any) -> np.ndarray[Any, Any]:
@@ -137,16 +157,40 @@ def _nothing(_: Any) -> None:
     """Return nothing for the content of a map, whose keys may be no keys of a dict."""
 
 
+class HoldingReader(OutOfBandReader):
+    """Reads the arrays of a payload that was read whole, and makes handles of those in fields that are deferred."""
+
+    __slots__ = ("_deferring", "_handles")
+
+    def __init__(self, body: Any, base: int, end: int, handles: Deferring) -> None:
+        super().__init__(body, base, end, lends=False)
+        self._handles = handles
+        self._deferring = False
+
+    def read(self, head: bytes) -> Any:
+        return self.small(super().read(head))
+
+    def small(self, array: np.ndarray[Any, Any]) -> Any:
+        return self._handles.held(array) if self._deferring else array
+
+    def defer(self, deferred: bool) -> None:
+        self._deferring = deferred
+
+
 class DeferredReader:
     """Reads arrays from their pieces, and makes handles of those in fields that are deferred."""
 
-    def __init__(self, table: ArrayTable, pieces: Pieces, handle: MakeHandle) -> None:
+    def __init__(self, table: ArrayTable, pieces: Pieces, handles: Deferring) -> None:
         self._places = [*table.places()]
         self._digests = table.digests
         self._pieces = pieces
-        self._handle = handle
+        self._handles = handles
         self._next = 0
         self._deferring = False
+
+    def small(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return an array that is in the msgpack, or its handle."""
+        return self._handles.held(array) if self._deferring else array
 
     def read(self, head: bytes) -> Any:
         """Return the next array, or its handle. Raises any exception when there is none."""
@@ -156,7 +200,7 @@ class DeferredReader:
         array = DeferredArray(dtype, shape, at, size, self._digests[number])
         if int(np.prod(shape, dtype=object)) * dtype.itemsize != size:
             raise ValueError(f"an array of shape {shape!r:.80} can't have {size} bytes")
-        return self._handle(array) if self._deferring else checked_array(array, self._pieces[number]).copy()
+        return self._handles.deferred(array) if self._deferring else checked_array(array, self._pieces[number]).copy()
 
     def defer(self, deferred: bool) -> None:
         self._deferring = deferred
@@ -165,3 +209,19 @@ class DeferredReader:
         """Raise ValueError unless all arrays were read."""
         if self._next != len(self._places):
             raise ValueError("its lengths don't add up")
+
+
+class MissingReader:
+    """Reads None for each array, of a payload whose tail can't be read."""
+
+    def small(self, array: np.ndarray[Any, Any]) -> Any:
+        return array
+
+    def read(self, head: bytes) -> Any:
+        return None
+
+    def defer(self, deferred: bool) -> None:
+        """Do nothing: there are no handles."""
+
+    def finish(self) -> None:
+        """Do nothing: how many arrays there are isn't known."""

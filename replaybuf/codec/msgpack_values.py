@@ -230,6 +230,9 @@ class ArrayReader(Protocol):
     def read(self, head: bytes) -> Any:
         """Return the next array, whose dtype and shape are in `head`."""
 
+    def small(self, array: Any) -> Any:
+        """Return what takes the place of an array that is in the msgpack."""
+
     def defer(self, deferred: bool) -> None:
         """Say whether handles take the place of the arrays that follow."""
 
@@ -285,7 +288,7 @@ class Unpacking:
         if code == _OUT_OF_BAND_ARRAY:
             return self._out_of_band.read(content)
         if code == _PLAIN_ARRAY:
-            return decode_plain_array(content)
+            return self._out_of_band.small(decode_plain_array(content))
         if code == _STATUS:
             return _STATUSES[content]
         tag = self._tags.get(code)

@@ -32,11 +32,11 @@ from typing import Any, Final, Literal
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from replaybuf.codec.arrays_apart import ArrayTable, DeferredReader, MakeHandle, Pieces
+from replaybuf.codec.arrays_apart import ArrayTable, DeferredReader, Deferring, HoldingReader, MissingReader, Pieces
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
 from replaybuf.codec.images import Images
 from replaybuf.codec.msgpack_values import ArrayReader, Packed, Packing, TypeTags, Unpacking, lenient, type_tags
-from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, aligned, as_writable, nbytes_of
+from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, aligned, as_writable, sizes_of
 from replaybuf.codec.object_refs import Fetched, ObjectRefs, Releasing, RestoreRefs, UnfetchedError, at_hand, is_ref
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
@@ -189,9 +189,10 @@ class Codec:
             plain = None
         packed = plain or self._pack_refs(fields, fetched or {}, wait=fetched is None)
         lengths = struct.pack(f"<{len(fields)}Q", *packed.lengths)
-        if self.compression == "none" and sum(map(nbytes_of, packed.out_of_band)) >= TAIL_BYTES:
-            return _split(len(fields), lengths, packed, sealed)
-        out_of_band, end = aligned(packed.out_of_band, _BODY_AT + len(lengths) + len(packed.msgpack))
+        sizes = sizes_of(packed.out_of_band)
+        if self.compression == "none" and sum(sizes) >= TAIL_BYTES:
+            return _split(len(fields), lengths, packed, sizes, sealed)
+        out_of_band, end = aligned(packed.out_of_band, sizes, _BODY_AT + len(lengths) + len(packed.msgpack))
         size = end - _BODY_AT
         flags, stored = self._compress((lengths, packed.msgpack, *out_of_band), size)
         head = _HEAD.pack(MAGIC, _WHOLE, flags, 0, len(fields), size)
@@ -235,28 +236,32 @@ class Codec:
                 reader = OutOfBandReader(memory, base, table.msgpack_end, lends=own)
             return self._unpack(body, table, reader)
 
-    def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handle: MakeHandle) -> list[Any]:
-        """Return the rollouts of a payload of which only the head and some arrays were read.
+    def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Deferring) -> list[Any]:
+        """Return the rollouts of a payload with handles in place of the arrays in these fields, at any depth.
 
-        The arrays in the fields `deferred` of each rollout, at any depth, are replaced by handles, as `handle(array)`
-        returns them; `pieces` has the bytes of all others (`ArrayTable.wanted`), which are verified. Errors as those
-        of `decode`.
+        Of a payload with a tail, only the head is given, and `pieces` has the bytes of the other arrays (`wanted`),
+        which are verified. Others are given whole. Errors as those of `decode`.
         """
         flags, count, size, body = _open(head)
+        reader: ArrayReader
         with _as_damage():
-            table = _table(head, body, count)
-            if flags or table.end + table.tail_size != _BODY_AT + size:
-                raise ValueError("its lengths don't add up")
-            return self._unpack(body, table, DeferredReader(table, pieces, handle), frozenset(deferred))
+            if has_tail(head):
+                table = _table(head, body, count)
+                if table.end + table.tail_size != _BODY_AT + size:
+                    raise ValueError("its lengths don't add up")
+                reader = DeferredReader(table, pieces, handles)
+            else:
+                body = memoryview(_decompress(body, size)) if flags & _ZSTD else body
+                table = _table(head, body, count)
+                reader = HoldingReader(body, _BODY_AT, table.msgpack_end, handles)
+            return self._unpack(body, table, reader, frozenset(deferred))
 
     def decode_head(self, head: Buffer) -> list[Any]:
         """Return the rollouts of a payload whose tail is missing, with None for what is in it. Raises DecodeError."""
         _, count, _, body = _open(head)
         with _as_damage():
             table = _table(head, body, count)
-            reader = DeferredReader(table, {}, lambda array: None)
-            reader.defer(True)
-            return self._unpack(body, table, reader, tags=lenient(self._tags))
+            return self._unpack(body, table, MissingReader(), tags=lenient(self._tags))
 
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts, the tail in its memory."""
@@ -361,15 +366,14 @@ class Codec:
         return _ZSTD, (stored,)
 
 
-def _split(count: int, lengths: bytes, packed: Packed, sealed: bool) -> SplitPayload:
+def _split(count: int, lengths: bytes, packed: Packed, sizes: Sequence[int], sealed: bool) -> SplitPayload:
     """Return a payload with a tail, with its checksums if it is to be `sealed`."""
     arrays = packed.out_of_band
-    sizes = [nbytes_of(one) for one in arrays]
     digests = [xxh3_64_intdigest(one) & _LOWER for one in arrays] if sealed else [0] * len(arrays)
     table = struct.pack(f"<Q{2 * len(arrays)}Q", len(arrays), *sizes, *digests)
     start = _BODY_AT + len(lengths) + len(table) + len(packed.msgpack)
     padding = bytes(-start % ALIGNMENT)
-    tail, end = aligned(arrays, start + len(padding))
+    tail, end = aligned(arrays, sizes, start + len(padding))
     head = _HEAD.pack(MAGIC, VERSION, 0, 0, count, end - _BODY_AT)
     body = (lengths, table, packed.msgpack, padding)
     checksum = _xxh3(head, *body) if sealed else 0
@@ -393,7 +397,16 @@ def _table(payload: Buffer, body: Buffer, count: int) -> ArrayTable:
 
 def has_tail(payload: Buffer) -> bool:
     """Return whether a payload has a head and a tail."""
-    return len(payload) > _VERSION_AT and payload[_VERSION_AT] >= VERSION
+    return len(payload) >= _BODY_AT and payload[_VERSION_AT] >= VERSION
+
+
+def head_size(payload: Buffer) -> int:
+    """Return the size of the head of a payload with a tail, given at least its table; 0 if that is damaged."""
+    (count,) = struct.unpack_from("<I", payload, _COUNT_AT)
+    try:
+        return _table(payload, memoryview(payload)[_BODY_AT:], count).end
+    except (ValueError, struct.error):
+        return 0
 
 
 def is_apart(payload: Buffer) -> bool:

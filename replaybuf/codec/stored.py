@@ -1,27 +1,21 @@
-"""Rollouts as they are read: decoded, and brought up to date by what refreshes have noted of their group.
-
-Those who don't have the buffer open read here what is kept apart of payloads (`read_tails`).
-"""
+"""Rollouts as they are read: decoded, and brought up to date by what refreshes have noted of their group."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic_core import from_json
 
+from replaybuf.codec.arrays_apart import Deferring
 from replaybuf.codec.payload import Codec, is_apart
-from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
+from replaybuf.errors import DecodeError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.segments.extents import EXTENT_BYTES, Extent
-from replaybuf.segments.places import open_place
-from replaybuf.segments.store import Range
 
 #: What damaged metadata of a group raises.
 DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
-#: How long a place is asked for what is kept apart, in seconds, where somebody waits for it.
-PATIENCE: Final = 10.0
 
 
 def decode_stored(
@@ -33,21 +27,26 @@ def decode_stored(
     *,
     verified: bool = False,
     tail: Any = None,
+    deferral: Deferral | None = None,
 ) -> list[Any]:
     """Return the rollouts of a group, whose arrays live in the payload: ask once.
 
     `marks` is JSON (`rollouts.marks`), and `refreshed_to` the train step of the last refresh, None before the first. As
     long as nobody writes to the arrays, the payload is what was stored. `tail` is the rest of a payload whose arrays
-    are kept apart, or the DecodeError for which it can't be read. Raises DecodeError.
+    are kept apart, or the DecodeError for which it can't be read. With a `deferral` the payload may be only a head, and
+    the tail has the pieces that were read. Raises DecodeError.
     """
     if payload is None:
         raise DecodeError(f"group {uid}: its payload is missing")
-    rollouts = _decode(codec, uid, payload, verified, tail)
-    _bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
+    if deferral is None:
+        rollouts = _decode(codec, uid, payload, verified, tail)
+    else:
+        rollouts = _decode_deferred(codec, uid, payload, tail, deferral)
+    bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
     return rollouts
 
 
-def _bring_up_to_date(codec: Codec, uid: int, rollouts: list[Any], marks: str, refreshed_to: int | None) -> None:
+def bring_up_to_date(codec: Codec, uid: int, rollouts: list[Any], marks: str, refreshed_to: int | None) -> None:
     """Apply to rollouts what refreshes have noted of their group. Raises DecodeError."""
     try:
         found = Marks.from_json(from_json(marks))
@@ -71,71 +70,18 @@ def _decode(codec: Codec, uid: int, payload: bytes, verified: bool, tail: Any) -
     return codec.decode(memoryview(payload)[:-EXTENT_BYTES], verified=verified, owned=True, tail=tail)
 
 
-def read_tails(payloads: Sequence[Any], places: Mapping[int, str], patience: float = PATIENCE) -> list[Any]:
-    """Return what is kept apart of each payload: None where nothing is, a DecodeError where it can't be read.
-
-    `places` are those that the database names, by number. Blocks. Raises PayloadStoreError where one can't be reached.
-    """
-    tails: list[Any] = [None] * len(payloads)
-    wanted: dict[int, dict[int, Extent]] = {}
-    for number, payload in enumerate(payloads):
-        if type(payload) is not bytes or not is_apart(payload):
-            continue
-        try:
-            extent = Extent.at_end_of(payload)
-            if extent.place not in places:
-                raise DecodeError(f"the database doesn't know the place {extent.place} of its arrays")
-        except DecodeError as error:
-            tails[number] = error
-        else:
-            wanted.setdefault(extent.place, {})[number] = extent
-    for place, extents in wanted.items():
-        try:
-            store = open_place(places[place], patience)
-        except (ConfigError, MissingDriverError) as error:
-            raise PayloadStoreError(str(error)) from error
-        try:
-            found = store.read([Range.whole(extent) for extent in extents.values()], patience)
-        finally:
-            store.close()
-        for number, tail in zip(extents, found, strict=True):
-            tails[number] = tail
-    return tails
+def _decode_deferred(codec: Codec, uid: int, payload: bytes, pieces: Any, deferral: Deferral) -> list[Any]:
+    if isinstance(pieces, DecodeError):
+        raise DecodeError(f"group {uid}: {pieces}") from pieces
+    return codec.decode_deferred(payload, deferral.fields, pieces or {}, deferral.of(uid, payload))
 
 
-def names_its_arrays(payload: bytes) -> bool:
-    """Return whether the arrays of a payload are kept apart, and it says where."""
-    try:
-        return is_apart(payload) and Extent.at_end_of(payload) is not None
-    except DecodeError:
-        return False
+@dataclass(frozen=True, slots=True)
+class Deferral:
+    """The fields whose arrays aren't read, and what makes their handles, given the uid and the head of a group."""
 
-
-def joined(payload: bytes, tail: Any) -> bytes:
-    """Return a whole payload, given what is kept apart of it. Raises DecodeError where that can't be read."""
-    if isinstance(tail, DecodeError):
-        raise tail
-    return payload if tail is None else b"".join((memoryview(payload)[:-EXTENT_BYTES], tail))
-
-
-def decode_shown(
-    codec: Codec, uid: int, payload: bytes | None, marks: str, refreshed_to: int | None, places: Mapping[int, str]
-) -> tuple[list[Any], str | None]:
-    """Return the rollouts of a group as far as they can be read, and in a sentence what is missing, None for nothing.
-
-    Arguments as those of `decode_stored` and `read_tails`. Raises DecodeError.
-    """
-    try:
-        [tail] = read_tails([payload], places)
-        return decode_stored(codec, uid, payload, marks, refreshed_to, tail=tail), None
-    except ReplayBufError as error:
-        if payload is None or not is_apart(payload):
-            raise
-        reason = str(error).removeprefix(f"group {uid}: ")
-    rollouts = codec.decode_head(payload)
-    with suppress(DecodeError):  # what is noted may be about arrays
-        _bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
-    return rollouts, f"group {uid} is shown without its arrays: {reason}"
+    fields: frozenset[str]
+    of: Callable[[int, bytes], Deferring]
 
 
 def damaged(uid: int, error: Exception) -> DecodeError:

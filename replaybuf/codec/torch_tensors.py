@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from replaybuf.codec.arrays_apart import StandIn
 from replaybuf.codec.extension_types import TENSOR, Decoder, Encoder, type_tag
 from replaybuf.codec.numpy_arrays import RawBytes, as_writable
 from replaybuf.errors import DecodeError
@@ -46,7 +47,7 @@ class Tensors:
 
     def __init__(self, restore_as: RestoreTensors) -> None:
         decoders: dict[RestoreTensors, Decoder] = {"torch": _build, "numpy": _build_array, "stored": StoredTensor}
-        self.decoders: Mapping[int, Decoder] = {TENSOR: decoders[restore_as]}
+        self.decoders: Mapping[int, Decoder] = {TENSOR: functools.partial(_restore, decoders[restore_as])}
 
     def encoder(self, kind: type) -> Encoder | None:
         if kind is StoredTensor:
@@ -112,6 +113,11 @@ class StoredTensor:
 
     def clone(self) -> StoredTensor:
         return StoredTensor(self.content)
+
+
+def _restore(build: Decoder, content: Any) -> Any:
+    name, shape, raw, flags = content
+    return raw.as_tensor(name, shape, build, flags) if isinstance(raw, StandIn) else build(content)
 
 
 def _take_apart(tensor: Any) -> list[Any]:

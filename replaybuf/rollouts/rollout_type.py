@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from enum import Enum
 from inspect import getattr_static
 from operator import attrgetter
@@ -14,7 +15,7 @@ from typing import Any, Final, get_origin
 
 from pydantic import BaseModel
 
-from replaybuf.errors import ConfigError, DecodeError, RolloutError
+from replaybuf.errors import ConfigError, DecodeError, InputError, RolloutError
 from replaybuf.rollouts.annotations import choices_of, hints_of, types_in
 from replaybuf.rollouts.fields import Fields
 from replaybuf.rollouts.rewards import SCORE
@@ -297,6 +298,21 @@ class RolloutType:
             )
         return self._shape.build(fields)
 
+    def deferrable(self, names: Iterable[Any]) -> frozenset[str]:
+        """Return these fields of the class, whose arrays may be read later than the rest. Raises InputError."""
+        chosen = frozenset(names)
+        for name in sorted(map(str, chosen)):
+            if name not in self.names and not self._is_dict and not self._shape.extra:
+                near = get_close_matches(name, self.names, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it has {_listed(self.names)}"
+                raise InputError(f"deferred: {self.cls.__qualname__} has no field {name!r:.100}; {hint}")
+            if name in {self._theirs.get(one, one) for one in _MASKED_BY}:
+                raise InputError(
+                    f"deferred: {name} is needed to mask the tokens that are too old, so it is always read; defer the "
+                    "fields with large tensors, such as routed_experts"
+                )
+        return chosen
+
     def require_all(self, rollouts: Iterable[Any], features: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Call `require` for each rollout and each of several features, with our names of the fields that it needs."""
         lacking = [one for one in features if self._theirs or not self.names.issuperset(one[1])]
@@ -338,6 +354,10 @@ class RolloutType:
         elif type(rollout) is dict or kind_of(type(rollout)):
             why = f"; to store these, add rollout_type={got} to the config"
         raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {got}{why}")
+
+
+#: Our fields that are read when tokens are masked out.
+_MASKED_BY = ("response_ids", "response_mask", "response_model_steps")
 
 
 def _renamed(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from replaybuf.errors import DecodeError, DiskFullError, PayloadStoreError
 from replaybuf.segments.filesystems import filesystem_type, is_network
-from replaybuf.segments.frames import ALIGNMENT, check_frame
+from replaybuf.segments.frames import ALIGNMENT, GoneError, check_frame
 from replaybuf.segments.store import MARKER, SEGMENTS, Range, SegmentStore, SegmentWriter, StoredSegment
 
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
@@ -90,13 +90,14 @@ class FolderStore(SegmentStore):
         return [self._read(one) for one in ranges]
 
     def _read(self, wanted: Range) -> Any:
+        problem: DecodeError
         for anew in (False, True) if self.on_network else (False,):
             try:
                 with self._open(wanted.extent.name, anew=anew) as number:
                     return _read_range(number, wanted)
             except FileNotFoundError:
                 self.check_there()
-                problem = DecodeError(f"the segment {wanted.extent.name} isn't there any more: somebody deleted it")
+                problem = GoneError(f"the segment {wanted.extent.name} isn't there any more: somebody deleted it")
             except DecodeError as error:
                 problem = error
             except OSError as error:
@@ -239,16 +240,14 @@ class _FileWriter(SegmentWriter):
             raise self._store._error(error, "can't be written to") from error
 
     def _write(self, number: int, at: int, buffers: Sequence[Any]) -> None:
-        views = [view for one in buffers if len(view := _bytes_of(one))]
+        views = [view for one in buffers if (view := _bytes_of(one)).nbytes]
         first = 0
         while first < len(views):
             chosen = views[first : first + _MOST_BUFFERS]
             written = os.pwritev(number, chosen, at)
             at += written
-            for view in chosen:
-                if written < len(view):
-                    break
-                written -= len(view)
+            while chosen and written >= chosen[0].nbytes:
+                written -= chosen.pop(0).nbytes
                 first += 1
             if written:
                 views[first] = views[first][written:]

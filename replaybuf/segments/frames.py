@@ -67,13 +67,17 @@ class Frame:
         return cls(segment, at, size, database, written_at)
 
 
+class GoneError(DecodeError):
+    """Bytes aren't there any more: their segment was deleted, or written over."""
+
+
 def check_frame(header: Any, extent: Extent) -> None:
-    """Raise DecodeError unless the header is that of these bytes."""
+    """Raise DecodeError, or GoneError where others are there, unless the header is that of these bytes."""
     found = Frame.parsed(header)
     if found is None:
         raise DecodeError(f"segment {extent.name}: no payload begins at byte {extent.at}; it was damaged or cut short")
     if found.segment != extent.segment or (found.at, found.size) != (extent.at, extent.size):
-        raise DecodeError(f"segment {extent.name}: another payload is at byte {extent.at}; it was written over")
+        raise GoneError(f"segment {extent.name}: another payload is at byte {extent.at}; it was written over")
 
 
 def scan(read: Callable[[int, int], bytes], size: int) -> Iterator[Frame]:

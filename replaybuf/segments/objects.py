@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
+from replaybuf.segments.frames import GoneError
 from replaybuf.segments.store import MARKER, SEGMENTS, Range, SegmentStore, SegmentWriter, StoredSegment
 
 #: The schemes of URLs, with what people call them.
@@ -115,7 +116,7 @@ class ObjectStore(SegmentStore):
                 )
             except FileNotFoundError:
                 self._check_there()
-                return [DecodeError(f"the segment {name} isn't there any more: somebody deleted it")] * len(ranges)
+                return [GoneError(f"the segment {name} isn't there any more: somebody deleted it")] * len(ranges)
             except self._errors.GenericError as error:
                 if "range" in str(error).lower():
                     return [DecodeError(f"the segment {name} is shorter than it was: it was cut short")] * len(ranges)

@@ -127,7 +127,8 @@ class Draw:
     group has its `probability` p, and N p as its `weight`, where N is the number of groups of its task and status.
     `worker` is the name of who draws. `train_step` is the step that will be trained on them; by default it is the one
     that the groups of these tasks were last refreshed to, if any. Groups that aren't COMPLETED are drawn to be
-    generated again: without a `train_step` such a draw is for none.
+    generated again: without a `train_step` such a draw is for none. The arrays in the fields `deferred` of the rollouts
+    aren't read: handles take their place.
     """
 
     sizes: Mapping[str, int]
@@ -137,6 +138,7 @@ class Draw:
     probabilities: bool = False
     worker: str | None = None
     train_step: int | None = None
+    deferred: frozenset[str] = frozenset()
 
     def is_met_by(self, drawn: Mapping[str, int]) -> bool:
         """Return whether these numbers of groups, by task, are enough."""

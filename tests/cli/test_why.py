@@ -348,7 +348,7 @@ def test_a_hostile_name_is_escaped(hostile: str) -> None:
 
 
 def test_what_is_wrong_with_a_question_is_said(filled: str) -> None:
-    assert "there is no status 'done'" in run("why", filled, "--status", "done", code=1).stderr
+    assert "unknown status 'done'" in run("why", filled, "--status", "done", code=1).stderr
     assert "reward.$gte" in run("why", filled, "--where", '{"reward": {"$gte": "x"}}', code=1).stderr
     assert "a query is JSON" in run("why", filled, "--where", "reward > 1", code=2).stderr
 

@@ -139,24 +139,41 @@ def test_a_head_says_where_its_tail_is() -> None:
             Extent.at_end_of(damaged)
 
 
+class Recording:
+    """Handles that say what they stand for."""
+
+    def __init__(self) -> None:
+        self.arrays: list[DeferredArray] = []
+
+    def deferred(self, array: DeferredArray) -> Any:
+        self.arrays.append(array)
+        return "deferred"
+
+    def held(self, array: Any) -> Any:
+        return ["held", array]
+
+
 def test_arrays_of_deferred_fields_are_not_read() -> None:
     split = DICTS.encode_split(GROUP)
-    tail, handles = tail_of(split), list[DeferredArray]()
+    tail, handles = tail_of(split), Recording()
     wanted = DICTS.wanted(split.head, {"heavy"})
     pieces = {number: tail[at : at + size] for number, at, size in wanted}
     assert sum(map(len, pieces.values())) == GROUP[0]["ids"].nbytes + GROUP[1]["ids"].nbytes
-
-    def handle(array: DeferredArray) -> str:
-        handles.append(array)
-        return "handle"
-
-    first, second = DICTS.decode_deferred(split.head, {"heavy"}, pieces, handle)
+    first, second = DICTS.decode_deferred(split.head, {"heavy"}, pieces, handles)
     assert same([first["ids"], second["ids"], first["few"]], [GROUP[0]["ids"], GROUP[1]["ids"], GROUP[0]["few"]])
-    assert first["heavy"] == {"x": ["handle", 3]}
+    assert first["heavy"] == {"x": ["deferred", 3]}
     assert second["heavy"] is None
-    [one] = handles
+    [one] = handles.arrays
     assert (one.dtype, one.shape, one.nbytes) == (LARGE.dtype, LARGE.shape, LARGE.nbytes)
     assert tail[one.at : one.at + one.nbytes] == LARGE.tobytes()
+
+
+def test_small_arrays_of_deferred_fields_are_held() -> None:
+    for codec in (DICTS, Codec(RolloutType(dict), compression="zstd")):
+        for array in (np.arange(3), np.arange(300)):
+            payload = codec.encode([{"a": array, "b": array}])
+            [back] = codec.decode_deferred(payload, {"a"}, {}, Recording())
+            assert same(back, {"a": ["held", array], "b": array})
 
 
 def test_damage_in_an_array_that_is_read_is_noticed_and_in_a_deferred_one_is_not() -> None:
@@ -164,6 +181,6 @@ def test_damage_in_an_array_that_is_read_is_noticed_and_in_a_deferred_one_is_not
     tail = tail_of(split)
     pieces = {number: bytes(size) for number, _, size in DICTS.wanted(split.head, {"heavy"})}
     with pytest.raises(DecodeError, match="checksum"):
-        DICTS.decode_deferred(split.head, {"heavy"}, pieces, lambda _: None)
+        DICTS.decode_deferred(split.head, {"heavy"}, pieces, Recording())
     everything = {number: tail[at : at + size] for number, at, size in DICTS.wanted(split.head, ())}
-    assert same(DICTS.decode_deferred(split.head, {"no such field"}, everything, lambda _: None), GROUP)
+    assert same(DICTS.decode_deferred(split.head, {"no such field"}, everything, Recording()), GROUP)

@@ -17,7 +17,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.web import tables
+from replaybuf.web import ask as tables
 from replaybuf.worker_name import working_as
 from tests.postgres import new_database
 from tests.stores import until

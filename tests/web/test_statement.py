@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 
 from replaybuf.errors import AccessError, QueryError
 from replaybuf.storage.sql.inspection.questions import QUESTIONS
-from replaybuf.web.apart import Answer, Job, answer
+from replaybuf.web.apart import Answer, answer
 from replaybuf.web.pages.statement import plot_of
 from tests.cli.test_sql import POSTGRES_ESCAPES, SQLITE_ESCAPES, WRITES
 from tests.web.conftest import Client, client_of
@@ -39,7 +39,7 @@ def test_an_answer_has_its_rows(sql: Client) -> None:
 def refused(url: str, statement: str) -> str:
     """Return why a statement isn't run, as the process that runs it says."""
     with pytest.raises((AccessError, QueryError)) as caught:
-        answer(Job(url, statement, seconds=10, rows=5, ours=False))
+        answer(url, statement, seconds=10, most=5, ours=False)
     return str(caught.value)
 
 
@@ -104,7 +104,7 @@ def test_every_question_is_answered(reader: str) -> None:
     asked = [one["sql"] for questions in topics.values() for one in questions]
     assert len(asked) == len(QUESTIONS)
     for statement in asked:
-        assert answer(Job(reader, statement, seconds=10, rows=5, ours=False)).names, statement
+        assert answer(reader, statement, seconds=10, most=5, ours=False).names, statement
 
 
 def test_questions_are_about_the_last_step(sql: Client) -> None:

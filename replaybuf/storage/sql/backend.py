@@ -185,21 +185,27 @@ class SQLStorage(Store):
 
     # Reading
 
-    async def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
-        """Yield the groups that match, without consuming them. Holds no lock or transaction between items."""
+    async def find(
+        self, query: Node, *, order: Order, limit: int | None = None, deferred: frozenset[str] = frozenset()
+    ) -> AsyncIterator[StorageItem]:
+        """Yield the groups that match, without consuming them. Holds no lock or transaction between items.
+
+        Handles take the place of the arrays in the fields `deferred`.
+        """
         found = await self._read(matching.find_uids, query, order, limit)
         for uids in _chunks(found):
-            for item in await self._run(partial(self._read_groups, uids, query)):
+            for item in await self._run(partial(self._read_groups, uids, query, deferred)):
                 yield item
 
-    async def _read_groups(self, uids: list[int], query: Node) -> list[StorageItem]:
+    async def _read_groups(self, uids: list[int], query: Node, deferred: frozenset[str]) -> list[StorageItem]:
         """Return the groups that still match; those that can't be decoded have an `error` (database's thread)."""
-        read = partial(matching.read_groups, uids=uids, query=query)
+        read = partial(matching.read_groups, codec=self.codec, uids=uids, query=query, deferred=deferred)
         rows = await self.transactions.read(read)
-        await self.encoding.fetch(rows)
+        await self.encoding.fetch(rows, deferred)
         if any(isinstance(row.tail, DecodeError) for row in rows):  # or it has left, or was moved, since it was found
             rows = await self.transactions.read(read)
-        return await self.encoding.decode_leniently(rows)
+            await self.encoding.fetch(rows, deferred)
+        return await self.encoding.decode_leniently(rows, deferred)
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
         """Return the number of groups that match; counting stops at `at_most`."""

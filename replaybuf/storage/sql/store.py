@@ -29,6 +29,7 @@ from replaybuf.storage.sql.statements.fence import check_fence, joined
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
+from replaybuf.storage.sql.tasks.handles import Parts, know_database
 from replaybuf.storage.sql.tasks.presence import Presence
 from replaybuf.storage.sql.tasks.segments import Segments
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
@@ -161,6 +162,7 @@ class Store:
         self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
         self._preparing = asyncio.Lock()
         self._pid, self._ready = os.getpid(), False
+        know_database(self.segments.url, self)
         presence = None if self._read_only else self.presence
         # A buffer that is dropped is closed. So neither this nor the tasks may refer to it, nor a function that runs in
         # a transaction: the driver's thread keeps the last one.
@@ -241,6 +243,14 @@ class Store:
             return await work()
 
         return self.thread.run_blocking(prepared, self._lock_timeout + _BLOCKING_SECONDS)
+
+    def read_parts(self, parts: Parts, timeout: float) -> list[bytes | None]:
+        """Return parts of payloads, for handles of arrays; blocks."""
+
+        async def read() -> list[bytes | None]:
+            return await self.transactions.read(lambda tx: tx.dialect.read_ranges(tx, parts))
+
+        return self.thread.run_blocking(read, timeout)
 
     # Closing
 

@@ -20,7 +20,7 @@ from sqlalchemy import Table, func, insert, select
 
 from replaybuf.atomic_file import partial_file, publish
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.stored import joined, names_its_arrays
+from replaybuf.codec.tails import joined, names_its_arrays
 from replaybuf.errors import DecodeError, PayloadStoreError, SnapshotError
 from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.rollouts.rollout import Status

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from replaybuf.codec.stored import joined, names_its_arrays, read_tails
+from replaybuf.codec.tails import joined, names_its_arrays, read_tails
 from replaybuf.errors import AccessError, DecodeError, PayloadStoreError, ReplayBufError, SnapshotError
 from replaybuf.segments.extents import EXTENT_BYTES
 from replaybuf.storage.sql.engine.database import Database

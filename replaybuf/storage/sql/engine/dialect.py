@@ -159,6 +159,13 @@ class Dialect(ABC):
         return None
 
     @abstractmethod
+    def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
+        """Return parts of payloads, given the uid, the first byte and the number of bytes of each.
+
+        A part that goes beyond the end is shorter; it is None where there is no payload. Nothing else is read.
+        """
+
+    @abstractmethod
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         """Delete the metadata of groups, and make their payloads garbage."""
 

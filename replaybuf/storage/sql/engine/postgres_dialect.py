@@ -22,6 +22,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects import postgresql
@@ -90,6 +91,12 @@ class PostgresDialect(Dialect):
         # A value isn't joined, but read for the rows that are returned, whatever number of them the planner expects.
         data = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
         return select(*columns, data)
+
+    def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
+        if not ranges:
+            return []
+        uids, places, sizes = map(list, zip(*ranges, strict=True))
+        return [part for (part,) in tx.fetch(_PARTS, uids, places, sizes)]
 
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids), now)
@@ -185,6 +192,18 @@ def _to_garbage(dialect: Dialect) -> Any:
     removed = select(gone.c.uid, bindparam("now", type_=garbage.c.removed_at.type))
     return insert(garbage).from_select(["uid", "removed_at"], removed)
 
+
+# Values that aren't compressed (`schema.create`) are read in part.
+_PARTS = Prepared(
+    lambda _: text("""
+    SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
+    FROM unnest(CAST(:uids AS bigint[]), CAST(:places AS bigint[]), CAST(:sizes AS bigint[]))
+        WITH ORDINALITY AS wanted (uid, start, length, number)
+        LEFT JOIN rb_payload USING (uid) ORDER BY number"""),
+    "uids",
+    "places",
+    "sizes",
+)
 
 _REMOVE_TO_GARBAGE = Prepared(_to_garbage, "uids", "now")
 

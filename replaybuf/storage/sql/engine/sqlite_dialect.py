@@ -95,6 +95,10 @@ class SqliteDialect(Dialect):
     def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
         return _session(tx).read_blob(payload.name, payload.c.data.name, uid)
 
+    def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
+        session = _session(tx)
+        return [session.read_blob(payload.name, payload.c.data.name, uid, at, size) for uid, at, size in ranges]
+
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
         listed = self.listed(uids)
         tx.fetch(_REMOVE, listed)

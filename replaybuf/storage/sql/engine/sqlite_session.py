@@ -50,15 +50,19 @@ class SqliteSession(Session):
         rows = cursor.fetchall() if most is None else cursor.fetchmany(most)
         return [name for name, *_ in cursor.description or ()], rows
 
-    def read_blob(self, table: str, column: str, row: int) -> bytes | None:
-        """Return the bytes in a column of the row with this number, or None when there are none."""
+    def read_blob(self, table: str, column: str, row: int, at: int = 0, size: int = -1) -> bytes | None:
+        """Return the bytes in a column of the row with this number, or None when there are none.
+
+        Given a place and a size, only those, as far as there are any.
+        """
         self._opened += 1
         if self._opened > _MOST_OPENED:
             self._opened = 0
             _forget_blobs(self.raw)
         try:
             with self.raw.blobopen(table, column, row, readonly=True) as blob:
-                return blob.read()
+                blob.seek(min(at, len(blob)))
+                return blob.read(size)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such row, or another type of value
                 return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, func, null, select, update
 
+from replaybuf.codec.payload import Codec
 from replaybuf.query import LogicNode, Node, SetNode, to_text
 from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.statuses import Status
@@ -17,6 +18,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.columns import FIELDS, NULLABLE, STORED, uid_in
 from replaybuf.storage.sql.statements.counts import Step, apply
+from replaybuf.storage.sql.statements.deferred import read_heads
 from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.ordering import enter_races
@@ -47,14 +49,22 @@ def finding(tx: Transaction, query: Node, order: Order, limit: int | None) -> Se
     return select_matching(tx, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
 
 
-def read_groups(tx: Transaction, uids: Sequence[int], query: Node) -> list[GroupRow]:
-    """Return the groups with these uids that are there (and still match), with their payloads, in the order given."""
+def read_groups(
+    tx: Transaction, codec: Codec, uids: Sequence[int], query: Node, deferred: frozenset[str]
+) -> list[GroupRow]:
+    """Return the groups with these uids that are there (and still match), with their payloads, in the order given.
+
+    The arrays in the fields `deferred` aren't read.
+    """
+    data = null() if deferred else payload.c.data
     statement = (
-        select(*STORED, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
+        select(*STORED, lane.c.task_name, lane.c.status, lane.c.step, data)
         .select_from(group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid))
         .where(uid_in(tx, uids), tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name))
     )
     rows = {row.uid: row for row in map(GroupRow.of, tx.execute(statement))}
+    if deferred:
+        read_heads(tx, codec, [*rows.values()], deferred)
     return [rows[uid] for uid in uids if uid in rows]
 
 

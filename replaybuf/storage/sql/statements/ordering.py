@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, String, and_, bindparam, case, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, String, and_, bindparam, case, func, null, or_, select, update
 
 from replaybuf.query import Node
 from replaybuf.query.sql_conditions import compile_sql
@@ -185,19 +185,19 @@ class Source:
             return self._merged(tx, size, order, self._read(tx, _Query(order, _PINNED), size))
         return _ordered(self._read(tx, _Query(order), size))
 
-    def read(self, tx: Transaction, size: int, order: Order) -> list[GroupRow]:
-        """Return the first `size` groups as rows with their payloads."""
+    def read(self, tx: Transaction, size: int, order: Order, *, payloads: bool = True) -> list[GroupRow]:
+        """Return the first `size` groups as rows, with their payloads unless these are read later."""
         if not _merges(order):
-            rows = self._read(tx, _Query(order, whole=True), size)
+            rows = self._read(tx, _Query(order, whole=True, bare=not payloads), size)
         elif pinned := self._read(tx, _Query(order, _PINNED), size):
             uids = [one.uid for one in self._merged(tx, size, order, pinned)]
-            found = {row[0]: row for row in tx.fetch(_WHOLE, tx.dialect.listed(uids))}
+            found = {row[0]: row for row in tx.fetch(_WHOLE if payloads else _BARE, tx.dialect.listed(uids))}
             rows = [found[uid] for uid in uids if uid in found]
         else:
-            rows = self._read(tx, _Query(order, _FOLLOWING, whole=True), size)
+            rows = self._read(tx, _Query(order, _FOLLOWING, whole=True, bare=not payloads), size)
         drawn = [GroupRow.drawn(row, self.lane) for row in rows]
         for row in drawn:
-            if row.payload is None:
+            if row.payload is None and payloads:
                 row.payload = tx.dialect.read_payload(tx, row.uid)
         return drawn
 
@@ -263,13 +263,14 @@ class Source:
 
 class _Query(NamedTuple):
     """What determines the statement: the order, which groups, whether some are skipped, and whether it reads all of
-    a group or only what it is ordered by."""
+    a group, perhaps but for the payload (`bare`), or only what it is ordered by."""
 
     order: Order
     pinned: bool | None = None
     skipping: bool = False
     whole: bool = False
     checked: bool = False
+    bare: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -308,7 +309,10 @@ def _prepared(query: _Query) -> tuple[Prepared, Sequence[str]]:
 def _select(dialect: Dialect, query: _Query) -> Select[Any]:
     order, fields = query.order, _fields(query)
     values = (fields[term.field].label(f"order_{i}") for i, term in enumerate(order))
-    statement = dialect.with_payload(STORED) if query.whole else select(group.c.uid, group.c.priority, *values)
+    if query.bare:
+        statement = select(*STORED, null())
+    else:
+        statement = dialect.with_payload(STORED) if query.whole else select(group.c.uid, group.c.priority, *values)
     if query.pinned is not None:
         missing = group.c.pinned_staleness.is_(None)
         statement = statement.where(~missing if query.pinned else missing)
@@ -354,6 +358,8 @@ _NONE_PINNED = (
     .is_(None)
 )
 _WHOLE = Prepared(lambda dialect: dialect.with_payload(STORED).where(dialect.one_of(group.c.uid, "uids")), "uids")
+
+_BARE = Prepared(lambda dialect: select(*STORED, null()).where(dialect.one_of(group.c.uid, "uids")), "uids")
 
 
 def _fields(query: _Query) -> dict[str, ColumnElement[Any]]:

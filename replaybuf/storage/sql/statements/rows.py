@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from replaybuf.codec.payload import Codec, is_apart
-from replaybuf.codec.stored import DAMAGE, damaged, decode_stored
+from replaybuf.codec.stored import DAMAGE, Deferral, damaged, decode_stored
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.segments.extents import EXTENT_BYTES
@@ -149,14 +149,22 @@ class GroupRow:
         pinned, pinned_step, _ = _STALENESS(self.values)
         return self.step if pinned is None else pinned_step
 
-    def decode(self, codec: Codec) -> StorageItem:
+    def decode(self, codec: Codec, deferral: Deferral | None = None) -> StorageItem:
         """Return the stored group with its rollouts, whose arrays live in the row's payload: ask once.
 
-        As long as nobody writes to them, the payload is what was stored. Raises DecodeError.
+        As long as nobody writes to them, the payload is what was stored. With a `deferral` handles take the place of
+        some arrays. Raises DecodeError.
         """
         marks, refreshed_to = self.column("marks"), self.refreshed_to
         rollouts = decode_stored(
-            codec, self.uid, self.payload, marks, refreshed_to, verified=self.verified, tail=self.tail
+            codec,
+            self.uid,
+            self.payload,
+            marks,
+            refreshed_to,
+            verified=self.verified,
+            tail=self.tail,
+            deferral=deferral,
         )
         return self.item(rollouts)
 
@@ -192,12 +200,12 @@ class GroupRow:
         )
 
 
-def decode_leniently(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
+def decode_leniently(rows: Iterable[GroupRow], codec: Codec, deferral: Deferral | None = None) -> list[StorageItem]:
     """Return stored groups; those that can't be decoded have an `error`, and no rollouts."""
     items = []
     for row in rows:
         try:
-            items.append(row.decode(codec))
+            items.append(row.decode(codec, deferral))
         except DecodeError as error:
             items.append(row.item([], str(error)))
     return items

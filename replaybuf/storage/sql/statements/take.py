@@ -18,6 +18,7 @@ from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import lock_tasks, move, read_levels, set_aside
+from replaybuf.storage.sql.statements.deferred import read_heads
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
@@ -71,7 +72,9 @@ def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> lis
 def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw, skip: set[int]) -> list[GroupRow]:
     while True:
         source = Source(home, draw.where, skip if home.status == Status.FAILED else ())
-        rows = source.read(tx, size, tx.scope.rules.sampler.order)
+        rows = source.read(tx, size, tx.scope.rules.sampler.order, payloads=not draw.deferred)
+        if draw.deferred:
+            read_heads(tx, codec, rows, draw.deferred)
         damaged: dict[int, str] = {}
         for row in rows:
             try:

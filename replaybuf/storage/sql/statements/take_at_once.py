@@ -49,7 +49,9 @@ def _is_plain(tx: Transaction, draw: Draw) -> bool:
     """Return whether a draw depends on nothing but the order of the groups."""
     rules = tx.scope.rules
     slowed = draw.status == Status.COMPLETED and rules.limits.slows_draws
-    return not slowed and rules.sampler.race is None and draw.where is None and not draw.probabilities
+    return (
+        not slowed and rules.sampler.race is None and draw.where is None and not (draw.probabilities or draw.deferred)
+    )
 
 
 def _draw(tx: Transaction, codec: Codec, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | None:

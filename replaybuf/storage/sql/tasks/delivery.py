@@ -221,19 +221,19 @@ class Drawing:
     async def _decoded(self, taken: Taken) -> _Decoded:
         """Return the groups, and why those failed that can't be decoded; in this thread if that takes no longer."""
         compute = self._transactions.compute
-        await self._segments.fetch(taken.rows, self._codec, compute)
+        await self._segments.fetch(taken.rows, self._codec, compute, self._draw.deferred)
         if not self._codec.runs_code and len(taken.rows) * self._draws.group_seconds <= LIGHT_SECONDS:
             return self._decode(taken)
         return await self._transactions.compute(self._decode, taken)
 
     def _decode(self, taken: Taken) -> _Decoded:
         rows, leased = taken.rows, self._seconds is not None
-        began = time.perf_counter()
+        began, deferral = time.perf_counter(), self._segments.deferral(self._draw.deferred)
         items: list[StorageItem] = []
         failed: dict[int, str] = {}
         for row in rows:
             try:
-                item = row.decode(self._codec)
+                item = row.decode(self._codec, deferral)
             except DecodeError as error:
                 failed[row.uid] = str(error)
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -41,10 +41,9 @@ class Encoding:
             except SegmentLostError:
                 self.segments.lost()
 
-    async def fetch(self, rows: Sequence[GroupRow]) -> None:
-        """Read what is kept apart of these groups, unless it was read."""
-        unread = [row for row in rows if row.tail is None]
-        await self.segments.fetch(unread, self.codec, self._transactions.compute)
+    async def fetch(self, rows: Sequence[GroupRow], deferred: frozenset[str] = frozenset()) -> None:
+        """Read what is kept apart of these groups, unless it was read; not the arrays in the fields `deferred`."""
+        await self.segments.fetch(rows, self.codec, self._transactions.compute, deferred)
 
     async def decode(self, rows: Sequence[GroupRow], decode: Callable[[Sequence[GroupRow]], T]) -> T:
         """Read what is kept apart of these groups, and return `decode(rows)`."""
@@ -59,24 +58,17 @@ class Encoding:
         """Return groups that have left, for their caller."""
         if not rows:
             return []
-        items = await self.decode(rows, partial(_told, self.codec))
+        items = await self.decode(rows, partial(told, codec=self.codec))
         self.segments.read(row.uid for row in rows if row.is_apart)
         return items
 
-    async def decode_leniently(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
-        """Return the groups as `rows.decode_leniently` does."""
-        return await self.decode(rows, partial(_leniently, self.codec))
+    async def decode_leniently(self, rows: Sequence[GroupRow], deferred: frozenset[str]) -> list[StorageItem]:
+        """Return groups that were fetched as `rows.decode_leniently` does, with handles in the fields `deferred`."""
+        decode = partial(decode_leniently, codec=self.codec, deferral=self.segments.deferral(deferred))
+        return await self._transactions.compute(decode, rows)
 
 
 def _called(
     function: Callable[[Transaction, list[EncodedGroup]], T], encoded: list[EncodedGroup], tx: Transaction
 ) -> T:
     return function(tx, encoded)
-
-
-def _told(codec: Codec, rows: Iterable[GroupRow]) -> list[StorageItem]:
-    return told(rows, codec)
-
-
-def _leniently(codec: Codec, rows: Iterable[GroupRow]) -> list[StorageItem]:
-    return decode_leniently(rows, codec)

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from replaybuf.codec.payload import Codec, SplitPayload, is_apart
+from replaybuf.codec.stored import Deferral
 from replaybuf.errors import DecodeError, PayloadStoreError, ReplayBufError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent
 from replaybuf.segments.frames import ALIGNMENT, Frame
@@ -27,6 +28,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import segments as statements
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, SILENT_SECONDS, Segment
+from replaybuf.storage.sql.tasks.handles import handles_of
 
 #: A segment in a folder takes no more payloads when it has so many bytes.
 SEGMENT_BYTES = 128 << 20
@@ -37,6 +39,8 @@ _RENEW_SECONDS = SILENT_SECONDS / 6
 _MOST_KEPT = 8
 #: A segment with a smaller part of live bytes is emptied, so many bytes at a time.
 _SPARSE = 0.25
+#: Arrays that are smaller on average are copied together first: a system call takes longer for many small buffers.
+_JOINED = 32 << 10
 _MOVED_BYTES = 8 << 20
 _MOVED_GROUPS = 64
 _DELETED = 64
@@ -56,6 +60,16 @@ class _OpenSegment:
 
 
 @dataclass(slots=True)
+class _Pending:
+    """Buffers to be written into a segment, from one place to another."""
+
+    segment: _OpenSegment
+    at: int
+    end: int
+    buffers: list[Any]
+
+
+@dataclass(slots=True)
 class SegmentBatch:
     """Payloads that are written together, before the transaction that names them (any one thread).
 
@@ -64,22 +78,24 @@ class SegmentBatch:
 
     threshold: int
     _segments: Segments
-    _pending: list[tuple[_OpenSegment, int, list[Any]]] = field(default_factory=list)
+    _pending: list[_Pending] = field(default_factory=list)
 
     def add(self, split: SplitPayload) -> Extent:
         """Return where the tail of a payload will be; it is there after `flush`."""
         segment, extent = self._segments.reserve(split.size)
         frame = Frame(extent.segment, extent.at, extent.size, self._segments.database, time.time())
         buffers = [frame.packed(), *split.tail, bytes(-extent.size % ALIGNMENT)]
-        self._pending.append((segment, extent.at - ALIGNMENT, buffers))
+        if split.size < _JOINED * len(split.tail):
+            buffers = [b"".join(buffers)]
+        self._pending.append(_Pending(segment, extent.at - ALIGNMENT, frame.end, buffers))
         return extent
 
     def flush(self) -> None:
         """Write what was added. Raises PayloadStoreError or DiskFullError."""
         pending, self._pending = self._pending, []
-        by_segment: dict[int, list[tuple[_OpenSegment, int, list[Any]]]] = {}
+        by_segment: dict[int, list[_Pending]] = {}
         for one in pending:
-            by_segment.setdefault(one[0].id, []).append(one)
+            by_segment.setdefault(one.segment.id, []).append(one)
         for members in by_segment.values():
             self._segments.write(members)
 
@@ -110,6 +126,8 @@ class Segments:
         self._read: list[int] = []  # groups that have left, whose payloads were read
         self._renew_at = 0.0
         self.database = b""
+        #: The database, as handles name it; one in memory has no name that others could use.
+        self.url = engine.where if engine.path or engine.dialect.is_remote else f"memory://{id(self)}"
 
     @property
     def writes(self) -> bool:
@@ -222,14 +240,14 @@ class Segments:
             segment.users.add(extent)
             return segment, extent
 
-    def write(self, members: Sequence[tuple[_OpenSegment, int, list[Any]]]) -> None:
-        """Write buffers into one segment (any thread)."""
-        segment = members[0][0]
+    def write(self, members: Sequence[_Pending]) -> None:
+        """Write payloads into one segment (any thread)."""
+        segment = members[0].segment
         one_write = self._here is not None and self._here[1].one_write_each
         try:
-            for place, (_, at, buffers) in enumerate(_runs(members)):
-                last = place == len(members) - 1
-                segment.writer.write(at, buffers, sync=self._sync and last)
+            runs = _runs(members)
+            for one in runs:
+                segment.writer.write(one.at, one.buffers, sync=self._sync and one is runs[-1])
         except BaseException:
             segment.broken = True
             raise
@@ -254,7 +272,7 @@ class Segments:
         Of arrays in the fields `deferred` only the places are noted. Those that are damaged are errors when they are
         decoded. Raises PayloadStoreError where a place doesn't answer in time.
         """
-        apart = [row for row in rows if row.payload is not None and is_apart(row.payload)]
+        apart = [row for row in rows if row.payload is not None and row.tail is None and is_apart(row.payload)]
         if not apart:
             return
         await self._reach(apart)
@@ -306,9 +324,12 @@ class Segments:
                 elif isinstance(row.tail, dict):
                     row.tail[key] = raw
 
-    def store_of(self, extent: Extent) -> SegmentStore | None:
-        """Return the store that was opened for a place."""
-        return self._stores.get(extent.place)
+    def deferral(self, deferred: frozenset[str]) -> Deferral | None:
+        """Return what makes handles of the arrays in these fields, None where there are none."""
+        if not deferred:
+            return None
+        places = {number: store.url for number, store in self._stores.items()}
+        return Deferral(deferred, partial(handles_of, self.url, places))
 
     def read(self, uids: Iterable[int]) -> None:
         """Note that the payloads of groups that have left were read: they may be swept."""
@@ -452,20 +473,15 @@ def _name(segment: Segment) -> str:
     return Extent(0, segment.id, segment.file, 0, 0).name
 
 
-def _runs(
-    members: Sequence[tuple[_OpenSegment, int, list[Any]]],
-) -> list[tuple[_OpenSegment, int, list[Any]]]:
+def _runs(members: Sequence[_Pending]) -> list[_Pending]:
     """Join what follows one another in a segment."""
-    runs: list[tuple[_OpenSegment, int, list[Any]]] = []
-    end = -1
-    for segment, at, buffers in members:
-        size = sum(memoryview(one).nbytes for one in buffers)
-        if at == end:
-            runs[-1][2].extend(buffers)
+    runs: list[_Pending] = []
+    for one in members:
+        if runs and runs[-1].end == one.at:
+            runs[-1].buffers += one.buffers
+            runs[-1].end = one.end
         else:
-            runs.append((segment, at, [*buffers]))
-            end = at
-        end += size
+            runs.append(one)
     return runs
 
 

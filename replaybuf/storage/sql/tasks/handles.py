@@ -1,0 +1,255 @@
+"""Handles: arrays that were left where they are, and are read when somebody needs them, on any host."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from replaybuf.checks import check_seconds
+from replaybuf.codec.arrays_apart import DeferredArray, StandIn, checked_array
+from replaybuf.codec.payload import has_tail, head_size
+from replaybuf.errors import DecodeError, InputError, LeaseLostError
+from replaybuf.segments.extents import Extent
+from replaybuf.segments.frames import GoneError
+from replaybuf.segments.places import open_place
+from replaybuf.segments.store import Range, SegmentStore
+from replaybuf.storage.sql.engine.opening import open_database
+from replaybuf.storage.sql.engine.urls import parse_url
+
+#: How long reading waits for a place that doesn't answer, in seconds.
+PATIENCE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayHandle(StandIn):
+    """An array or tensor that wasn't read with its group: `dtype`, `shape` and `nbytes` say what `load` returns.
+
+    Handles can be pickled and sent to other processes, on any host that reaches the place where the payloads are kept,
+    or the database. They are good as long as the lease that they came with, or, with `find`, as long as the group is
+    there.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    source: Source = field(repr=False)
+    array: DeferredArray = field(repr=False)
+    _tensor: tuple[str, tuple[int, ...], Callable[[Any], Any], int] | None = field(default=None, repr=False)
+
+    def load(self) -> Any:
+        """Return the array or tensor, in memory of its own; reads its bytes only, and blocks.
+
+        Raises LeaseLostError when it isn't there any more because the lease has ended, DecodeError when its bytes are
+        damaged, and PayloadStoreError or an error of the database when they can't be reached.
+        """
+        [loaded] = load_all([self])
+        return loaded
+
+    async def load_async(self) -> Any:
+        """Do the same as `load`, in another thread."""
+        return await asyncio.to_thread(self.load)
+
+    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any], flags: int) -> ArrayHandle:
+        """Return the handle of a tensor that is made of these bytes."""
+        return replace(self, dtype=name, shape=tuple(shape), _tensor=(name, tuple(shape), build, flags))
+
+    def made(self, raw: Any) -> Any:
+        """Return what is made of the bytes that were read. Raises DecodeError."""
+        array = checked_array(self.array, raw)
+        if self._tensor is None:
+            return array
+        name, shape, build, flags = self._tensor
+        return build([name, list(shape), array, flags])
+
+
+def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> list[Any]:
+    """Return the arrays and tensors of many handles, in few requests; blocks. Errors are those of `ArrayHandle.load`.
+
+    `timeout` bounds the wait for a place that doesn't answer, in seconds.
+    """
+    wanted, seconds = list(handles), check_seconds(timeout, "timeout")
+    for one in wanted:
+        if not isinstance(one, ArrayHandle):
+            raise InputError(f"handles must be ArrayHandles, got {type(one).__name__}")
+    by_place: dict[Any, list[int]] = {}
+    for place, one in enumerate(wanted):
+        by_place.setdefault(one.source.place, []).append(place)
+    found: list[Any] = [None] * len(wanted)
+    for places in by_place.values():
+        chosen = [wanted[place] for place in places]
+        for place, raw in zip(places, chosen[0].source.read(chosen, seconds), strict=True):
+            if isinstance(raw, GoneError):
+                raise LeaseLostError(
+                    f"the array can't be read any more ({raw}): the lease that its handle came with has ended, or its "
+                    "group has left the buffer. Load before the lease is acknowledged"
+                )
+            if isinstance(raw, Exception):
+                raise raw
+            found[place] = wanted[place].made(raw)
+    return found
+
+
+async def load_all_async(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> list[Any]:
+    """Do the same as `load_all`, in another thread."""
+    return await asyncio.to_thread(load_all, list(handles), timeout=timeout)
+
+
+class Source(ABC):
+    """Where the bytes of an array are. Sources of the same `place` are read together."""
+
+    @property
+    @abstractmethod
+    def place(self) -> Any:
+        """What tells places apart."""
+
+    @abstractmethod
+    def read(self, handles: Sequence[ArrayHandle], timeout: float) -> list[Any]:
+        """Return the bytes of these handles, whose sources are of this place, or the errors for which they can't be."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSource(Source):
+    """Bytes that are in memory already, of payloads that can't be read in part."""
+
+    raw: bytes
+
+    @property
+    def place(self) -> Any:
+        return None
+
+    def read(self, handles: Sequence[ArrayHandle], timeout: float) -> list[Any]:
+        return [bytearray(one.source.raw) for one in handles if isinstance(one.source, HeldSource)]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSource(Source):
+    """Bytes in a segment, at this URL."""
+
+    url: str
+    extent: Extent
+
+    @property
+    def place(self) -> Any:
+        return self.url
+
+    def read(self, handles: Sequence[ArrayHandle], timeout: float) -> list[Any]:
+        ranges = [
+            Range(one.source.extent, one.array.at, one.nbytes)
+            for one in handles
+            if isinstance(one.source, SegmentSource)
+        ]
+        return [
+            bytearray(raw) if isinstance(raw, bytes) else raw for raw in _store(self.url, timeout).read(ranges, timeout)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseSource(Source):
+    """Bytes in the payload of a group, from `start` on, in the database at this URL, which has no password."""
+
+    url: str
+    uid: int
+    start: int
+
+    @property
+    def place(self) -> Any:
+        return self.url
+
+    def read(self, handles: Sequence[ArrayHandle], timeout: float) -> list[Any]:
+        wanted = [
+            (one.source.uid, one.source.start + one.array.at, one.nbytes)
+            for one in handles
+            if isinstance(one.source, DatabaseSource)
+        ]
+        known = _databases.get(self.url)
+        parts = _read_elsewhere(self.url, wanted, timeout) if known is None else known.read_parts(wanted, timeout)
+        return [
+            GoneError(f"group {uid} is gone") if part is None else bytearray(part)
+            for (uid, _, _), part in zip(wanted, parts, strict=True)
+        ]
+
+
+#: Parts of payloads: the uid, the first byte and the number of bytes of each.
+Parts = Sequence[tuple[int, int, int]]
+
+
+class OpenDatabase(Protocol):
+    """A database that is open in this process."""
+
+    def read_parts(self, parts: Parts, timeout: float) -> list[bytes | None]:
+        """Return parts of payloads, None where there is no payload; blocks."""
+
+
+#: Those that are open in this process, by the URLs that handles have.
+_databases: weakref.WeakValueDictionary[str, OpenDatabase] = weakref.WeakValueDictionary()
+
+
+def know_database(url: str, database: OpenDatabase) -> None:
+    """Let handles with this URL read from a database that is open in this process."""
+    _databases[url] = database
+
+
+def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None]:
+    """Read from a database that isn't open here. Its password, if it needs one, is known to the driver (PGPASSFILE)."""
+
+    async def read() -> list[bytes | None]:
+        engine = open_database(parse_url(url), lock_timeout=timeout, reconnect_timeout=timeout, read_only=True)
+        try:
+            return await engine.read(lambda tx: tx.dialect.read_ranges(tx, parts))
+        finally:
+            await engine.dispose()
+
+    with ThreadPoolExecutor(1) as executor:  # a loop of its own: the caller may be inside one
+        return executor.submit(asyncio.run, read()).result(timeout)
+
+
+_stores: dict[str, SegmentStore] = {}
+_lock = threading.Lock()
+
+
+def _store(url: str, timeout: float) -> SegmentStore:
+    with _lock:
+        if url not in _stores:
+            _stores[url] = open_place(url, timeout)
+        return _stores[url]
+
+
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """Makes the handles of one payload: its arrays are at a place, or in the database."""
+
+    source: Source | None
+
+    def deferred(self, array: DeferredArray) -> ArrayHandle:
+        """Return the handle of an array that isn't read."""
+        assert self.source is not None
+        return ArrayHandle(str(array.dtype), array.shape, array.nbytes, self.source, array)
+
+    def held(self, array: np.ndarray[Any, Any]) -> ArrayHandle:
+        """Return the handle of an array that was read."""
+        raw = array.tobytes()
+        known = DeferredArray.of(array.dtype, array.shape, raw)
+        return ArrayHandle(str(array.dtype), array.shape, array.nbytes, HeldSource(raw), known)
+
+
+def handles_of(url: str, places: Mapping[int, str], uid: int, payload: bytes) -> Handles:
+    """Return what makes the handles of a payload: the head alone, or with an extent behind it, or all of a small one.
+
+    `url` is that of the database, `places` has those of the places where payloads are kept apart.
+    """
+    if not has_tail(payload):
+        return Handles(None)
+    if len(payload) == head_size(payload):
+        return Handles(DatabaseSource(url, uid, len(payload)))
+    extent = Extent.at_end_of(payload)
+    if extent.place not in places:
+        raise DecodeError(f"group {uid}: the database doesn't know the place {extent.place} of its arrays")
+    return Handles(SegmentSource(places[extent.place], extent))
