@@ -242,3 +242,25 @@ async def test_only_two_words_are_known(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="'copy' or 'keep', not 'leave'"):
             await buffer.save(tmp_path, payloads="leave")  # type: ignore[arg-type]
         assert (await buffer.save(tmp_path, payloads="keep")).name == SNAPSHOT_FILE
+
+
+async def test_a_threshold_of_nothing_keeps_all_arrays_apart_and_no_texts(shared_url: str, tmp_path: Path) -> None:
+    async with build("sqlite:///" + str(tmp_path / "first.db")) as buffer:
+        await buffer.put(group(1), TASK)
+        await buffer.put(heavy(1), TASK)
+        await buffer.save(tmp_path / "snapshot")
+        state = await asyncio.to_thread(buffer.state_dict)
+        before = await everything(buffer)
+    folder = tmp_path / "segments"
+    folder.mkdir()
+    for load in ("resume", "state"):
+        async with build(shared_url, name=load, payloads=str(folder), payload_threshold=0) as other:
+            if load == "resume":
+                await other.resume(tmp_path / "snapshot")
+            else:
+                await asyncio.to_thread(other.load_state_dict, state)
+            found = await everything(other)
+            assert [one["item"] for one in found] == [one["item"] for one in before]
+            await other.put(group(1), TASK)
+            assert len(await other.get(3, TASK)) == 3
+            assert await count_apart(other) >= 1
