@@ -27,6 +27,7 @@ from replaybuf.cli.options import Buffer, OfTask, Url, Where, listing, option, u
 from replaybuf.cli.output import Column, Output, console, print_facts, print_table, write
 from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
+from replaybuf.redact import escape_line
 from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts, facts_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
@@ -40,11 +41,17 @@ def read(reader: Reader, uid: int) -> Described:
 
 
 def read_full(reader: Reader, uid: int) -> tuple[Described, Rollouts]:
-    """Return the metadata of a group and its rollouts as they were put. Raises InputError and DecodeError."""
+    """Return the metadata of a group and its rollouts as they were put. Raises InputError and DecodeError.
+
+    Arrays that are kept apart and can't be read are left out, which is told on stderr.
+    """
     from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 
     found, stored = _read(reader, uid, lambda tx: read_payload(tx, uid))
-    return found, decode_payload(uid, stored)
+    rollouts, missing = decode_payload(uid, stored)
+    if missing is not None:
+        typer.echo(escape_line(missing), err=True)
+    return found, rollouts
 
 
 def _read(reader: Reader, uid: int, more: Callable[[ReadTransaction], T]) -> tuple[Described, T]:

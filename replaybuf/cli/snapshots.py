@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,11 +25,25 @@ _Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this n
 _COLUMNS = columns("buffer", "file", "groups", "bytes")
 _NAMES = "fifo, lifo, staleness, uniform, prioritized, or module:Class."
 _Of = Annotated[str | None, option("--policy", metavar="NAME", help=f"Only for buffers of this policy: {_NAMES}")]
+_Payloads = Annotated[
+    Literal["copy", "keep"],
+    option("--payloads", metavar="HOW", help="Payloads kept apart: copy them, or keep them where they are."),
+]
+_Place = Annotated[
+    str, option("--payloads", metavar="PLACE", help="Keep large payloads apart, in this folder or object store.")
+]
 _For = Annotated[str | None, option("--policy", metavar="NAME", help=f"For a run of another policy: {_NAMES}")]
 
 
 @listing
-def save(url: Url, output: Output, folder: Folder = None, buffer: OneBuffer = None, policy: _Of = None) -> None:
+def save(
+    url: Url,
+    output: Output,
+    folder: Folder = None,
+    buffer: OneBuffer = None,
+    policy: _Of = None,
+    payloads: _Payloads = "copy",
+) -> None:
     """Write a snapshot of a buffer into a folder, while the run goes on.
 
     It is the same that buffer.save() writes: one SQLite file, whichever database the buffer is in, that buffer.resume()
@@ -38,6 +52,9 @@ def save(url: Url, output: Output, folder: Folder = None, buffer: OneBuffer = No
 
     A buffer resumes from a snapshot of its own policy only. The database doesn't know the policy of its run: with
     --policy the snapshot is for buffers of that one, without it for those of any.
+
+    Payloads that are kept apart from the database are in the snapshot, too. With --payloads keep it only refers to
+    them, and is good until the run goes on: to move a run that has stopped to another database.
 
     \b
     Examples:
@@ -49,13 +66,21 @@ def save(url: Url, output: Output, folder: Folder = None, buffer: OneBuffer = No
     name = reader.read(lambda tx: choose(tx, buffer))
     about = {"policy": resolve_policy(policy).name} if policy else {}
     file = snapshot_file(Path(folder), make=True)
-    _, done = with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), about, tell))
+    whole = payloads == "copy"
+    _, done = with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), about, tell, whole=whole))
     row = {"url": reader.where, "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
     output.rows([row], _COLUMNS)
 
 
 @listing
-def resume(url: Url, output: Output, folder: Folder = None, buffer: _Loaded = None, policy: _For = None) -> None:
+def resume(
+    url: Url,
+    output: Output,
+    folder: Folder = None,
+    buffer: _Loaded = None,
+    policy: _For = None,
+    payloads: _Place = "database",
+) -> None:
     """Load a snapshot into a buffer that is empty.
 
     All of it or nothing: a snapshot that was cut short or damaged is refused. Snapshots go from any database to any. A
@@ -63,6 +88,9 @@ def resume(url: Url, output: Output, folder: Folder = None, buffer: _Loaded = No
 
     The snapshot's own policy is taken, whatever it is, and goes on as it would have; build the buffer with it.
     --policy is for a run that goes on with another one.
+
+    All payloads are in the database then, or the large ones in the place that --payloads names, which the run is to be
+    given, too; the snapshot isn't needed any more, nor what it refers to.
 
     \b
     Examples:
@@ -76,7 +104,7 @@ def resume(url: Url, output: Output, folder: Folder = None, buffer: _Loaded = No
     rules = Rules(resolve_policy(policy)) if policy else _rules_of(saved)
 
     def load(tell: OnProgress) -> None:
-        on_storage(target.url, name, lambda storage: storage.resume(file, {}, tell), rules=rules)
+        on_storage(target.url, name, lambda storage: storage.resume(file, {}, tell), rules=rules, payloads=payloads)
 
     _, done = with_bar("loaded", load)
     row = {"url": target.where, "buffer": name, "file": file, "groups": done.groups, "bytes": done.bytes}

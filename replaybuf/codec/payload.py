@@ -32,10 +32,10 @@ from typing import Any, Final, Literal
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from replaybuf.codec.arrays_apart import ArrayTable, DeferredReader, Deferring, HoldingReader, Pieces
+from replaybuf.codec.arrays_apart import ArrayTable, DeferredReader, Deferring, HoldingReader, MissingReader, Pieces
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
 from replaybuf.codec.images import Images
-from replaybuf.codec.msgpack_values import ArrayReader, Packed, Packing, Unpacking, type_tags
+from replaybuf.codec.msgpack_values import ArrayReader, Packed, Packing, TypeTags, Unpacking, lenient, type_tags
 from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, aligned, as_writable, sizes_of
 from replaybuf.codec.object_refs import Fetched, ObjectRefs, Releasing, RestoreRefs, UnfetchedError, at_hand, is_ref
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
@@ -256,6 +256,13 @@ class Codec:
                 reader = HoldingReader(body, _BODY_AT, table.msgpack_end, handles)
             return self._unpack(body, table, reader, frozenset(deferred))
 
+    def decode_head(self, head: Buffer) -> list[Any]:
+        """Return the rollouts of a payload whose tail is missing, with None for what is in it. Raises DecodeError."""
+        _, count, _, body = _open(head)
+        with _as_damage():
+            table = _table(head, body, count)
+            return self._unpack(body, table, MissingReader(), tags=lenient(self._tags))
+
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts, the tail in its memory."""
         table = self.array_table(payload) if len(payload) > _BODY_AT else None
@@ -291,16 +298,16 @@ class Codec:
         for rollout in rollouts:
             releasing.release(rollout)
 
-    def verify(self, payload: Buffer) -> None:
+    def verify(self, payload: Buffer, tail: Buffer | None = None) -> None:
         """Raise DecodeError when the header is not a payload's or a checksum doesn't match; decodes nothing.
 
-        A tail that is elsewhere is verified when it is decoded.
+        A tail that is elsewhere is verified when it is given, or decoded.
         """
         _, count, _, body = _open(payload)
-        if has_tail(payload) and not is_apart(payload):
+        if tail is not None or (has_tail(payload) and not is_apart(payload)):
             with _as_damage():
                 table = _table(payload, body, count)
-                table.verify(body[table.end - _BODY_AT :])
+                table.verify(body[table.end - _BODY_AT :] if tail is None else memoryview(tail))
 
     def _pack(self, fields: list[dict[str, Any]]) -> Packed:
         try:
@@ -331,9 +338,14 @@ class Codec:
         return EncodeError(f"the rollouts can't be stored: {error}")
 
     def _unpack(
-        self, body: memoryview, table: ArrayTable, reader: ArrayReader, deferred: frozenset[str] = frozenset()
+        self,
+        body: memoryview,
+        table: ArrayTable,
+        reader: ArrayReader,
+        deferred: frozenset[str] = frozenset(),
+        tags: TypeTags | None = None,
     ) -> list[Any]:
-        unpacking = Unpacking(self._tags, reader)
+        unpacking = Unpacking(tags or self._tags, reader)
         rollouts = []
         for start, end in pairwise(table.rollouts):
             packed = body[start - _BODY_AT : end - _BODY_AT]

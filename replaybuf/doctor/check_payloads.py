@@ -6,21 +6,22 @@ doesn't accept such texts.)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 from sqlalchemy import select, update
 
 from replaybuf.codec.payload import Texts
+from replaybuf.codec.tails import joined, read_tails
 from replaybuf.doctor.check_groups import FORGET, MISSING, set_groups_aside
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, groups, problem, repairable, warning
-from replaybuf.errors import DecodeError, StorageError
+from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.statuses import Status
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
-from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
+from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS, read_places
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.columns import uid_in
@@ -75,7 +76,7 @@ def find_texts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
 def repair_texts(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """Make previews and marks anew from the payload; remove tags, keys and reasons that can't be read.
 
-    Groups whose payload can't be read either are set aside.
+    Groups whose payload can't be read either are set aside. Raises PayloadStoreError.
     """
     bad, reasons = list(_unreadable(tx)), {}
     for one in bad:
@@ -92,8 +93,9 @@ def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
     if bad.column not in _NOTHING:
         return None, None
     status, data = _status_and_payload(tx, bad.uid)
+    [tail] = read_tails([data], read_places(tx))
     try:
-        rollouts = AS_DICTS.decode(data)
+        rollouts = AS_DICTS.decode(joined(data, tail))
     except DecodeError as error:
         return _NOTHING[bad.column], str(error)
     if bad.column == "marks":
@@ -153,17 +155,21 @@ def check_checksums(reader: Reader, context: CheckContext) -> list[Finding]:
     sizes = reader.read_any(lambda tx: tx.tuples(_PAYLOADS))
     chosen = sizes[:: len(sizes) // SAMPLE + 1] if context.quick else sizes
     damaged: dict[int, str] = {}
+    out_of_reach: list[PayloadStoreError] = []
     done = 0
     for batch in _in_batches(chosen):
-        damaged |= _damaged(reader, batch)
+        damaged |= _damaged(reader, batch, out_of_reach)
         done += len(batch)
         context.tell(done, len(chosen))
     context.damaged |= damaged
     what = f"{len(chosen):,} of {groups(len(sizes))}" if len(chosen) < len(sizes) else groups(len(sizes))
     note = f" (--quick: {len(chosen):,} of {len(sizes):,} read)" if len(chosen) < len(sizes) else ""
-    if not damaged:
-        return [fine(f"{what} read, all payloads as they were written")]
-    return reader.read_any(lambda tx: _findings(tx.of(DEFAULT), damaged, note))
+    findings = []
+    if out_of_reach:
+        findings.append(problem(f"arrays that are kept apart were not all checked: {out_of_reach[0]}", ""))
+    if damaged:
+        findings += reader.read_any(lambda tx: _findings(tx.of(DEFAULT), damaged, note))
+    return findings or [fine(f"{what} read, all payloads as they were written")]
 
 
 def _in_batches(sizes: Sequence[Sequence[int]]) -> Iterator[list[int]]:
@@ -180,24 +186,51 @@ def _in_batches(sizes: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         yield batch
 
 
-def _damaged(reader: Reader, uids: list[int]) -> dict[int, str]:
-    """Return which of these payloads are damaged, and why; payloads that are gone by now don't count."""
+def _damaged(reader: Reader, uids: list[int], out_of_reach: list[PayloadStoreError]) -> dict[int, str]:
+    """Return which of these payloads are damaged, and why; payloads that are gone by now don't count.
+
+    Of those that are kept apart where nobody answers, the heads are checked, and the reason is added to `out_of_reach`.
+    """
     query = f"SELECT uid, data FROM rb_payload WHERE uid IN ({', '.join(map(str, uids))})"  # noqa: S608  # numbers
     try:
-        rows = reader.read_any(lambda tx: tx.tuples(query))
+        rows, places = reader.read_any(lambda tx: (tx.tuples(query), read_places(tx)))
     except StorageError as error:
         if len(uids) == 1:
             return {uids[0]: f"it can't be read: {error}"}
         half = len(uids) // 2
-        return _damaged(reader, uids[:half]) | _damaged(reader, uids[half:])
-    return {uid: why for uid, data in rows if (why := _why(data)) is not None}
+        return _damaged(reader, uids[:half], out_of_reach) | _damaged(reader, uids[half:], out_of_reach)
+    try:
+        return _reasons(rows, places, again=lambda: reader.read_any(lambda tx: tx.tuples(query)))
+    except PayloadStoreError as error:
+        out_of_reach.append(error)
+        return _reasons(rows, None)
 
 
-def _why(data: bytes | None) -> str | None:
+def _reasons(
+    rows: Sequence[Sequence[Any]],
+    places: Mapping[int, str] | None,
+    again: Callable[[], Sequence[Sequence[Any]]] | None = None,
+) -> dict[int, str]:
+    """Return which of these payloads are damaged, and why; what is kept apart is checked where `places` are given.
+
+    Those that are there `again`, but elsewhere, were moved meanwhile.
+    """
+    tails = read_tails([data for _, data in rows], places) if places is not None else [None] * len(rows)
+    found = {uid: why for (uid, data), tail in zip(rows, tails, strict=True) if (why := _why(data, tail)) is not None}
+    if again is None or not any(uid in found and tail is not None for (uid, _), tail in zip(rows, tails, strict=True)):
+        return found
+    then, now = dict(map(tuple, rows)), dict(map(tuple, again()))
+    moved = [(uid, now[uid]) for uid in found if uid in now and now[uid] != then[uid]]
+    return {uid: why for uid, why in found.items() if now.get(uid) == then[uid]} | _reasons(moved, places)
+
+
+def _why(data: bytes | None, tail: Any = None) -> str | None:
     if data is None:
         return MISSING
     try:
-        AS_DICTS.verify(data)
+        if isinstance(tail, DecodeError):
+            raise tail
+        AS_DICTS.verify(data, tail)
     except DecodeError as error:
         return str(error)
     return None
@@ -222,12 +255,11 @@ def _findings(tx: Transaction, damaged: dict[int, str], note: str) -> list[Findi
 def repair_checksums(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """Set aside groups that were found damaged, and still are."""
     left = sorted(context.damaged.keys() - _set_aside_already(tx, context.damaged))
-    reasons = {}
+    reasons: dict[int, str] = {}
     for start in range(0, len(left), _MENDED_AT_ONCE):
         query = select(group.c.uid, payload.c.data).outerjoin_from(group, payload, payload.c.uid == group.c.uid)
-        for uid, data in tx.execute(query.where(uid_in(tx, left[start : start + _MENDED_AT_ONCE]))):
-            if (why := _why(data)) is not None:
-                reasons[uid] = why
+        rows = tx.execute(query.where(uid_in(tx, left[start : start + _MENDED_AT_ONCE]))).all()
+        reasons |= _reasons(rows, read_places(tx))
     return set_groups_aside(tx, reasons)
 
 

@@ -18,10 +18,11 @@ from sqlalchemy import insert
 
 from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.checks import check_no_url
+from replaybuf.codec.tails import joined, read_tails
 from replaybuf.doctor.check_groups import LOST, WHY_LOST
 from replaybuf.doctor.check_payloads import marks_anew
 from replaybuf.doctor.salvage import ERRORS, Salvage, opened
-from replaybuf.errors import NotADatabaseError, ReplayBufError, SnapshotError
+from replaybuf.errors import NotADatabaseError, PayloadStoreError, ReplayBufError, SnapshotError
 from replaybuf.redact import redact_path
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.statuses import Status
@@ -129,13 +130,26 @@ def mended_lane(row: Row) -> Row | None:
     return mended | names | {"id": row["id"], "leased": _true(row.get("leased")), "step": _int(row.get("step"))}
 
 
-def payload_of(damaged: Salvage, uid: int) -> Row | None:
-    """Return a group's row of `rb_payload`, or None when the payload is damaged."""
+def read_places(damaged: Salvage) -> dict[int, str]:
+    """Return the places of payloads that are kept apart, by number, as far as they can be read."""
+    found = damaged.table("rb_place", ["url"]) if damaged.columns("rb_place") else {}
+    return {number: url for number, (value,) in found.items() if (url := _text(value)) is not None}
+
+
+def payload_of(damaged: Salvage, uid: int, places: Mapping[int, str]) -> Row | None:
+    """Return a group's row of `rb_payload` with the whole payload, or None when that is damaged.
+
+    Raises PayloadStoreError where what is kept apart of it can't be reached.
+    """
     try:
         row = damaged.one("rb_payload", ["data", "outline", "prompt"], uid)
         if row is None:
             return None
-        AS_DICTS.verify(row[0])
+        [tail] = read_tails([row[0]], places)
+        data = joined(row[0], tail)
+        AS_DICTS.verify(data)
+    except PayloadStoreError:
+        raise
     except (*ERRORS, ReplayBufError):
         return None
     outline = _json(row[1])
@@ -143,7 +157,7 @@ def payload_of(damaged: Salvage, uid: int) -> Row | None:
         "uid": uid,
         "outline": outline if isinstance(outline, list) else [],
         "prompt": _text(row[2]),
-        "data": row[0],
+        "data": data,
     }
 
 
@@ -290,7 +304,8 @@ def rescue(path: Path, folder: Path, tell: Callable[[int, int], None] = lambda d
     """Write what can be read of the SQLite file `path` into a snapshot in `folder`.
 
     If the file has several buffers, each gets its own folder in `folder`. Never writes to the file. Raises
-    SnapshotError if the folder already has a snapshot, and NotADatabaseError if nothing can be read.
+    SnapshotError if the folder already has a snapshot, NotADatabaseError if nothing can be read, and PayloadStoreError
+    while payloads that are kept apart can't be reached: they would all be missing.
     """
     check_no_url(folder)
     if folder.exists() and next(folder.glob(f"**/{SNAPSHOT_FILE}"), None) is not None:
@@ -344,9 +359,10 @@ def _write_snapshot(damaged: Salvage, found: Found, written: Rescued, last: int,
 def _groups(damaged: Salvage, found: Found, told: Callable[[int], None]) -> Iterator[tuple[Row, Row]]:
     """Yield the groups with undamaged payloads, as rows of both tables."""
     keys: set[str] = set()
+    places = read_places(damaged)
     for done, (uid, row) in enumerate(sorted(found.groups.items()), 1):
         told(done)
-        if (stored := payload_of(damaged, uid)) is None:
+        if (stored := payload_of(damaged, uid, places)) is None:
             continue
         home = found.lanes[row["lane"]]
         row["bytes"] = len(stored["data"])

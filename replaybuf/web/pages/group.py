@@ -88,9 +88,9 @@ def read_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 def _read(
     tx: ReadTransaction, uid: int, *, everything: bool
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]], list[dict[str, Any]], str | None]:
-    """Return the metadata of a group and of its rollouts, the rollouts, and why they can't be shown in full.
+    """Return the metadata of a group and of its rollouts, the rollouts, and why not all of them can be shown.
 
-    All of them are empty when the group has left.
+    All of it is empty when the group has left.
     """
     found = describe_group(tx, uid)
     if found is None:
@@ -99,7 +99,7 @@ def _read(
     if group["bytes"] > _LARGE and not everything:
         return group, rows, [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
     try:
-        return group, rows, decode_payload(uid, read_payload(tx, uid)), None
+        return (group, rows, *decode_payload(uid, read_payload(tx, uid)))
     except DecodeError as error:
         return group, rows, [], str(error).removesuffix(" (without --full its metadata can be shown)")
 

@@ -20,6 +20,7 @@ from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
+from replaybuf.storage.sql.inspection.group_payloads import read_places
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, check_revision
@@ -100,14 +101,19 @@ def _check_owner(tx: ReadTransaction, where: str) -> None:
         check_revision(revision, where)
 
 
-def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress) -> None:
-    """Write a snapshot of a buffer, with facts about it."""
+def save_snapshot(
+    reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress, *, whole: bool = True
+) -> None:
+    """Write a snapshot of a buffer, with facts about it, and with all payloads if it is to be `whole`."""
+    # Who copies what is kept apart notes that in the database, so that it isn't written over meanwhile.
+    notes = whole and reader.path is None and bool(reader.read(read_places))
 
     async def save() -> None:
-        engine = open_database(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=opens_read_only(reader))
+        read_only = opens_read_only(reader) and not notes
+        engine = open_database(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=read_only)
         try:
             scope = await engine.read(joined, Scope(name))
-            await copy_to(engine, scope, file, about, tell)
+            await copy_to(engine, scope, file, about, tell, whole=whole)
         finally:
             await engine.dispose()
 

@@ -128,7 +128,7 @@ class Segments:
         self._engine = engine
         self._scope = Scope()
         self._place = place
-        self._threshold = threshold
+        self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = sync
         self._patience = min(patience, READING_SECONDS / 2)
         self._lock = threading.Lock()

@@ -1,0 +1,1 @@
+"""Payloads that are kept apart from the database."""
