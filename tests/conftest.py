@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,25 @@ settings.register_profile("tests", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("tests")
 
 share_compiled_statements()
+
+#: Of tests' files: more than all of them take.
+_MEMORY_BYTES = 4 * 2**30
+
+
+def _work_in_memory() -> None:
+    """Keep the files of tests in memory where there is room: SQLite waits for a disk at each commit.
+
+    No test needs a disk: a process that is killed, and a server that crashes, leave what the kernel has of a file.
+    """
+    memory = Path("/dev/shm")
+    if "TMPDIR" in os.environ or not memory.is_dir() or shutil.disk_usage(memory).free < _MEMORY_BYTES:
+        return
+    folder = memory / f"rb-{os.getuid()}"  # short, because the path of a socket has at most 107 characters
+    folder.mkdir(mode=0o755, exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
+_work_in_memory()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell, where Ctrl-C is ignored, also by child processes; some tests send it.
