@@ -87,8 +87,8 @@ def test_inserts_of_several_processes_into_the_same_tables_end(shared_url: str) 
     """They lock the tables in one order, whatever the order of their priorities."""
     tables = [reverb.Table.queue("first", 3), reverb.Table.queue("second", 3)]
     with reverb.Client(shared_url, tables) as client:
-        spawning = multiprocessing.get_context("spawn")
-        workers = [spawning.Process(target=insert_pairs, args=(client, range(n, n + 20))) for n in (0, 20)]
+        forking = multiprocessing.get_context("forkserver")
+        workers = [forking.Process(target=insert_pairs, args=(client, range(n, n + 20))) for n in (0, 20)]
         for worker in workers:
             worker.start()
         drawn = {
@@ -191,7 +191,7 @@ def insert_some(client: reverb.Client, count: int) -> None:
 def test_a_client_goes_to_other_processes(shared_url: str) -> None:
     """They insert into the same table, and wait for the same room."""
     with reverb.Client(shared_url, tables=[reverb.Table.queue("queue", 4)]) as client:
-        worker = multiprocessing.get_context("spawn").Process(target=insert_some, args=(client, 20))
+        worker = multiprocessing.get_context("forkserver").Process(target=insert_some, args=(client, 20))
         worker.start()
         assert [sample.data for [sample] in client.sample("queue", 20, timeout=30)] == list(range(20))
         worker.join(30)
