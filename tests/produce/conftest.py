@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -45,12 +46,18 @@ async def buffer(url: str) -> AsyncIterator[ReplayBuffer]:
         yield buffer
 
 
-@pytest.fixture(autouse=True)
-async def nothing_left(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
-    """A test leaves no task behind, and nothing for asyncio to complain of."""
+@pytest.fixture
+async def _nothing_left(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
     before = asyncio.all_tasks()
     yield
     gc.collect()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() - before - {asyncio.current_task()} == set()
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> None:
+    """A test that has an event loop leaves no task behind, and nothing for asyncio to complain of."""
+    if inspect.iscoroutinefunction(request.function):
+        request.getfixturevalue("_nothing_left")
