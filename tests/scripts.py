@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[1]
-_BEGINNING = """
+BEGINNING = """
 import asyncio, gc, multiprocessing, os, pickle, sys, threading, time
 from replaybuf import *
 from tests.stores import *
@@ -28,25 +28,27 @@ _one_at_a_time = threading.Lock()
 
 
 class Script:
-    """A script that runs in a fork of `tests.zygote`: its standard output is here, line by line."""
+    """A script that runs in a fork of `tests.zygote`: its standard output is here, line by line.
+
+    Its standard input is empty, and is open until its end is waited for.
+    """
 
     def __init__(self, text: str, *arguments: object) -> None:
-        reading, writing = os.pipe()
-        ended, ending = os.pipe()
+        (reading, writing), (input_end, self._input), (ended, ending) = os.pipe(), os.pipe(), os.pipe()
         self.stdout = os.fdopen(reading)
         self._ended = os.fdopen(ended)
         self._problems = tempfile.TemporaryFile("w+")  # noqa: SIM115
         request = {
-            "text": _BEGINNING + textwrap.dedent(text),
+            "text": BEGINNING + textwrap.dedent(text),
             "arguments": [*map(str, arguments)],
             "environment": dict(os.environ),
             "folder": os.getcwd(),
         }
         with _one_at_a_time:
-            files = [writing, self._problems.fileno(), ending]
+            files = [input_end, writing, self._problems.fileno(), ending]
             socket.send_fds(_zygote(), [json.dumps(request).encode()], files)
-        os.close(writing)
-        os.close(ending)
+        for end in (input_end, writing, ending):
+            os.close(end)
         self.pid = int(self._ended.readline())
         self._end: tuple[int, str, str] | None = None
 
@@ -67,6 +69,7 @@ class Script:
         return self._end
 
     def _wait(self, seconds: float) -> tuple[int, str, str]:
+        os.close(self._input)
         expired = threading.Timer(seconds, self.send_signal, [signal.SIGKILL])
         expired.start()
         try:

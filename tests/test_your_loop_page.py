@@ -40,7 +40,7 @@ def run(folder: Path, name: str, url: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a new database."""
     if request.param == "sqlite":
@@ -50,7 +50,16 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             yield url
 
 
-@pytest.mark.parametrize("name", ["loop.py", "loop_async.py"])
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("sqlite", "loop.py"),
+        ("postgres", "loop_async.py"),
+        pytest.param("sqlite", "loop_async.py", marks=pytest.mark.long),
+        pytest.param("postgres", "loop.py", marks=pytest.mark.long),
+    ],
+    indirect=["url"],
+)
 def test_a_loop_that_is_killed_goes_on_and_trains_each_prompt_once(name: str, url: str, tmp_path: Path) -> None:
     for one in ("loop.py", "loop_async.py"):
         (tmp_path / one).write_text(program(one), "utf-8")

@@ -14,7 +14,7 @@ import sys
 import types
 from typing import Any
 
-STDOUT, STDERR = 1, 2
+STDIN, STDOUT, STDERR = range(3)
 
 
 def _preload() -> None:
@@ -43,20 +43,21 @@ def _wait_for_script(control: socket.socket) -> dict[str, Any] | None:
                     os.read(reading, 1000)
                     _reap(running)
                     continue
-                request, files, *_ = socket.recv_fds(control, 1 << 20, 3)
+                request, files, *_ = socket.recv_fds(control, 1 << 20, 4)
                 if not request:
                     return None
-                out, problems, ended = files
+                given, out, problems, ended = files
                 if (process := os.fork()) == 0:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    os.dup2(given, STDIN)
                     os.dup2(out, STDOUT)
                     os.dup2(problems, STDERR)
                     for unused in (*files, reading, writing, *running.values()):
                         os.close(unused)
                     return dict(json.loads(request))
-                os.close(out)
-                os.close(problems)
+                for its in (given, out, problems):
+                    os.close(its)
                 os.write(ended, b"%d\n" % process)
                 running[process] = ended
 

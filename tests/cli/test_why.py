@@ -26,7 +26,7 @@ from tests.cli.conftest import BACKENDS, run, run_json, start
 from tests.cli.example import HOSTILE
 from tests.cli.waiting import Scene, shuffled
 from tests.postgres import execute, new_database
-from tests.scripts import Script
+from tests.scripts import BEGINNING, Script
 from tests.stores import group
 
 _ROOT = Path(__file__).parents[2]
@@ -35,19 +35,17 @@ _BLOCK = re.compile(r"(?ms)^(```console\n\$ replaybuf why run.db --buffer (\w+)\
 
 
 @contextmanager
-def playing(role: str, url: str, seed: int) -> Iterator[subprocess.Popen[str]]:
+def playing(role: str, url: str, seed: int) -> Iterator[Script]:
     """A process that does its part in all buffers; it ends with the block, if it lives so long."""
-    command = [sys.executable, "-m", "tests.cli.waiting", role, url, str(seed)]
-    process = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = Script("from tests.cli.waiting import play; play(*sys.argv[1:])", role, url, seed)
     try:
         yield process
     finally:
-        process.communicate(timeout=30)
+        process.end()
 
 
-def until_ready(*processes: Script | subprocess.Popen[str]) -> None:
+def until_ready(*processes: Script) -> None:
     for process in processes:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
 
 
@@ -56,7 +54,7 @@ def until(url: str, buffers: Iterable[str], holds: Callable[[ReadTransaction, st
     reader, missing, deadline = open_reader(url), list(buffers), time.monotonic() + 60
     while missing := reader.read(lambda tx: [name for name in missing if not holds(tx, name)]):
         assert time.monotonic() < deadline, missing
-        time.sleep(0.5)
+        time.sleep(0.1)
 
 
 def has_put(tx: ReadTransaction, buffer: str) -> bool:
@@ -264,7 +262,8 @@ def test_leases_of_a_predecessor_of_the_same_name_are_told_from_own_ones(shared_
     assert "The waiting worker holds them itself" in run("why", shared_url).stdout
     first.kill()
     silence(shared_url, "trainer-1")
-    _, _, problems = Script(_LEASES, shared_url, "second").end()
+    command = [sys.executable, "-c", BEGINNING + _LEASES, shared_url, "second"]  # it began after those leases
+    problems = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True).stderr
     held = "all 4 completed groups are leased by an earlier process of trainer-1 until"
     assert f"NotReadyError: after 1.2 s: Nothing is ready for math (0 of 4): {held}" in problems
     said = run("why", shared_url).stdout.splitlines()[0]

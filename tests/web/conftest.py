@@ -40,9 +40,15 @@ def reader(filled: str) -> Iterator[str]:
     execute(filled, "DROP OWNED BY viewer; DROP ROLE viewer")
 
 
+@pytest.fixture(scope="session")
+def pages(filled: str) -> Any:
+    """The pages of the example, whose templates are compiled once."""
+    return create_app(open_reader(filled))
+
+
 @pytest.fixture
-def page(filled: str) -> Client:
-    return client_of(filled)
+def page(pages: Any) -> Client:
+    return Client(pages, "localhost")
 
 
 class Client:

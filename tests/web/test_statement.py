@@ -20,7 +20,7 @@ from tests.web.conftest import Client, client_of
 from tests.web.example import HOSTILE_UID, SCRIPT
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sql(reader: str) -> Client:
     return client_of(reader)
 
