@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,16 +47,6 @@ async def test_groups_come_back_equal_by_every_call_that_takes_a_status(
         assert await buffer.get(1, "t", status, where={"uid": uid}) == [make()]
         async with buffer.lease_batch({"t": 1}, group_status=status) as lease:
             assert lease.items["t"][0].item == make()
-
-
-@of_each
-async def test_snapshots_hold_them(cls: type[Any], make: Callable[[], list[Any]], status: Enum, tmp_path: Path) -> None:
-    async with config("sqlite:///:memory:", cls).build() as buffer:
-        await buffer.put(make(), "t")
-        await buffer.save(tmp_path / "snapshot")
-    async with config("memory://", cls).build() as buffer:
-        await buffer.resume(tmp_path / "snapshot")
-        assert await buffer.get(1, "t", status) == [make()]
 
 
 @pytest.mark.parametrize(

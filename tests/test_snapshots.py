@@ -17,7 +17,7 @@ import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.buffer.copies import SNAPSHOT_FILE
-from replaybuf.errors import SnapshotError, SnapshotMismatchError
+from replaybuf.errors import SnapshotError
 from replaybuf.progress import Progress
 from replaybuf.storage.sql.copies.snapshot_file import DIGEST
 from tests.contract.harness import plain
@@ -232,12 +232,6 @@ async def test_a_damaged_source_is_no_damaged_snapshot(tmp_path: Path) -> None:
         await buffer.save(tmp_path / "snapshot")
         seen = await everything(buffer)
     assert await resumed("sqlite:///:memory:", tmp_path / "snapshot") == seen
-
-
-async def test_the_policy_is_still_compared(saved: tuple[Path, list[Any]]) -> None:
-    async with build("memory://", policy="lifo") as buffer:
-        with pytest.raises(SnapshotMismatchError, match=r"'fifo'.*'lifo'"):
-            await buffer.resume(saved[0].parent)
 
 
 async def test_a_process_that_has_the_buffer_open_goes_on_with_the_tickets_of_a_snapshot(

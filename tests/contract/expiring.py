@@ -191,14 +191,6 @@ class ExpiryLaws(Harness):
         statuses = [item.status for item in await found(buffer)]
         assert statuses == [Status.EXPIRED, Status.EXPIRED, Status.COMPLETED]
 
-    @pytest.mark.parametrize("name", ["stale_threshold", "token_stale_threshold"])
-    @pytest.mark.parametrize("value", [0, -1])
-    async def test_thresholds_are_positive(self, buffer: ReplayBuffer, name: str, value: int) -> None:
-        """Anything else is a ValueError, also for an empty list."""
-        for items in (group(1), []):
-            with pytest.raises(ValueError, match=name):
-                await buffer.put(items, "math", current_train_step=1, **{name: value})  # type: ignore[arg-type]
-
     async def test_the_rollouts_given_are_normalised_in_place(self, buffer: ReplayBuffer) -> None:
         """The caller's rollouts are afterwards the same as the stored ones."""
         put = [rollout(1, response_model_steps=[0]), rollout(2)]
