@@ -14,7 +14,7 @@ from tests.contract.harness import Harness, found, group, only, plain, rollout
 
 
 class ExpiryLaws(Harness):
-    """The effects of model steps, train steps and thresholds on a put."""
+    """The effects of model steps, train steps and thresholds on a put, which it has before a database sees it."""
 
     async def test_model_step_fills_up_what_is_missing(self, buffer: ReplayBuffer) -> None:
         """It extends `response_model_steps` to the length of `response_ids`; existing ones stay."""
