@@ -23,17 +23,22 @@ from sqlalchemy import make_url
 def running_server(*, own: bool = False, flushing: bool = False) -> Iterator[str]:
     """The URL of the server that REPLAYBUF_TEST_POSTGRES_URL names, or of one that runs until the block is left.
 
-    With `own` it is always a new one, for tests that change how it is set up. Without `flushing`, a new one flushes
-    nothing to the disk: nobody crashes it (who does so has an `own_server`).
+    With `own` it is always a new one, for tests that change how it is set up. Without `flushing`, a new one on a disk
+    flushes nothing to it: nobody crashes it (who does so has an `own_server`).
     """
     given = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
     if given and not own:
         yield given
         return
     with own_server() as server:
-        if not flushing:
+        if not flushing and not is_in_memory():
             server.hurry()
         yield server.url
+
+
+def is_in_memory() -> bool:
+    """Whether files of tests are in memory, where nothing has to be flushed."""
+    return tempfile.gettempdir().startswith("/dev/shm/")
 
 
 class Server:

@@ -17,17 +17,20 @@ from typer.testing import CliRunner
 
 from replaybuf.cli.app import app
 from tests.cli.example import fill, fill_busy, fill_hostile
-from tests.postgres import new_database, running_server
+from tests.postgres import is_in_memory, new_database, running_server
 
 BACKENDS = ("sqlite", "postgres")
 _ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
+def postgres_url(postgres_url: str) -> Iterator[str]:
     """A server as people have it: the doctor finds fault with one that doesn't flush."""
-    with running_server(flushing=True) as url:
-        yield url
+    if is_in_memory():
+        yield postgres_url
+    else:
+        with running_server(flushing=True) as url:
+            yield url
 
 
 @pytest.fixture(autouse=True)
