@@ -115,36 +115,23 @@ def postgres_database(postgres_url: str) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database that several processes can open."""
+def database(request: pytest.FixtureRequest, folder: Path) -> str:
+    """The URL of an empty database of the kind that is the parameter of the fixture."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/buffer.db"
+        return f"sqlite:///{folder}/buffer.db"
     return str(request.getfixturevalue("lent_database"))
 
 
-@pytest.fixture(params=["sqlite", "memory", "postgresql"])
-def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty database: a SQLite file, SQLite in memory, PostgreSQL."""
-    if request.param == "memory":
-        yield "memory://"
-    elif request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/buffer.db"
-    else:
-        with request.getfixturevalue("postgres_databases").lent() as lend:
-            yield lend()
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database that several processes can open."""
+    return database(request, tmp_path)
 
 
-@pytest.fixture(params=["sqlite", "memory", "postgresql"])
-def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty buffer of each kind."""
-    match request.param:
-        case "sqlite":
-            return f"sqlite:///{tmp_path}/buffer.db"
-        case "memory":
-            return "memory://"
-        case _:
-            return str(request.getfixturevalue("postgres_database"))
+@pytest.fixture(params=["sqlite", "memory://", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store: a SQLite file, SQLite in memory, PostgreSQL."""
+    return request.param if request.param == "memory://" else database(request, tmp_path)
 
 
 @pytest.fixture

@@ -13,9 +13,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 from sqlalchemy import make_url
 
 
@@ -137,6 +139,15 @@ def new_database(server_url: str, template: str = "template0") -> Iterator[str]:
         yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
     finally:
         execute(server_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def new_url(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+    """The URL of a new database, also for fixtures of a wide scope."""
+    if backend == "sqlite":
+        yield f"sqlite:///{folder}/run.db"
+    else:
+        with new_database(request.getfixturevalue("postgres_url")) as url:
+            yield url
 
 
 def set_default(url: str, **settings: str) -> None:

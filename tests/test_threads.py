@@ -39,9 +39,9 @@ def run_threads(*functions: object) -> None:
     assert problems == []
 
 
-def test_a_buffer_that_is_opened_by_several_threads_at_once_is_opened_once(any_url: str) -> None:
+def test_a_buffer_that_is_opened_by_several_threads_at_once_is_opened_once(url: str) -> None:
     for round_ in range(5):
-        with opened(any_url) as buffer:
+        with opened(url) as buffer:
 
             def worker(number: int, buffer: object = buffer) -> object:
                 async def work() -> None:

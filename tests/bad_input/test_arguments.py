@@ -268,29 +268,29 @@ async def test_odd_arguments_that_mean_something_work(kept: ReplayBuffer, name: 
     assert len(kept) == 3
 
 
-async def test_texts_that_databases_dislike_are_stored_whole(sql_url: str) -> None:
+async def test_texts_that_databases_dislike_are_stored_whole(url: str) -> None:
     strange = "NUL \0, half a pair \ud83d, \x7f '\"`;--%?:x $1 \\"
     made = rollouts(rollout_id=strange, uid=strange, response=strange, finish_reason=strange, error_msg=strange)
     made[0].message = [{"role": strange, "content": strange}]
     made[0].reward = {"score": 1.0, strange: strange}
-    async with build(sql_url) as buffer:
+    async with build(url) as buffer:
         await buffer.put(made, TASK)
         assert [item.item async for item in buffer.find({})] == [made]
         assert await buffer.get(1, TASK) == [made]
 
 
-async def test_the_longest_names_fit_into_every_index(sql_url: str) -> None:
+async def test_the_longest_names_fit_into_every_index(url: str) -> None:
     chance = np.random.default_rng(1)
     task_name, key = ("".join(map(chr, chance.integers(0x10000, 0x1FFFF, 200))) for _ in range(2))
-    async with build(sql_url) as buffer:
+    async with build(url) as buffer:
         await buffer.put(group(1), task_name, key=key)
         await buffer.put(group(2), task_name, key=key)
         assert numbers_of(await buffer.get(5, task_name)) == [2]
 
 
-async def test_a_put_that_only_the_database_refuses_fails_alone(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_put_that_only_the_database_refuses_fails_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever slips through all checks: here, a time of creation that no driver takes."""
-    async with build(sql_url) as buffer:
+    async with build(url) as buffer:
         await buffer.count_where({})
         storage_put = buffer.storage.put
 

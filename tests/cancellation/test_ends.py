@@ -13,11 +13,11 @@ from tests.scripts import run
 from tests.stores import TASK, fill, numbers_of, opened, take_all, until
 
 
-def test_a_loop_that_ends_in_the_middle_of_a_take_loses_nothing(sql_url: str) -> None:
+def test_a_loop_that_ends_in_the_middle_of_a_take_loses_nothing(url: str) -> None:
     """asyncio.run cancels what still runs."""
     chance = random.Random(12)
     taken: list[int] = []
-    with opened(sql_url) as buffer:
+    with opened(url) as buffer:
         asyncio.run(fill(buffer, 60))
 
         async def main() -> None:
@@ -32,10 +32,10 @@ def test_a_loop_that_ends_in_the_middle_of_a_take_loses_nothing(sql_url: str) ->
     assert sorted(taken) == list(range(60))
 
 
-def test_a_loop_that_is_closed_with_a_pending_take_loses_nothing(sql_url: str) -> None:
+def test_a_loop_that_is_closed_with_a_pending_take_loses_nothing(url: str) -> None:
     chance = random.Random(13)
     taken: list[int] = []
-    with opened(sql_url) as buffer:
+    with opened(url) as buffer:
         asyncio.run(fill(buffer, 20))
         for _ in range(20):
             loop = asyncio.new_event_loop()

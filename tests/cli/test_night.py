@@ -13,8 +13,9 @@ import pytest
 from replaybuf import ReplayBufferConfig
 from replaybuf.storage.sql.inspection.circumstances import read_waiters
 from replaybuf.storage.sql.inspection.reader import open_reader
-from tests.cli.conftest import BACKENDS, new_url, run
+from tests.cli.conftest import BACKENDS, run
 from tests.cli.trained import BAD, FELL, LAST, TRAINER, WORKERS, put, train
+from tests.postgres import new_url
 from tests.scripts import Script
 
 _WAIT = """

@@ -17,16 +17,6 @@ STORES = ["memory", "sqlite", "postgresql"]
 
 
 @pytest.fixture(params=STORES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty store of each kind."""
-    if request.param == "postgresql":
-        with request.getfixturevalue("postgres_databases").lent() as lend:
-            yield lend()
-    else:
-        yield "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/buffer.db"
-
-
-@pytest.fixture(params=STORES)
 def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], str]]:
     """A function that gives the URL of another empty store."""
     if request.param == "postgresql":
