@@ -107,16 +107,16 @@ class FolderStore(SegmentStore):
 
     def _read(self, wanted: Range) -> Any:
         problem: DecodeError
-        for anew in (False, True) if self.on_network else (False,):
+        for anew in (False, True):  # what is open may be of another folder that was mounted here for a while
             try:
                 with self._open(wanted.extent.name, anew=anew) as number:
-                    return _read_range(number, wanted)
+                    return _read_range(number, wanted, self.database)
             except FileNotFoundError:
                 problem = GoneError(f"the segment {wanted.extent.name} isn't there any more: somebody deleted it")
             except DecodeError as error:
                 problem = error
             except OSError as error:
-                if anew or not self.on_network:
+                if anew:
                     raise self._error(error, "can't be read") from error
         self.check_there()
         return problem
@@ -309,7 +309,7 @@ def _sync_folder(path: Path) -> None:
         os.close(number)
 
 
-def _read_range(number: int, wanted: Range) -> Any:
+def _read_range(number: int, wanted: Range, database: bytes | None) -> Any:
     """Return bytes in memory of their own. Raises DecodeError when they aren't those of the payload."""
     extent = wanted.extent
     header = bytearray(ALIGNMENT)
@@ -320,10 +320,10 @@ def _read_range(number: int, wanted: Range) -> Any:
     else:
         _fill(number, [memoryview(header)], extent.at - ALIGNMENT, extent.name)
         _fill(number, [memoryview(memory)], start, extent.name)
-    check_frame(header, extent)
+    check_frame(header, extent, database)
     # Bytes that were written over while they were read come after a header that was written over before them.
     _fill(number, [memoryview(header)], extent.at - ALIGNMENT, extent.name)
-    check_frame(header, extent)
+    check_frame(header, extent, database)
     return memory
 
 

@@ -30,6 +30,7 @@ from replaybuf.segments.store import (
     SegmentWriter,
     TakenError,
     claim,
+    in_frames,
     recognise,
 )
 from replaybuf.storage.sql.engine.database import Database
@@ -81,10 +82,13 @@ class SegmentBatch:
 
     threshold: int
     _segments: Segments
+    _refusal: PayloadStoreError | None = None
     _pending: list[_Written] = field(default_factory=list)
 
     def add(self, split: SplitPayload) -> Extent:
-        """Return where the tail of a payload will be; it is there after `flush`."""
+        """Return where the tail of a payload will be; it is there after `flush`. Raises PayloadStoreError."""
+        if self._refusal is not None:
+            raise PayloadStoreError(str(self._refusal))
         own = self._pending[-1].segment if self._pending else None
         segment, extent = self._segments.reserve(split.size, own)
         frame = Frame(extent.segment, extent.at, extent.size, self._segments.database, time.time())
@@ -155,7 +159,7 @@ class Segments:
     async def prepare(self, scope: Scope, *, writes: bool) -> None:
         """Open the place for payloads if anything is to be written; mark it as that of this database if it is new."""
         self._scope = scope
-        self.database = bytes.fromhex(scope.database or "")[:16].ljust(16, b"\0")
+        self.database = in_frames(scope.database or "")
         if self._place is None or self._here is not None or not writes:
             return
         store = open_place(self._place, self._patience)
@@ -201,8 +205,11 @@ class Segments:
             return None
         number, store = self._here
         if len(self._spare) < _SPARE:
-            async with self._registering:
-                await self._register(number, store)
+            try:
+                async with self._registering:
+                    await self._register(number, store)
+            except PayloadStoreError as error:  # what stays in the database is stored all the same
+                return SegmentBatch(self._threshold, self, error)
         return SegmentBatch(self._threshold, self)
 
     async def _register(self, number: int, store: SegmentStore) -> None:
@@ -346,13 +353,7 @@ class Segments:
 
     async def _reach(self, rows: Sequence[GroupRow]) -> None:
         """Open the places that payloads are in."""
-        wanted = set()
-        for row in rows:
-            try:
-                wanted.add(Extent.at_end_of(row.payload).place)
-            except DecodeError:
-                continue
-        await self._open_places(wanted)
+        await self._open_places(_places(rows))
 
     async def _open_places(self, wanted: Collection[int]) -> None:
         """Open those of the places that the database knows."""
@@ -369,12 +370,13 @@ class Segments:
         recognise(store, self._scope.database or "", number)
         return store
 
-    def _names(self, rows: Sequence[GroupRow]) -> str:
-        places = set()
-        for row in rows:
-            with contextlib.suppress(DecodeError):
-                places.add(Extent.at_end_of(row.payload).place)
-        return ", ".join(sorted(self._stores[one].url for one in places if one in self._stores))
+    async def check_places(self, rows: Iterable[GroupRow]) -> None:
+        """Make sure that what is damaged isn't that of another place in the stead of ours. Raises PayloadStoreError."""
+        for number in _places(rows) & self._stores.keys():
+            await self._in_thread(self._stores[number].check_there)
+
+    def _names(self, rows: Iterable[GroupRow]) -> str:
+        return ", ".join(sorted(self._stores[one].url for one in _places(rows) if one in self._stores))
 
     def _fetch(self, codec: Codec, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
         by_place: dict[int, list[tuple[GroupRow, Any, Range]]] = {}
@@ -591,6 +593,15 @@ class Segments:
 
 def _name(segment: Segment) -> str:
     return Extent(0, segment.id, segment.file, 0, 0).name
+
+
+def _places(rows: Iterable[GroupRow]) -> set[int]:
+    """Return the places in which groups have arrays."""
+    places = set()
+    for row in rows:
+        with contextlib.suppress(DecodeError):
+            places.add(Extent.at_end_of(row.payload or b"").place)
+    return places
 
 
 def _runs(members: Sequence[_Written]) -> list[tuple[int, list[Any]]]:
