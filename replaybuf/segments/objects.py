@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final
 
+import numpy as np
+
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
 from replaybuf.segments.frames import GoneError
 from replaybuf.segments.store import MARKER, SEGMENTS, Range, SegmentStore, SegmentWriter, StoredSegment
@@ -117,7 +119,8 @@ class ObjectStore(SegmentStore):
                     lengths=[one.size for one in wanted],
                 )
                 rest = iter(found)
-                return [next(rest) if one.size else b"" for one in ranges]
+                # Copied, since what obstore returns can't be written to.
+                return [np.frombuffer(next(rest) if one.size else b"", np.uint8).copy() for one in ranges]
             except FileNotFoundError:
                 self.check_there()
                 return [GoneError(f"the segment {name} isn't there any more: somebody deleted it")] * len(ranges)
