@@ -14,6 +14,7 @@ from benchmarks.table import Row, Settings, markdown
 NAMES = (
     "puts",
     "takes",
+    "payloads",
     "lone",
     "costs",
     "processes",

@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn
 
-from replaybuf.errors import InputError
+from replaybuf.errors import InputError, ReplayBufError
 from replaybuf.redact import redact_path
 
 Tags = dict[str, str | int | float | bool | None]
@@ -243,6 +243,14 @@ def check_step(step: Any, what: str) -> int:
     if number is None or abs(number) >= MAX_STEP:
         raise InputError(f"{what} must be a whole number (a training step), got {step!r:.100}")
     return number
+
+
+def check_whole(number: Any, what: str, least: int = 0, error: type[ReplayBufError] = InputError) -> int:
+    """Check a whole number of at least `least`. Raises this error for anything else."""
+    checked = whole(number)
+    if checked is None or checked < least:
+        raise error(f"{what} must be a whole number of at least {least}, got {number!r:.100}")
+    return checked
 
 
 def check_train_step(step: Any, what: str) -> int:

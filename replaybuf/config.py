@@ -20,9 +20,8 @@ from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rewards import SCORE
 from replaybuf.rollouts.rollout import RolloutState
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rules.limits import Limits, OnFull, Rules
+from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
-from replaybuf.rules.rate import ErrorBuffer
 from replaybuf.segments.places import IN_DATABASE, PAYLOAD_THRESHOLD
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import HISTORY

@@ -6,7 +6,7 @@ import pytest
 
 from replaybuf import Status
 from replaybuf.rollouts.rollout import ASIDE
-from replaybuf.rules.rate import Level
+from replaybuf.rules.limits import Level
 
 OTHERS = [status for status in Status if status not in (Status.COMPLETED, *ASIDE)]
 

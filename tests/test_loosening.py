@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.limits import Limits
-from replaybuf.rules.loosening import to_draw, to_put
-from replaybuf.rules.rate import Level
+from replaybuf.rules.causes import to_draw, to_put
+from replaybuf.rules.limits import Level, Limits
 
 _OF_DRAWS = [
     (Limits(max_times_sampled=0, samples_per_insert=2, error_buffer=16), Level(48, 48, 48, 108)),

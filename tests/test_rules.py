@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from replaybuf import ConfigError, Status
 from replaybuf.buffer.waits import check_possible
 from replaybuf.errors import InputError
-from replaybuf.rules.limits import Limits
+from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import UNIT, Clock, share
-from replaybuf.rules.rate import Level
 from replaybuf.storage.values import Draw
 
 COMPLETED = Status.COMPLETED

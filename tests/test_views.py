@@ -13,7 +13,7 @@ import pytest
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.codec.payload import Codec, Texts
 from replaybuf.doctor import CheckContext
-from replaybuf.doctor.check_texts import repair_texts
+from replaybuf.doctor.check_payloads import repair_texts
 from replaybuf.rollouts.outline import preview, reward_parts
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.stores import TASK, build

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, Literal
 
 from replaybuf.buffer import spans
 from replaybuf.buffer.reader import BufferReader
@@ -27,6 +27,8 @@ from replaybuf.tracing import traced
 from replaybuf.worker_name import working_as
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
+#: Whether payloads that are kept apart are in a snapshot, or stay where they are.
+SavedPayloads = Literal["copy", "keep"]
 
 
 def snapshot_file(folder: Path, *, make: bool = False) -> Path:
@@ -212,24 +214,42 @@ class BufferCopies(BufferReader[R], Generic[R]):
 
     # Snapshots
 
-    async def save(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> Path:
+    async def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        payloads: SavedPayloads = "copy",
+        progress: OnProgress | None = None,
+    ) -> Path:
         """Write a self-contained snapshot into the folder `path`, without stopping writers. Return its file.
+
+        Payloads that are kept apart from the database (`payloads` in the config) are in the snapshot, too. With
+        `payloads="keep"` they stay where they are and the snapshot only refers to them: it is small and soon made, to
+        move a run that has stopped to another database. Nothing holds them for it: it is good until the run goes on,
+        for then groups leave, and what stays may be moved to other segments. `resume` copies them, or refuses.
 
         The file gets its name only when it is complete. `progress(Progress(groups, total, bytes))` is called at the
         beginning, at the end, and at most five times a second in between. It is called in the database's thread, not
         the caller's, and must not block. An exception from it ends the save, and nothing is written.
         """
         self._check_open()
+        if payloads not in ("copy", "keep"):
+            raise InputError(f"payloads must be 'copy' or 'keep', not {payloads!r:.100}")
         folder = check_folder(path)
         file = await asyncio.to_thread(snapshot_file, folder, make=True)
-        await self.storage.save(str(file), {"policy": self.policy.name}, progress)
+        about = {"policy": self.policy.name}
+        await self.storage.save(str(file), about, progress, whole=payloads == "copy")
         return file
 
     async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
         """Load the snapshot in the folder `path` into this buffer, all of it or nothing.
 
+        Its large payloads are kept where this buffer keeps them, whether the snapshot has them in it or refers to them;
+        the buffer doesn't need the snapshot afterwards, nor what that refers to.
+
         Raises NotEmptyError if the buffer isn't empty, MissingSnapshotError, SnapshotMismatchError or SchemaError if
-        the snapshot is of another policy or schema, and SnapshotError if it is damaged or was cut short.
+        the snapshot is of another policy or schema, SnapshotError if it is damaged, was cut short, or refers to
+        payloads that have left, and PayloadStoreError if their place can't be reached.
         `progress` is called as in `save`.
         """
         self._check_open()

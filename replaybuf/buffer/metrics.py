@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.totals import OF_COMPLETED, TOTALS, UNFINISHED, of_tasks
-from replaybuf.rules.transitions import LaneName
+from replaybuf.rules.transitions import OF_COMPLETED, TOTALS, UNFINISHED, LaneName, of_tasks
 
 if TYPE_CHECKING:  # the command uses the figures without a buffer
     from replaybuf.buffer.waits import Waited, Waits

@@ -16,9 +16,8 @@ from replaybuf.query import Node, Query, parse
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.statuses import StatusLike
-from replaybuf.rules.limits import Limits
+from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
-from replaybuf.rules.rate import Level
 from replaybuf.rules.transitions import Tally, levels, sizes_of
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import R, StorageItem

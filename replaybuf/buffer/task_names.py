@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from replaybuf.rules.withheld import never_put
+from replaybuf.rules.causes import never_put
 from replaybuf.rules.wording import named
 from replaybuf.storage.sql.backend import SQLStorage
 

@@ -1,26 +1,49 @@
-"""The chunk buffer: fragments in, chunks out."""
+"""The chunk buffer: fragments in, each of which has to follow the one before it, and chunks out."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.telling import Reports
 from replaybuf.checks import ENTERED_ASYNC, check_seconds, check_task_name, check_timeout
-from replaybuf.chunks.fragments import Chunk, Fragment, Selection, Session, check_number, check_session
-from replaybuf.chunks.joining import Joining
-from replaybuf.chunks.ledger import Ledger
-from replaybuf.errors import ConfigError, InputError, NotReadyError, ReplayBufError
+from replaybuf.chunks.fragments import (
+    Chunk,
+    Fragment,
+    Problem,
+    Selection,
+    Session,
+    check_number,
+    check_session,
+    fragment_error,
+)
+from replaybuf.chunks.ledger import ATTEMPTS, Ledger, ModelState
+from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
 from replaybuf.rollouts.rollout import Status
 
 OnProblem = Literal["error", "drop"]
 BeginSessions = Literal["advance", "put"]
 
 _LOOK_SECONDS = 0.02
+# The number of workers whose progress is remembered between puts; that of others is read.
+_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A worker's progress as last seen here, and the groups that it was read from; valid while these are all there."""
+
+    label: Session
+    session: int
+    next: int
+    end: int
+    state: tuple[int, ...]
+    worker: tuple[int, ...]
 
 
 class ChunkBuffer:
@@ -59,7 +82,8 @@ class ChunkBuffer:
         size = check_number(fragments_per_chunk, "fragments_per_chunk", least=1)
         most = None if max_staleness is None else check_number(max_staleness, "max_staleness")
         self._ledger = Ledger(buffer, name, size, most)
-        self._joining = Joining(self._ledger, drops=on_problem == "drop", begins=begin_sessions == "put")
+        self._drops, self._begins = on_problem == "drop", begin_sessions == "put"
+        self._known: dict[str, _Known] = {}
         self._lease_seconds = check_seconds(lease_seconds, "lease_seconds")
 
     if not TYPE_CHECKING:
@@ -110,7 +134,25 @@ class ChunkBuffer:
 
         Also raises InputError, EncodeError and StorageError; then nothing is stored.
         """
-        return await self._joining.put(Fragment(data, worker, index, session, version))
+        fragment = Fragment(data, worker, index, session, version)
+        index, label = fragment.index, fragment.session
+        known = self._known.get(worker)
+        if known is None or (known.label, known.next) != (label, index) or not await self._still(worker, known):
+            self._known.pop(worker, None)
+            found = await self._find_place(fragment)
+            if found is None:
+                return False
+            known = found
+        last = index + 1 == known.end
+        uid = await self._ledger.store(fragment, known.session, last=last)
+        if not last:
+            self._remember(worker, replace(known, next=index + 1, worker=(*known.worker, uid)))
+        elif (progress := await self._ledger.settle(worker, known.session)) is None:  # the session is over
+            self._known.pop(worker, None)
+        else:
+            end = progress.start + progress.size
+            self._remember(worker, replace(known, next=progress.next, end=end, worker=progress.uids))
+        return True
 
     async def forget(self, worker: str) -> int:
         """Remove the unfinished fragments of a worker that starts anew; its next one may have any index.
@@ -118,7 +160,7 @@ class ChunkBuffer:
         Return the number removed.
         """
         check_task_name(worker, "worker")
-        self._joining.forget(worker)
+        self._known.pop(worker, None)
         return await self._ledger.forget(worker)
 
     async def expected(self, worker: str) -> int | None:
@@ -216,7 +258,11 @@ class ChunkBuffer:
                 await self._ledger.clear(state)
                 return None
             chunks = [Chunk.of(item) for item in items]
-            number = await self._prepare(chunks, max(int(tags["session"]) for tags in all_tags))
+            session = max(int(tags["session"]) for tags in all_tags)
+            number = await self.buffer.put(
+                [chunk.rollout() for chunk in chunks], self._ledger.prepared, tags={"session": session}, key="selection"
+            )
+            assert number is not None  # there is at least one chunk
             await lease.acknowledge()
             return Selection(number, tuple(chunks))
         except BaseException:
@@ -226,13 +272,6 @@ class ChunkBuffer:
         finally:
             lease.stop()
 
-    async def _prepare(self, chunks: list[Chunk], session: int) -> int:
-        number = await self.buffer.put(
-            [chunk.rollout() for chunk in chunks], self._ledger.prepared, tags={"session": session}, key="selection"
-        )
-        assert number is not None  # there is at least one chunk
-        return number
-
     async def _describe_missing(self, n: int, limit: float) -> str:
         there = await self.buffer.count(self.name, Status.COMPLETED)
         waiting = await self.buffer.count_where({"task_name": self._ledger.fragments})
@@ -240,3 +279,52 @@ class ChunkBuffer:
             f"after {limit:g} s: {there} of {n} chunks are there in {self.name!r}, and {waiting} fragments wait for "
             "the rest of theirs; nothing was drawn"
         )
+
+    # Joining
+
+    async def _still(self, worker: str, known: _Known) -> bool:
+        there = await self._ledger.all_there((*known.state, *known.worker))
+        return there and not await self._ledger.goes_on(worker, known.session, known.next)
+
+    async def _find_place(self, fragment: Fragment) -> _Known | None:
+        """Return the place of the fragment, after the steps that come before it; None if it is to be dropped."""
+        worker, index, label = fragment.worker, fragment.index, fragment.session
+        for _ in range(ATTEMPTS):
+            state = await self._state_for(fragment)
+            if label != state.label:
+                await self._refuse(fragment, "session", state.label, over=state.is_over(label))
+                return None
+            session = state.session
+            progress = await self._ledger.settle(worker, session)
+            if progress is not None and index == progress.next:
+                return _Known(label, session, index, progress.start + progress.size, state.uids, progress.uids)
+            if progress is not None and index < progress.next:
+                await self._refuse(fragment, "duplicate", progress.next)
+                return None
+            if progress is not None and not self._drops:
+                raise fragment_error(fragment, "gap", progress.next)
+            # Another process may begin this worker at the same time: the next read shows it.
+            begun = await self._ledger.begin(worker, session, index, progress)
+            if begun and progress is not None:
+                await self._ledger.drop("gap")
+        raise ConflictError(f"the fragments of worker {worker!r} change all the time; nothing was stored")
+
+    async def _refuse(self, fragment: Fragment, kind: Problem, expected: Session, *, over: bool = True) -> None:
+        if not self._drops:
+            raise fragment_error(fragment, kind, expected, over=over)
+        await self._ledger.drop(kind)
+
+    def _remember(self, worker: str, known: _Known) -> None:
+        if len(self._known) >= _REMEMBERED and worker not in self._known:
+            self._known.clear()
+        self._known[worker] = known
+
+    async def _state_for(self, fragment: Fragment) -> ModelState:
+        """Return the model's state; the fragment's, if it begins its session."""
+        state, label = await self._ledger.state(), fragment.session
+        if state is None or (self._begins and label != state.label and not state.is_over(label)):
+            state = await self._ledger.move(label, fragment.version)
+        if self._ledger.cleared is None or self._ledger.cleared < state.session:
+            # The process that began the session may have died before this; nothing of the session is stored before.
+            await self._ledger.clear(state)
+        return state

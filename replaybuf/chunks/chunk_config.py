@@ -10,9 +10,8 @@ from replaybuf.chunks.chunk_buffer import ChunkBuffer
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
-from replaybuf.sync.buffer import SyncReplayBuffer
+from replaybuf.sync.buffer import SyncBuffer, SyncReplayBuffer, mirrored, shared
 from replaybuf.sync.loop import end, run
-from replaybuf.sync.mirror import SyncBuffer, mirrored
 
 
 class SyncChunkBuffer(SyncBuffer[ChunkBuffer]):
@@ -21,10 +20,7 @@ class SyncChunkBuffer(SyncBuffer[ChunkBuffer]):
     What `SyncReplayBuffer` says of threads, processes and Ctrl-C is true of it, too.
     """
 
-    @property
-    def name(self) -> str:
-        """The name under which the chunks are in the store."""
-        return self.asynchronous.name
+    name: str = shared("name", "The name under which the chunks are in the store.")
 
     @property
     def buffer(self) -> SyncReplayBuffer:
@@ -50,6 +46,12 @@ class OldestVersionPolicy(ReplayPolicy):
 
     name = "oldest_version"
     order = (OrderTerm("priority"), OrderTerm("timestamp_id"))
+
+
+_AS_IN_THE_STORE = (
+    *("url", "seed", "durability", "compression", "lock_timeout", "reconnect_timeout", "allow_network_filesystem"),
+)
+_OF_THE_STORE = {*_AS_IN_THE_STORE, "max_chunks", "max_reuse"}
 
 
 class ChunkBufferConfig(ReadableConfig):
@@ -90,15 +92,8 @@ class ChunkBufferConfig(ReadableConfig):
 
     def build(self) -> ChunkBuffer:
         """Return the chunk buffer that this config describes; it connects at first use. Raises ConfigError."""
-        return ChunkBuffer(
-            self.store().build(),
-            name=self.name,
-            fragments_per_chunk=self.fragments_per_chunk,
-            max_staleness=self.max_staleness,
-            on_problem=self.on_problem,
-            begin_sessions=self.begin_sessions,
-            lease_seconds=self.lease_seconds,
-        )
+        own = {name: getattr(self, name) for name in type(self).model_fields if name not in _OF_THE_STORE}
+        return ChunkBuffer(self.store().build(), **own)
 
     def build_sync(self) -> SyncChunkBuffer:
         """Return the chunk buffer as `build` does, for callers without `await`: the same calls, which block."""
@@ -107,19 +102,13 @@ class ChunkBufferConfig(ReadableConfig):
     def store(self) -> ReplayBufferConfig[dict[str, Any]]:
         """Return the config of the underlying store, for a ReplayBuffer over the same groups."""
         return ReplayBufferConfig(
-            url=self.url,
             name=self.name,
             policy="uniform",
-            seed=self.seed,
             max_times_sampled=self.max_reuse,
             capacity=self.max_chunks,
             remover=OldestVersionPolicy,
             # A fetch holds its chunks for the time of a write: a failure of it says nothing against them.
             max_deliveries=0,
-            durability=self.durability,
-            compression=self.compression,
-            lock_timeout=self.lock_timeout,
-            reconnect_timeout=self.reconnect_timeout,
-            allow_network_filesystem=self.allow_network_filesystem,
             rollout_type=dict,
+            **{name: getattr(self, name) for name in _AS_IN_THE_STORE},
         )

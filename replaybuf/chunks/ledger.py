@@ -27,28 +27,130 @@ All of these groups are ARCHIVED: they are never drawn, and neither `len` nor th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import Tags
-from replaybuf.chunks.fragments import (
-    DROPPED,
-    Fragment,
-    ModelState,
-    Session,
-    WorkerProgress,
-    WorkerRows,
-    chunk_rollouts,
-    moved,
-    tag_of,
-)
+from replaybuf.chunks.fragments import DROPPED, Fragment, Session
 from replaybuf.errors import ConflictError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
 
+# The number of sessions that are over whose names are kept, so that none of them begins again.
+_ENDED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """The session and version of the model; `uids` are the groups that say so.
+
+    `session` is the session's number, `name` its name if it is a text; `ended` are the texts that are over.
+    """
+
+    session: int
+    version: int
+    uids: tuple[int, ...] = ()
+    name: str | None = None
+    ended: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, rows: Sequence[StorageItem]) -> ModelState | None:
+        """Return the highest state of these groups, or None if there are none."""
+        if not rows:
+            return None
+        last = max(rows, key=lambda row: (tag_of(row, "session"), tag_of(row, "version")))
+        ended = tuple(last.item[0].get("ended", ())) if last.item else ()
+        uids = tuple(row.uid for row in rows)
+        name: Any = (last.tags or {}).get("name")
+        return cls(tag_of(last, "session"), tag_of(last, "version"), uids, name, ended)
+
+    @property
+    def label(self) -> Session:
+        """The session as its workers call it."""
+        return self.session if self.name is None else self.name
+
+    def is_over(self, label: Session) -> bool:
+        """Return whether a session ended before this one."""
+        if label == self.label:
+            return False
+        return label in self.ended if isinstance(label, str) else label <= self.session
+
+
+def moved(state: ModelState | None, label: Session | None, version: int) -> ModelState | None:
+    """Return the state after a move to a session (None: the present one) and version; None if nothing moves.
+
+    Nothing moves to a session that is over, and to a version that is reached or passed.
+    """
+    if state is None:
+        named = isinstance(label, str)
+        return ModelState(0 if named or label is None else int(label), version, name=str(label) if named else None)
+    if label is None or label == state.label:
+        return None if state.version >= version else replace(state, version=version)
+    if state.is_over(label):
+        return None
+    ended = state.ended if state.name is None else (*state.ended, state.name)[-_ENDED:]
+    if isinstance(label, str):
+        return ModelState(state.session + 1, version, name=label, ended=ended)
+    return ModelState(label, version, ended=ended)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgress:
+    """The progress of a worker: its next chunk, of `size` fragments, starts at `start`; `fragments` of it are there.
+
+    `cursors` are the uids of the groups that say so. `made` is the last fragment of a chunk whose next cursor isn't
+    written yet. `left` are obsolete groups of a delayed put.
+    """
+
+    start: int
+    size: int
+    cursors: tuple[int, ...] = ()
+    fragments: tuple[StorageItem, ...] = ()
+    made: StorageItem | None = None
+    left: tuple[int, ...] = ()
+
+    @property
+    def next(self) -> int:
+        """The index of the fragment that is expected next."""
+        return self.start + len(self.fragments)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.fragments) >= self.size
+
+    @property
+    def uids(self) -> tuple[int, ...]:
+        """All groups of the worker that its progress depends on."""
+        made = () if self.made is None else (self.made.uid,)
+        return (*self.cursors, *(row.uid for row in self.fragments), *made)
+
+
+def _progress(cursors: list[StorageItem], fragments: dict[int, StorageItem], size: int) -> WorkerProgress | None:
+    """Return the progress that a worker's groups show, with its fragments by index; None if there are none."""
+    if not cursors and not fragments:
+        return None
+    uids = tuple(row.uid for row in cursors)
+    start = max((tag_of(row, "start") for row in cursors), default=None)
+    above = sorted(index for index in fragments if start is None or index >= start)
+    if start is None or (above and above[0] != start):
+        last = fragments.pop(above[-1])
+        return WorkerProgress(above[-1] + 1, size, uids, made=last, left=tuple(row.uid for row in fragments.values()))
+    following: list[StorageItem] = []
+    while (index := start + len(following)) in fragments:
+        following.append(fragments.pop(index))
+    size = next(tag_of(row, "size") for row in cursors if tag_of(row, "start") == start)
+    return WorkerProgress(start, size, uids, tuple(following), left=tuple(row.uid for row in fragments.values()))
+
+
+def tag_of(row: StorageItem, name: str) -> Any:
+    """Return a tag of a group of the ledger, all of which have some."""
+    return (row.tags or {})[name]
+
+
 # Every conflict, and every disturbed read, means that another process made progress.
-_ATTEMPTS = 1000
+ATTEMPTS = 1000
 
 _MARK = {"status": Status.ARCHIVED.value}
 
@@ -83,7 +185,7 @@ class Ledger:
 
     async def move(self, label: Session | None, version: int) -> ModelState:
         """Move to this session and version, unless the model has reached or passed it. Return its state."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             state = await self.state()
             wanted = moved(state, label, version)
             if wanted is None:
@@ -117,20 +219,20 @@ class Ledger:
         """Return whether a chunk with these tags is of a session that is over, or too stale."""
         if tags["session"] != state.session:
             return bool(tags["session"] < state.session)
-        return self.max_staleness is not None and bool(tags["version"] < state.version - self.max_staleness)
+        return self._is_stale(tags["version"], state)
+
+    def _is_stale(self, version: int, state: ModelState) -> bool:
+        return self.max_staleness is not None and version < state.version - self.max_staleness
 
     # Workers
 
     async def progress(self, worker: str, session: int) -> WorkerProgress | None:
         """Return the progress of a worker, or None if nothing is known of it."""
         tasks = {"$in": [self.fragments, self.cursors]}
-        rows = WorkerRows()
-        for row in await self._read({"task_name": tasks, "tags.worker": worker, "tags.session": session}):
-            if row.task_name == self.cursors:
-                rows.cursors.append(row)
-            else:
-                rows.fragments[tag_of(row, "index")] = row
-        return rows.progress(self.size)
+        rows = await self._read({"task_name": tasks, "tags.worker": worker, "tags.session": session})
+        cursors = [row for row in rows if row.task_name == self.cursors]
+        fragments = {tag_of(row, "index"): row for row in rows if row.task_name == self.fragments}
+        return _progress(cursors, fragments, self.size)
 
     async def goes_on(self, worker: str, session: int, index: int) -> bool:
         """Return whether another process has put this fragment of a worker, or a later one."""
@@ -158,16 +260,21 @@ class Ledger:
         uid = await self._try_put(self.cursors, tags=tags, replaces=replaces)
         return None if uid is None else WorkerProgress(index, size, (uid,), fragments)
 
-    async def store(self, fragment: Fragment, *, last: bool) -> int:
-        """Store a fragment and return its uid. The `last` of a chunk is marked, to be found if the chunk isn't made."""
-        tags: Tags = {**fragment.tags, "last": last}
-        uid = await self.buffer.put([fragment.rollout()], self.fragments, tags=tags, key=fragment.key)
+    async def store(self, fragment: Fragment, session: int, *, last: bool) -> int:
+        """Store a fragment of the session of this number, and return its uid.
+
+        The `last` of a chunk is marked, to be found if the chunk isn't made.
+        """
+        worker, index, version = fragment.worker, fragment.index, fragment.version
+        tags: Tags = {"worker": worker, "session": session, "index": index, "version": version, "last": last}
+        rollout = {**_MARK, "index": index, "version": version, "data": fragment.data}
+        uid = await self.buffer.put([rollout], self.fragments, tags=tags, key=f"{session}/{index}/{worker}")
         assert uid is not None  # the group isn't empty, and has no threshold
         return uid
 
     async def settle(self, worker: str, session: int) -> WorkerProgress | None:
         """Make the chunk of a worker if all its fragments are there. Return the worker's progress."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             progress = await self.progress(worker, session)
             if progress is None:
                 return None
@@ -199,9 +306,8 @@ class Ledger:
         problem, kept = "", 0
         if any(not row.item for row in progress.fragments):
             problem = "damaged"
-        elif self.max_staleness is not None and version < state.version - self.max_staleness:
-            fresh = [one >= state.version - self.max_staleness for one in reversed(versions)]
-            problem, kept = "stale", fresh.index(False)
+        elif self._is_stale(version, state):
+            problem, kept = "stale", [self._is_stale(one, state) for one in reversed(versions)].index(True)
         if problem:
             begun = await self.begin(worker, session, progress.next - kept, progress, kept)
             if begun is not None:
@@ -209,9 +315,14 @@ class Ledger:
             return begun
         *others, last = progress.fragments
         tags: Tags = {"worker": worker, "session": session, "start": progress.start, "version": version}
+        # The store computes the staleness of the chunk from the model steps.
+        rollouts = [
+            row.item[0] | {"status": Status.COMPLETED.value, "response_model_steps": [step], "seq_staleness": 0}
+            for row, step in zip(progress.fragments, versions, strict=True)
+        ]
         uid = await self._try_put(
             self.name,
-            chunk_rollouts(progress.fragments),
+            rollouts,
             tags=tags if state.name is None else {**tags, "session_name": state.name},
             replaces=(*progress.cursors, *(row.uid for row in others)),
             # Made twice of the same fragments, which takes a cursor delayed for the life of a chunk, it is there once.
@@ -278,7 +389,7 @@ class Ledger:
         some of them may have left.
         """
         began = time.monotonic()
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             rows = [row async for row in self.buffer.find(query)]
             uids = [row.uid for row in rows]
             others = {"$and": [query, {"uid": {"$not_in": uids}}]}

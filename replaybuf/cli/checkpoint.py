@@ -5,32 +5,37 @@ What writes is imported by the commands that do: listing takes none of it."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from replaybuf import units
-from replaybuf.cli.options import YES, Buffer, Command, Url, ask, buffer_option, listing, option, url_and
+from replaybuf.cli.groups import columns
+from replaybuf.cli.options import (
+    YES,
+    Buffer,
+    Command,
+    OneBuffer,
+    Url,
+    ask,
+    listing,
+    on_storage,
+    option,
+    url_and,
+    whole_number,
+)
 from replaybuf.cli.output import Column, Output, iso
-from replaybuf.redact import redact
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.inspection.run_records import read_checkpoints
+from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint, read_checkpoints
 from replaybuf.units import time_of
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.backend import SQLStorage
-    from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint
-
 
 #: How checkpoints are listed.
 COLUMNS = [
-    Column("buffer", lambda r: r["buffer"], right=False, text=True),
-    Column("step", lambda r: units.number(r["step"])),
+    *columns("buffer", "step"),
     Column("made", lambda r: iso(r["created_at"]), right=False),
-    Column("groups", lambda r: units.number(r["groups"])),
-    Column("size", lambda r: units.size(r["bytes"])),
+    *columns("groups", "bytes"),
 ]
 
 
@@ -53,8 +58,6 @@ def ls(url: Url, output: Output, buffer: Buffer = None) -> None:
         output.note("there are no checkpoints")
 
 
-T = TypeVar("T")
-
 _UsageError: Any = typer.BadParameter.__base__
 
 
@@ -75,9 +78,6 @@ app.command("ls", cls=Command)(ls)
 _Step = Annotated[
     str | None, typer.Argument(metavar="STEP", help="The train step of the checkpoint.", show_default=False)
 ]
-_Buffer = Annotated[
-    str | None, buffer_option("This buffer of the database; else the only one, or the one named default.")
-]
 _Yes = Annotated[bool, YES]
 
 
@@ -93,7 +93,7 @@ def restore(
     output: Output,
     step: _Step = None,
     keep_new: Annotated[bool, option("--keep-new", help="Keep the groups that were put since the checkpoint.")] = False,
-    buffer: _Buffer = None,
+    buffer: OneBuffer = None,
     yes: _Yes = False,
 ) -> None:
     """Make a buffer what it was at the checkpoint of a step, as buffer.restore() does, after asking.
@@ -115,14 +115,14 @@ def restore(
     reader, name, made = _find(url, step, buffer)
     found = reader.read(lambda tx: since(tx, made))
     _ask_to_restore(reader, made, found, keep_new=keep_new, yes=yes)
-    _on(reader, name, lambda storage: storage.restore(made.step, keep_new=keep_new))
+    on_storage(reader.url, name, lambda storage: storage.restore(made.step, keep_new=keep_new))
     _tell(output, reader, made)
     output.note("restored; whoever had the buffer open before is fenced off")
 
 
 @app.command("drop", cls=Command)
 @listing
-def drop(url: Url, output: Output, step: _Step = None, buffer: _Buffer = None, yes: _Yes = False) -> None:
+def drop(url: Url, output: Output, step: _Step = None, buffer: OneBuffer = None, yes: _Yes = False) -> None:
     """Drop the checkpoint of a step, and the payloads that nothing else needs, after asking.
 
     \b
@@ -132,7 +132,7 @@ def drop(url: Url, output: Output, step: _Step = None, buffer: _Buffer = None, y
     """
     reader, name, made = _find(url, step, buffer)
     ask(f"Drop the checkpoint of {_what(made)}? It can't be brought back.", yes=yes)
-    _on(reader, name, lambda storage: storage.drop_checkpoint(made.step))
+    on_storage(reader.url, name, lambda storage: storage.drop_checkpoint(made.step))
     _tell(output, reader, made)
     output.note("dropped")
 
@@ -143,10 +143,7 @@ def _find(url: str, step: str | None, buffer: str | None) -> tuple[Reader, str, 
     from replaybuf.storage.sql.inspection.run_records import find_stored
 
     url, number = url_and(url, step, "STEP")
-    try:
-        wanted = int(number)
-    except ValueError:
-        raise typer.BadParameter(f"{redact(number)!r:.100} is not a whole number.", param_hint="STEP") from None
+    wanted = whole_number(number, "STEP")
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
     return reader, name, reader.read(lambda tx: find_stored(tx, name, wanted))
@@ -166,29 +163,7 @@ def _ask_to_restore(reader: Reader, made: StoredCheckpoint, found: Since, *, kee
     ask(f"Restore {_what(made)} in {reader.where}? {new}, {back}. {users} Restore?", yes=yes)
 
 
-def _on(reader: Reader, name: str, call: Callable[[SQLStorage], Awaitable[T]]) -> T:
-    import asyncio
-
-    from replaybuf.storage.sql.backend import SQLStorage
-    from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
-
-    async def run() -> T:
-        storage = SQLStorage(reader.url.render_as_string(hide_password=False), AS_DICTS, name=name)
-        try:
-            return await call(storage)
-        finally:
-            await storage.close()
-
-    return asyncio.run(run())
-
-
 def _tell(output: Output, reader: Reader, made: StoredCheckpoint) -> None:
-    row = {
-        "url": reader.where,
-        "buffer": made.buffer,
-        "step": made.step,
-        "created_at": time_of(made.created_at),
-        "groups": made.groups,
-        "bytes": made.bytes,
-    }
+    row = {"url": reader.where, **asdict(made), "created_at": time_of(made.created_at)}
+    del row["id"]
     output.rows([row], COLUMNS)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _LINES = "\n\t"
+#: What is shown of a rollout below its response.
+_BELOW = ("tool_calls", "error_msg", "extra_fields")
 _METADATA = frozenset({"status", "uid", "seq_staleness", "rollout_id"})
 #: Longer lists of numbers (tokens) are shown by their length.
 _FEW_NUMBERS = 32
@@ -27,8 +29,8 @@ def fields_of(rollout: dict[Any, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in rollout.items() if name not in _METADATA}
 
 
-def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]]) -> None:
-    """Print the messages, once if all rollouts share them, and every response.
+def print_rollouts(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]], layout: Layout | None) -> None:
+    """Print the messages, once if all rollouts share them, and every response: side by side if there is a layout.
 
     Of rollouts that have other names for these, every field is printed.
     """
@@ -42,13 +44,18 @@ def print_conversation(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]
     shared = len({units.as_text(prompt) for prompt in prompts}) == 1  # what is compared may be arrays
     if shared:
         print_prompt(prompts[0])
+    if layout is not None:
+        for row, prompt in zip(rollouts, prompts, strict=True) if not shared else ():
+            print_prompt(prompt, f" of rollout {row['position']}")
+        print_beside(answers_of(rollouts, decoded, ""), layout)
+        return
     for row, rollout, prompt in zip(rollouts, decoded, prompts, strict=True):
         _heading(out, f"rollout {row['position']}", summary(row), status_style(row))
         if not shared:
             _print_messages(out, prompt)
             _role(out, "response")
         _print_text(out, rollout.get("response"))
-        for name in ("tool_calls", "error_msg", "extra_fields"):
+        for name in _BELOW:
             if _is_there(rollout.get(name)):
                 _role(out, name)
                 _print_text(out, rollout[name])
@@ -170,6 +177,12 @@ class Layout:
     full: bool
 
 
+def answers_of(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]], of: str) -> list[Answer]:
+    """Return the rollouts of a group as answers, with `of` before their titles."""
+    pairs = zip(rollouts, decoded, strict=True)
+    return [Answer(f"{of}rollout {row['position']}", row, rollout) for row, rollout in pairs]
+
+
 def print_beside(answers: Sequence[Answer], layout: Layout) -> None:
     """Print answers side by side."""
     from rich.table import Table
@@ -222,7 +235,7 @@ def _cell(one: Answer, layout: Layout) -> tuple[Text, Sequence[tuple[str, str]]]
         cell.append_text(tokens.text)
     if tokens is None or not tokens.is_response:
         cell.append(shown(response, full=layout.full)).append("\n")
-    for name in ("tool_calls", "error_msg", "extra_fields"):
+    for name in _BELOW:
         if _is_there(one.fields.get(name)):
             cell.append(f"[{name}]\n", style="dim").append(shown(one.fields[name], full=layout.full)).append("\n")
     return cell, () if tokens is None else tokens.legend
@@ -248,7 +261,6 @@ _STYLES = {
     "mask1": "green",
     "mask0": "dim",
 }
-_SHADED_LINES = "\n\t"
 # Without --full. Ids tell less than texts.
 _FEW, _FEW_IDS = 500, 50
 _MOST = 10**9
@@ -285,7 +297,7 @@ def coloured(rollout: Mapping[str, Any], response: Any, by: str, *, full: bool) 
         text.append("(ids of tokens: their texts aren't in the rollout)\n", style="dim")
     tokens = found.tokens if full or found.texts else found.tokens[:_FEW_IDS]
     for token in tokens:
-        text.append(escape(token.text, keep=_SHADED_LINES), style=_STYLES.get(token.shade, ""))
+        text.append(escape(token.text, keep=_LINES), style=_STYLES.get(token.shade, ""))
         if not found.texts:
             text.append(" ")
     if found.count > len(tokens):

@@ -1,23 +1,25 @@
-"""`replaybuf doctor`: what is wrong with a database, and what can be done about it."""
+"""`replaybuf doctor`: what is wrong with a database, and what can be done about it; `replaybuf db`: its schema."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replaybuf import units
-from replaybuf.cli.options import Url, listing, option
+from replaybuf.cli.groups import columns
+from replaybuf.cli.options import Command, Url, listing, option
 from replaybuf.cli.output import Column, Output, console
 from replaybuf.errors import InputError
 from replaybuf.progress import progress_bar
 from replaybuf.redact import escape
-from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.storage.sql.inspection.reader import HEAD, Reader, State, open_reader, state_of
 
 if TYPE_CHECKING:
     from replaybuf.doctor import Finding
+
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -65,7 +67,7 @@ def doctor(
         return
     rows = []
     for finding in _examined(reader, output, quick=quick, mend=repair):
-        rows.append(row_of(finding))
+        rows.append({**asdict(finding), "level": str(finding.level), "mend": finding.mend or None})
         if output.for_people:
             print_finding(finding)
     if not output.for_people:
@@ -81,19 +83,8 @@ def _rescue(reader: Reader, folder: Path, output: Output) -> None:
         raise InputError("--rescue is for SQLite files; a PostgreSQL server is restored from its backups")
     with progress_bar("groups") as bar:
         found = doctor.rescue(reader.path, folder, bar)
-    rows = [
-        {"buffer": one.buffer, "file": one.file, "groups": one.groups, "bytes": one.bytes, "lost": one.lost}
-        for one in found
-    ]
-    columns = [
-        Column("buffer", lambda r: r["buffer"], right=False, text=True),
-        Column("file", lambda r: r["file"], right=False, text=True),
-        Column("groups", lambda r: units.number(r["groups"])),
-        Column("size", lambda r: units.size(r["bytes"])),
-        Column("lost", lambda r: units.number(r["lost"])),
-    ]
-    output.rows(rows, columns)
-    if any(row["lost"] for row in rows):
+    output.rows([asdict(one) for one in found], columns("buffer", "file", "groups", "bytes", "lost"))
+    if any(one.lost for one in found):
         raise typer.Exit(1)
 
 
@@ -119,17 +110,6 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
         yield from found
 
 
-def row_of(finding: Finding) -> dict[str, Any]:
-    """Return a finding for programs."""
-    return {
-        "check": finding.check,
-        "level": str(finding.level),
-        "text": finding.text,
-        "mend": finding.mend or None,
-        "repairable": finding.repairable,
-    }
-
-
 def print_finding(finding: Finding) -> None:
     """Print a finding on one line, and how to mend it on another."""
     from rich.table import Table
@@ -149,3 +129,63 @@ def print_finding(finding: Finding) -> None:
         out.print(grid)
     for line in captured.get().splitlines():
         typer.echo(line.rstrip())
+
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+_STATES = {
+    State.MISSING: "no replaybuf tables",
+    State.CURRENT: "up to date",
+    State.OLDER: "older: run replaybuf db upgrade",
+    State.NEWER: "newer: upgrade replaybuf",
+}
+
+
+@app.callback()
+def db() -> None:
+    """Show or upgrade the schema of a database."""
+
+
+@app.command("current", cls=Command)
+@listing
+def current(url: Url, output: Output) -> None:
+    """Show the revision of a database's schema, and the one that this replaybuf works with.
+
+    \b
+    Example:
+      replaybuf db current run.db
+    """
+    reader = open_reader(url)
+    revision = reader.read_any(lambda tx: tx.revision())
+    row = {"url": reader.where, "revision": revision, "wanted": HEAD, "state": _STATES[state_of(revision)]}
+    columns = [
+        Column("revision", lambda r: r["revision"] or "none", right=False),
+        Column("wanted", lambda r: r["wanted"], right=False),
+        Column("state", lambda r: r["state"], right=False),
+    ]
+    output.rows([row], columns)
+
+
+@app.command("upgrade", cls=Command)
+@listing
+def upgrade_command(url: Url, output: Output) -> None:
+    """Bring the schema of a database up to date.
+
+    Close all users of the database first. It happens in one transaction, whole or not at all. In an empty database the
+    tables are created.
+
+    \b
+    Example:
+      replaybuf db upgrade postgresql://admin@db/run7
+    """
+    from replaybuf.storage.sql.inspection.writer import upgrade_database
+
+    reader = open_reader(url)
+    before, after = upgrade_database(reader)
+    columns = [
+        Column("before", lambda r: r["before"] or "none", right=False),
+        Column("after", lambda r: r["after"], right=False),
+    ]
+    output.rows([{"url": reader.where, "before": before, "after": after}], columns)
+    if before == after:
+        output.note("it was up to date already")

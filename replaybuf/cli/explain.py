@@ -6,14 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from replaybuf.cli.options import Buffer, OfStatus, OfTask, OrderBy, Url, listing, option, url_and
+from replaybuf.cli.options import Buffer, OfStatus, OfTask, OrderBy, Url, listing, option, status_of, url_and
 from replaybuf.cli.output import Column, Output, console, print_table, write
 from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
 from replaybuf.query import parse
 from replaybuf.redact import escape, redact
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.statuses import OUR_STATUSES
 from replaybuf.rules.policies import parse_order, resolve_policy
 from replaybuf.storage.sql.inspection.group_queries import QueryPlan, explain_draw, explain_query
 from replaybuf.storage.sql.inspection.groups import choose, tasks_of
@@ -67,20 +66,18 @@ def explain(
         found = [reader.read(lambda tx: explain_query(tx, buffer, node, order, limit or None))]
     else:
         drawn, where = resolve_policy(policy).order, query_of(text, None, None, given_as="QUERY")
-        of_task, of_status = _task(task), _status(status)
+        of_task, of_status = _task(task), status_of(status) or Status.COMPLETED
         found = reader.read(
             lambda tx: explain_draw(tx, choose(tx, buffer), of_task, of_status, where, drawn, limit or 1)
         )
         if not found:
             tasks = ", ".join(reader.read(lambda tx: tasks_of(tx, buffer))) or "none"
             raise InputError(f"there never was a group of task {of_task!r:.200} that was {of_status}; tasks: {tasks}")
-    if output.for_people:
-        for one in found:
-            _print(one)
-    elif output.format == "json":
-        output.value([_value(one) for one in found] if policy else _value(found[0]))
-    else:
-        output.rows([{**_value(one), "plan": "\n".join(_lines(one))} for one in found], [])
+    values = [_value(one) for one in found]
+    rows = [{**one, "plan": "\n".join(one["plan"])} for one in values]
+    if not output.printed(lambda: values if policy else values[0], lambda: rows):
+        for plan in found:
+            _print(plan)
 
 
 def _task(task: str | None) -> str:
@@ -88,13 +85,6 @@ def _task(task: str | None) -> str:
         raise typer.BadParameter("a draw is of one task: give --task, too", param_hint="--policy")
     parse({"task_name": task})  # raises for what no database can hold
     return task
-
-
-def _status(text: str | None) -> Status:
-    found = Status.COMPLETED if text is None else OUR_STATUSES.get(text)
-    if found is None:
-        raise InputError(f"unknown status {redact(text or '')!r:.100}; there are {', '.join(Status)}")
-    return found
 
 
 def _value(one: QueryPlan) -> dict[str, Any]:
@@ -129,7 +119,4 @@ def _print(one: QueryPlan) -> None:
     write(["\n"])
 
 
-_PARAMETERS = [
-    Column("#", lambda r: str(r["n"])),
-    Column("value", lambda r: repr(r["value"]), right=False, text=True),
-]
+_PARAMETERS = [Column("#", lambda r: str(r["n"])), Column("value", lambda r: repr(r["value"]), right=False, text=True)]

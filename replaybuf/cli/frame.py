@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from replaybuf import units
-from replaybuf.cli.groups import status_style
+from replaybuf.cli.groups import status_style, trainer_text
 from replaybuf.cli.output import console
-from replaybuf.redact import escape_line
+from replaybuf.redact import escape
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
 
@@ -17,12 +19,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from replaybuf.rules.circumstances import Circumstances, Worker
-    from replaybuf.storage.sql.inspection.dashboard import Glance, Reading
+    from replaybuf.storage.sql.inspection.waits import Glance, Reading
 
 
 #: From this width on there are two columns of panels.
 TWO_COLUMNS = 140
 _GAP = 2
+_NEWLINES = re.compile(r"\s*\n\s*")
 # No screen shows more of one text.
 _LONGEST = 2000
 
@@ -59,13 +62,8 @@ def line(*parts: str | tuple[str, str]) -> Text:
 
 
 def one_line(text: str) -> str:
-    """Return a text that can't drive the terminal, without newlines; spaces at its ends stay."""
-    shown = text[:_LONGEST]
-    stripped = escape_line(shown)
-    if shown.isspace() or not shown:
-        return " " * len(shown)
-    before, after = len(shown) - len(shown.lstrip(" ")), len(shown) - len(shown.rstrip(" "))
-    return f"{' ' * before}{stripped}{' ' * after}"
+    """Return a text that can't drive the terminal, without newlines."""
+    return escape(_NEWLINES.sub(" ", text[:_LONGEST]))
 
 
 def arrange(head: Sequence[Text], panels: Sequence[Panel], foot: Text, width: int, height: int | None) -> list[Text]:
@@ -131,10 +129,10 @@ def _beside(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Tex
     from rich.text import Text
 
     lines = []
-    for i in range(max(len(left), len(right))):
-        one = left[i].copy() if i < len(left) else Text(no_wrap=True)
-        one.pad_right(max(0, width + _GAP - one.cell_len))
-        lines.append(one.append_text(right[i]) if i < len(right) else one)
+    for one, other in zip_longest(left, right):
+        both = Text(no_wrap=True) if one is None else one.copy()
+        both.pad_right(max(0, width + _GAP - both.cell_len))
+        lines.append(both if other is None else both.append_text(other))
     return lines
 
 
@@ -154,30 +152,25 @@ def panels_of(found: Sequence[Glance]) -> list[Panel]:
     several = len(found) > 1
     panels = [_waiting(one, several) for one in found if one.waits]
     for one in sorted(found, key=lambda one: not one.waits):
-        of = _of(one, several)
+        of, now = f" of {one.buffer}" if several else "", one.about.now
         if not one.waits:
             panels.append(_waiting(one, several))
-        panels += [
-            Panel(f"workers{of}", worker_lines(one.about), least=3, of=one.buffer),
-            Panel(f"groups{of}, rates of the last minute", _tasks(one), least=4, of=one.buffer),
-            Panel(f"last draws{of}", _batches(one), least=2, of=one.buffer),
-            Panel(
-                f"staleness, reward{of} of the {one.sample.groups:,} put last",
-                _distributions(one),
-                least=4,
-                of=one.buffer,
-            ),
-            Panel(f"events{of}", _events(one), least=2, of=one.buffer),
-        ]
+        batches = [_batch(row, now) for row in one.batches[:_MOST]] or [line("nothing was drawn yet")]
+        events = [_event(row) for row in one.events[:_MOST]] or [line("none")]
+        for title, lines, least in (
+            (f"workers{of}", worker_lines(one.about), 3),
+            (f"groups{of}, rates of the last minute", _tasks(one), 4),
+            (f"last draws{of}", batches, 2),
+            (f"staleness, reward{of} of the {one.sample.groups:,} put last", _distributions(one), 4),
+            (f"events{of}", events, 2),
+        ):
+            panels.append(Panel(title, lines, least, of=one.buffer))
     return panels
 
 
-def _of(one: Glance, several: bool) -> str:
-    return f" of {one.buffer}" if several else ""
-
-
 def _waiting(one: Glance, several: bool) -> Panel:
-    return Panel(f"waiting{_of(one, several)}", _waits(one), least=4, wraps=True, of=one.buffer)
+    title = f"waiting of {one.buffer}" if several else "waiting"
+    return Panel(title, _waits(one), least=4, wraps=True, of=one.buffer)
 
 
 def _waits(found: Glance) -> list[Text]:
@@ -210,8 +203,7 @@ def _tasks(found: Glance) -> list[Text]:
         went = rate(found.readings, task, ("sampled_new", "sampled_again"))
         lines.append(line(_cell(task, width), *counts, f"{leased:>8,}{_per_minute(came):>9}{_per_minute(went):>9}"))
     if about.trainer is not None:
-        state = "has finished" if about.trainer.finished else f"is at step {about.trainer.train_step}"
-        lines.append(line(f"the trainer {state}, its newest weights are of step {about.trainer.model_step}"))
+        lines.append(line(trainer_text(asdict(about.trainer))))
     return lines
 
 
@@ -241,21 +233,18 @@ def _distributions(found: Glance) -> list[Text]:
     rewards = _bars(histogram(found.sample.rewards))
     if not staleness:
         return [line("no completed groups")]
-    lines = []
-    for i in range(max(len(staleness), len(rewards))):
-        left = staleness[i] if i < len(staleness) else ("", "", "")
-        right = rewards[i] if i < len(rewards) else ("", "", "")
-        lines.append(
-            line(
-                (f"{left[0]:>5} ", "dim"),
-                (f"{left[1]:<{_BAR}}", "magenta"),
-                f"{left[2]:<7} ",
-                (f"{right[0]:>12} ", "dim"),
-                (f"{right[1]:<{_BAR}}", "green"),
-                right[2],
-            )
+    empty = ("", "", "")
+    return [
+        line(
+            (f"{left[0]:>5} ", "dim"),
+            (f"{left[1]:<{_BAR}}", "magenta"),
+            f"{left[2]:<7} ",
+            (f"{right[0]:>12} ", "dim"),
+            (f"{right[1]:<{_BAR}}", "green"),
+            right[2],
         )
-    return lines
+        for left, right in zip_longest(staleness, rewards, fillvalue=empty)
+    ]
 
 
 def binned(counts: Mapping[int, int]) -> dict[str, int]:
@@ -303,36 +292,24 @@ def _worker(one: Worker, now: float) -> Text:
     return line(f"{_cell(one.name)} ", (f"{state:<16}", style), f" put {one.groups:,}{failed}, drew {one.taken:,}")
 
 
-def _batches(found: Glance) -> list[Text]:
-    return [_batch(one, found.about.now) for one in found.batches[:_MOST]] or [line("nothing was drawn yet")]
-
-
 def _batch(row: Mapping[str, Any], now: float) -> Text:
     step = "" if row["step"] is None else f"step {row['step']}: "
     reward = "" if row["reward"] is None else f", reward {row['reward']:.3f}"
     stale = "" if row["staleness"] is None else f", staleness {row['staleness']:.1f} (max {row['max_staleness']})"
     ago = units.age(now - row["taken_at"])
-    return line((f"{ago:>4} ago ", "dim"), f"{step}{_groups(row['groups'])}{reward}{stale}")
-
-
-def _events(found: Glance) -> list[Text]:
-    return [_event(one) for one in found.events[:_MOST]] or [line("none")]
+    return line((f"{ago:>4} ago ", "dim"), f"{step}{units.number_of(row['groups'], 'group')}{reward}{stale}")
 
 
 def _event(row: Mapping[str, Any]) -> Text:
     at = units.clock(row["happened_at"])
     facts = [
-        _groups(row["groups"]) if row["groups"] else "",
+        units.number_of(row["groups"], "group") if row["groups"] else "",
         f"of {row['task_name']}" if row["task_name"] else "",
         f"step {row['step']}" if row["step"] is not None else "",
         f"by {row['worker']}" if row["worker"] else "",
     ]
     detail = f": {row['detail']}" if row["detail"] else ""
     return line((f"{at} ", "dim"), (row["kind"].replace("_", " "), "bold"), f" {' '.join(filter(None, facts))}{detail}")
-
-
-def _groups(count: int) -> str:
-    return units.number_of(count, "group")
 
 
 def _cell(name: str, width: int = _NAME) -> str:

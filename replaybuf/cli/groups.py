@@ -1,19 +1,17 @@
-"""How groups are shown: the colours of statuses, and times, leases and tags as texts."""
+"""How groups are shown: the columns of tables, the colours of statuses, and times, leases and tags as texts."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf import units
+from replaybuf.cli.output import Column
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import ReadTransaction
-
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 _STYLES = {
     "completed": "green",
@@ -30,29 +28,56 @@ def status_style(row: Mapping[str, Any]) -> str:
     return _STYLES.get(str(row.get("status")), "")
 
 
+def _column(header: str, name: str, digits: int = 0) -> Column:
+    return Column(header, lambda row: units.number(row[name], digits))
+
+
+def _mean_staleness(row: Mapping[str, Any]) -> str:
+    return units.number(row["staleness"], 1 if isinstance(row["staleness"], float) else 0)
+
+
+def _text(header: str, name: str) -> Column:
+    return Column(header, lambda row: "-" if row[name] is None else row[name], right=False, text=True)
+
+
+def _id(name: str) -> Column:
+    return Column(name, lambda row: "-" if row[name] is None else str(row[name]))
+
+
+#: The columns of fields that many tables have; others are columns of whole numbers under their own names.
+_COLUMNS = {
+    **{name: _id(name) for name in ("uid", "id", "step", "batch", "last_uid")},
+    **{name: _text(name, name) for name in ("buffer", "file", "worker")},
+    "task_name": _text("task", "task_name"),
+    "status": Column("status", lambda row: row["status"], right=False, style=status_style),
+    "now": Column("now", lambda row: row["now"], right=False),
+    "bytes": Column("size", lambda row: units.size(row["bytes"])),
+    "staleness": Column("stale", _mean_staleness),
+    "min_reward": _column("lowest", "min_reward", 3),
+    "max_reward": _column("highest", "max_reward", 3),
+    "max_staleness": _column("max", "max_staleness"),
+    "oldest_model_step": _column("weights", "oldest_model_step"),
+    "times_sampled": _column("sampled", "times_sampled"),
+    "response_tokens": Column("tokens", lambda row: units.short(row["response_tokens"])),
+    **{name: _column(name, name, 3) for name in ("reward", "others", "below")},
+}
+
+
+def columns(*names: str, spare: Collection[str] = (), **headers: str) -> list[Column]:
+    """Return the columns of these fields, under other headers where these are given; some may be left out (`spare`)."""
+    found = [(name, _COLUMNS.get(name) or _column(name, name)) for name in names]
+    return [replace(one, header=headers.get(name, one.header), spare=name in spare) for name, one in found]
+
+
 def age_of(moment: datetime | None, now: datetime) -> float | None:
     """Return the seconds since a time."""
     return None if moment is None else (now - moment).total_seconds()
 
 
-def archived_at(row: Mapping[str, Any]) -> datetime | None:
-    """Return when a group was archived. (For filtered and failed ones the column has the time when they became so.)"""
-    return row["archived_at"] if row["status"] == Status.ARCHIVED else None
-
-
-def lease_text(until: datetime | None, now: datetime) -> str:
-    """Return when a lease ends ("in 45s"), or that it has ended, and its groups come back when they are drawn."""
-    if until is None:
-        return "-"
-    left = (until - now).total_seconds()
-    return f"in {units.age(left)}" if left > 0 else f"over {units.age(-left)} ago"
-
-
-def tags_text(tags: Mapping[str, Any] | None) -> str:
-    """Return tags on one line: name=value."""
-    return " ".join(
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in (tags or {}).items()
-    )
+def trainer_text(trainer: Mapping[str, Any], of: str = "") -> str:
+    """Return where the trainer says that it is (the fields of its `TrainState`)."""
+    step = "has finished" if trainer["finished"] else f"is at step {trainer['train_step']}"
+    return f"the trainer{of} {step}, its newest weights are of step {trainer['model_step']}"
 
 
 #: How texts are kept from now on.

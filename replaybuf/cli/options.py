@@ -6,8 +6,8 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, get_type_hints
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -15,7 +15,14 @@ from typer.core import TyperCommand
 from replaybuf.cli.output import Format, Output
 from replaybuf.errors import InputError
 from replaybuf.progress import OnProgress, Progress, progress_bar
-from replaybuf.redact import escape_line
+from replaybuf.redact import escape_line, redact
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+
+    from replaybuf.codec.payload import Codec
+    from replaybuf.rollouts.statuses import Status
+    from replaybuf.storage.sql.backend import SQLStorage
 
 URL_VARIABLE = "REPLAYBUF_URL"
 _NAME_VARIABLE = "REPLAYBUF_NAME"
@@ -53,6 +60,9 @@ def buffer_option(help: str) -> Any:
 
 
 Buffer = Annotated[str | None, buffer_option("Only this buffer of the database; all unless given.")]
+OneBuffer = Annotated[
+    str | None, buffer_option("This buffer of the database; else the only one, or the one named default.")
+]
 
 # What chooses groups, for all commands that take a choice of them.
 Where = Annotated[
@@ -63,8 +73,7 @@ OfStatus = Annotated[
     str | None, option("--status", metavar="STATUS", help="Only groups of this status: completed, expired, ...")
 ]
 OrderBy = Annotated[
-    list[str] | None,
-    option("--order-by", metavar="FIELD", help="A field; -FIELD is descending. May be repeated."),
+    list[str] | None, option("--order-by", metavar="FIELD", help="A field; -FIELD is descending. May be repeated.")
 ]
 Limit = Annotated[int, option("--limit", metavar="N", min=0, help="At most so many groups; 0 for all.")]
 
@@ -159,14 +168,58 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-def with_bar(what: str, work: Callable[[OnProgress], T], *, counting: str = "") -> T:
-    """Run `work(tell)` with a progress bar. Return its result. `counting` is its name while the total isn't known."""
+def with_bar(what: str, work: Callable[[OnProgress], T], *, counting: str = "") -> tuple[T, Progress]:
+    """Run `work(tell)` with a progress bar. Return its result and its last progress.
+
+    `counting` is the name of the bar while the total isn't known.
+    """
+    last = Progress(0, 0, 0)
     with progress_bar(what, counting=counting) as bar:
 
         def tell(progress: Progress) -> None:
+            nonlocal last
+            last = progress
             bar(progress.groups, progress.total)
 
-        return work(tell)
+        return work(tell), last
+
+
+def on_storage(
+    url: str | URL, name: str, call: Callable[[SQLStorage], Awaitable[T]], codec: Codec | None = None, **settings: Any
+) -> T:
+    """Open a buffer of a database, return what `call(storage)` does, and close it. Imports all that writes."""
+    import asyncio
+
+    from replaybuf.storage.sql.backend import SQLStorage
+    from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
+
+    async def run() -> T:
+        text = url if isinstance(url, str) else url.render_as_string(hide_password=False)
+        storage = SQLStorage(text, codec or AS_DICTS, name=name, **settings)
+        try:
+            return await call(storage)
+        finally:
+            await storage.close()
+
+    return asyncio.run(run())
+
+
+def whole_number(text: str, name: str) -> int:
+    """Return a whole number that is an argument. Raises a usage error."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{redact(text)!r:.100} is not a whole number.", param_hint=name) from None
+
+
+def status_of(text: str | None) -> Status | None:
+    """Return the status of this name, or None for none. Raises InputError."""
+    from replaybuf.rollouts.statuses import OUR_STATUSES, Status
+
+    status = None if text is None else OUR_STATUSES.get(text)
+    if text is not None and status is None:
+        raise InputError(f"unknown status {redact(text)!r:.100}; there are {', '.join(Status)}")
+    return status
 
 
 def read_size(text: str, option: str) -> int:

@@ -72,6 +72,14 @@ class Output:
         """Print one value as JSON."""
         write([encode(value, indent=2) + "\n"])
 
+    def printed(self, value: Callable[[], Any], rows: Callable[[], Sequence[Row]]) -> bool:
+        """Print JSON of a value, or rows for the other formats of programs; return False where a table is wanted."""
+        if self.format == "json":
+            self.value(value())
+        elif not self.for_people:
+            self.rows(rows(), [])
+        return not self.for_people
+
     def note(self, text: str) -> None:
         """Print a note about the output for people, on stderr."""
         if self.for_people:
@@ -95,6 +103,18 @@ def console(width: int | None = None) -> Console:
     if width is None and not sys.stdout.isatty():
         width = _WIDE
     return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+
+
+def print_facts(title: str, facts: Mapping[str, object], width: int, styles: Mapping[str, str] = {}) -> None:
+    """Print a title, and below it the facts that there are, with their names; that without a name as it is."""
+    from rich.text import Text
+
+    out = console()
+    out.print(Text(escape(title), style="bold"), soft_wrap=True)
+    for name, value in facts.items():
+        if value:
+            label = Text(f"  {name:<{width}}" if name else "  ")
+            out.print(label.append(escape(str(value)), style=styles.get(name, "")), soft_wrap=True)
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[Column], *, footer: bool = False) -> None:

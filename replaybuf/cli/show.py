@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
@@ -15,52 +14,57 @@ from replaybuf import units
 from replaybuf.cli.conversation import (
     Answer,
     Layout,
+    answers_of,
     fields_of,
     names_are_ours,
     print_beside,
-    print_conversation,
     print_prompt,
+    print_rollouts,
     reward_text,
 )
-from replaybuf.cli.groups import ARCHIVE, age_of, archived_at, gone_of, lease_text, status_style, tags_text
-from replaybuf.cli.options import Buffer, OfTask, Url, Where, listing, option, url_and_uids
-from replaybuf.cli.output import Column, Output, console, iso, print_table, write
+from replaybuf.cli.groups import ARCHIVE, columns, gone_of, status_style
+from replaybuf.cli.options import Buffer, OfTask, Url, Where, listing, option, url_and_uids, whole_number
+from replaybuf.cli.output import Column, Output, console, print_facts, print_table, write
 from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
-from replaybuf.redact import escape
-from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts
-from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.redact import escape_line
+from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts, facts_of
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
 Rollouts = list[dict[Any, Any]]
-D = TypeVar("D", bound=Described)
+T = TypeVar("T")
 
 
 def read(reader: Reader, uid: int) -> Described:
     """Return the metadata of a group. Raises InputError when it isn't there."""
-    return _there(reader, uid, reader.read(lambda tx: describe_group(tx, uid)))
+    return _read(reader, uid, lambda tx: None)[0]
 
 
 def read_full(reader: Reader, uid: int) -> tuple[Described, Rollouts]:
-    """Return the metadata of a group and its rollouts as they were put. Raises InputError and DecodeError."""
-    from replaybuf.storage.sql.inspection.group_payloads import show_group
+    """Return the metadata of a group and its rollouts as they were put. Raises InputError and DecodeError.
 
-    found = _there(reader, uid, reader.read(lambda tx: show_group(tx, uid, payload=True)))
-    return found, found.decode()
+    Arrays that are kept apart and can't be read are left out, which is told on stderr.
+    """
+    from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
+
+    found, stored = _read(reader, uid, lambda tx: read_payload(tx, uid))
+    rollouts, missing = decode_payload(uid, stored)
+    if missing is not None:
+        typer.echo(escape_line(missing), err=True)
+    return found, rollouts
 
 
-def _there(reader: Reader, uid: int, found: D | None) -> D:
-    if found is None:
+def _read(reader: Reader, uid: int, more: Callable[[ReadTransaction], T]) -> tuple[Described, T]:
+    def work(tx: ReadTransaction) -> tuple[Described, T] | None:
+        found = describe_group(tx, uid)
+        return None if found is None else (found, more(tx))
+
+    if (read := reader.read(work)) is None:
         raise InputError(
             f"there is no group {uid} in {reader.where}: it was taken or deleted, or never was (replaybuf trace "
             f"{reader.where} uid {uid} tells); {ARCHIVE} after training"
         )
-    return found
-
-
-def answers_of(found: Described, decoded: Rollouts, of: str) -> list[Answer]:
-    """Return the rollouts of a group as answers, with `of` before their titles."""
-    pairs = zip(found.rollouts, decoded, strict=True)
-    return [Answer(f"{of}rollout {row['position']}", row, rollout) for row, rollout in pairs]
+    return read
 
 
 def show_several(reader: Reader, uids: list[int], output: Output, layout: Layout) -> None:
@@ -68,7 +72,9 @@ def show_several(reader: Reader, uids: list[int], output: Output, layout: Layout
     groups = [read_full(reader, uid) for uid in uids]
     chosen = []
     for kind, pick in (("best", max), ("worst", min)):
-        of_groups = [answers_of(one, decoded, f"{kind} of group {one.group['uid']}: ") for one, decoded in groups]
+        of_groups = [
+            answers_of(one.rollouts, decoded, f"{kind} of group {one.group['uid']}: ") for one, decoded in groups
+        ]
         chosen.append([pick(answers, key=_reward_of) for answers in of_groups if answers])
     if not output.for_people:
         _print_rows([one for answers in chosen for one in answers], output)
@@ -87,21 +93,30 @@ def _reward_of(one: Answer) -> float:
     return -math.inf if reward is None else float(reward)
 
 
-@dataclass(frozen=True, slots=True)
-class Extremes:
-    """The rollouts with the lowest or the highest rewards of one buffer and task, or of all; of groups that match."""
+def show_extremes(
+    reader: Reader,
+    output: Output,
+    layout: Layout,
+    *,
+    count: int,
+    worst: bool,
+    buffer: str | None,
+    task: str | None,
+    where: str | None,
+) -> None:
+    """Show rollouts with the lowest or the highest rewards side by side, after the prompt of each.
 
-    count: int
-    worst: bool
-    buffer: str | None
-    task: str | None
-    where: str | None
+    They are of one buffer and task, or of all (None), and of groups that match a query.
+    """
+    if where is None:
+        places = reader.read(lambda tx: extreme_rollouts(tx, buffer, task, count, worst=worst))
+    else:
+        from replaybuf.storage.sql.inspection.group_queries import extremes_matching  # takes its time to import
 
-
-def show_extremes(reader: Reader, wanted: Extremes, output: Output, layout: Layout) -> None:
-    """Show rollouts with the lowest or the highest rewards side by side, after the prompt of each."""
+        query = query_of(where, task, None)
+        places = reader.read(lambda tx: extremes_matching(tx, buffer, query, count, worst=worst))
     answers, prompts, left = [], {}, 0
-    for uid, position in _places(reader, wanted):
+    for uid, position in places:
         try:
             found, decoded = read_full(reader, uid)
         except InputError:  # taken since its place was read
@@ -109,7 +124,8 @@ def show_extremes(reader: Reader, wanted: Extremes, output: Output, layout: Layo
             continue
         prompt = decoded[position].get("message")
         prompts[uid] = found.group["prompt"] if prompt is None else prompt  # of classes with other names: its beginning
-        answers.append(answers_of(found, decoded, f"group {uid}, {found.group['task_name']}, ")[position])
+        title = f"group {uid}, {found.group['task_name']}, "
+        answers.append(answers_of(found.rollouts, decoded, title)[position])
     if not output.for_people:
         _print_rows(answers, output)
     elif not answers and not left:
@@ -120,18 +136,8 @@ def show_extremes(reader: Reader, wanted: Extremes, output: Output, layout: Layo
         print_beside(answers, layout)
     if left:
         output.note(f"{left} of them left the buffer while they were read")
-    if wanted.where is None and (gone := reader.read(lambda tx: gone_of(tx, wanted.buffer, wanted.task))):
+    if where is None and (gone := reader.read(lambda tx: gone_of(tx, buffer, task))):
         output.note(gone)
-
-
-def _places(reader: Reader, wanted: Extremes) -> list[tuple[int, int]]:
-    count, worst = wanted.count, wanted.worst
-    if wanted.where is None:
-        return reader.read(lambda tx: extreme_rollouts(tx, wanted.buffer, wanted.task, count, worst=worst))
-    from replaybuf.storage.sql.inspection.group_queries import extremes_matching  # takes its time to import
-
-    query = query_of(wanted.where, wanted.task, None)
-    return reader.read(lambda tx: extremes_matching(tx, wanted.buffer, query, count, worst=worst))
 
 
 def _print_rows(answers: list[Answer], output: Output) -> None:
@@ -140,45 +146,9 @@ def _print_rows(answers: list[Answer], output: Output) -> None:
 
 def print_group(found: Described, *, with_prompt: bool) -> None:
     """Print the metadata of a group, a field on each line."""
-    from rich.text import Text
-
-    group, now = found.group, found.now
-
-    def ago(moment: datetime | None) -> str | None:
-        return None if moment is None else f"{iso(moment)} ({units.age(age_of(moment, now))} ago)"
-
-    until = group["leased_until"]
-    facts = {
-        "buffer": group["buffer"] if found.several else None,
-        "status": group["status"],
-        "leased": None if until is None else f"until {iso(until)} ({lease_text(until, now)})",
-        "deliveries": group["deliveries"] and units.number(group["deliveries"]),
-        "task": group["task_name"],
-        "staleness": units.number(group["staleness"]),
-        "reward": units.number(group["reward"], 3),
-        "priority": f"{group['priority']:g}",
-        "times sampled": units.number(group["times_sampled"]),
-        "created": ago(group["created_at"]),
-        "made by": group["worker"],
-        "put for step": units.number(group["put_step"]) if group["put_step"] is not None else None,
-        "leased by": group["leased_by"],
-        "trained at": None if group["trained_step"] is None else f"step {group['trained_step']}",
-        "archived": ago(archived_at(group)),
-        "rollouts": units.number(group["rollouts"]),
-        "tokens": f"{units.number(group['prompt_tokens'])} prompt, {units.number(group['response_tokens'])} response",
-        "finished by": group["finish_reasons"],
-        "payload": units.size(group["bytes"]),
-        "key": group["key"],
-        "tags": tags_text(group["tags"]),
-        "error": group["error"],
-        "prompt": group["prompt"] if with_prompt else None,
-    }
-    out = console()
-    out.print(Text(f"group {group['uid']}", style="bold"))
-    for name, value in facts.items():
-        if value:
-            style = status_style(group) if name == "status" else ""
-            out.print(Text(f"  {name:<14}").append(escape(str(value)), style=style), soft_wrap=True)
+    group, facts = found.group, facts_of(found.group, found.now)
+    facts |= {"buffer": group["buffer"] if found.several else "", "prompt": group["prompt"] if with_prompt else ""}
+    print_facts(f"group {group['uid']}", facts, 14, {"status": status_style(group)})
 
 
 class Colours(StrEnum):
@@ -245,14 +215,14 @@ def show(
     if worst is not None or best is not None:
         if uids or (worst is not None and best is not None):
             raise typer.BadParameter("give uids, or --worst, or --best", param_hint="--worst")
-        order = Extremes(worst or best or 1, worst is not None, buffer, task, where)
-        show_extremes(open_reader(url), order, output, layout)
+        chosen = {"buffer": buffer, "task": task, "where": where}
+        show_extremes(open_reader(url), output, layout, count=worst or best or 1, worst=worst is not None, **chosen)
         return
     for name, given in {"--where": where, "--task": task, "--buffer": buffer}.items():
         if given is not None:
             raise typer.BadParameter("it goes with --worst and --best", param_hint=name)
     url, numbers = url_and_uids(url, uids)
-    wanted = [_read_uid(number) for number in numbers]
+    wanted = [whole_number(number, "UID") for number in numbers]
     reader = open_reader(url)
     beside = columns is not None or colour is not None
     if len(wanted) > 1:
@@ -262,46 +232,22 @@ def show(
     group, rollouts = found.group, found.rollouts
     if decoded is not None and not output.for_people:
         rollouts = [{**row, **fields_of(rollout)} for row, rollout in zip(rollouts, decoded, strict=True)]
-    if output.format == "json":
-        output.value({**group, "rollouts": rollouts})
-    elif not output.for_people:
-        output.rows(rollouts, [])
-    elif decoded is None:
+    if output.printed(lambda: {**group, "rollouts": rollouts}, lambda: rollouts):
+        return
+    if decoded is None:
         print_group(found, with_prompt=True)
         write("\n")
         print_table(rollouts, _columns())
     else:
         print_group(found, with_prompt=False)
-        _print_decoded(found, decoded, layout, beside=beside or sys.stdout.isatty())
-
-
-def _print_decoded(found: Described, decoded: Rollouts, layout: Layout, *, beside: bool) -> None:
-    if not beside or not all(map(names_are_ours, found.rollouts, decoded)):
-        print_conversation(found.rollouts, decoded)
-        return
-    prompts = [rollout.get("message") for rollout in decoded]
-    if len({units.as_text(prompt) for prompt in prompts}) == 1:
-        print_prompt(prompts[0])
-    else:
-        for row, prompt in zip(found.rollouts, prompts, strict=True):
-            print_prompt(prompt, f" of rollout {row['position']}")
-    print_beside(answers_of(found, decoded, ""), layout)
-
-
-def _read_uid(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a whole number.", param_hint="UID") from None
+        print_rollouts(rollouts, decoded, layout if beside or sys.stdout.isatty() else None)
 
 
 def _columns() -> list[Column]:
     return [
         Column("#", lambda r: str(r["position"])),
         Column("id", lambda r: "-" if r["rollout_id"] is None else str(r["rollout_id"])),
-        Column("status", lambda r: r["status"], right=False, style=status_style),
-        Column("stale", lambda r: units.number(r["staleness"])),
-        Column("step", lambda r: units.number(r["oldest_model_step"])),
+        *columns("status", "staleness", "oldest_model_step", oldest_model_step="step"),
         Column("reward", lambda r: reward_text(r) or "-"),
         Column("tokens", lambda r: units.number(r["response_tokens"])),
         Column("finish", lambda r: r["finish_reason"] or "-", right=False),

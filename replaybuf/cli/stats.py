@@ -1,19 +1,27 @@
-"""`replaybuf stats`: the content of a buffer, by task and status."""
+"""`replaybuf stats`, `replaybuf metrics`: the content of a buffer by task and status, and figures for monitoring."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from datetime import datetime
+from typing import Annotated, Any
 
 from replaybuf import units
-from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
-from replaybuf.cli.groups import age_of, status_style
-from replaybuf.cli.options import Buffer, Url, listing
+from replaybuf.buffer.metrics import TOTALS
+from replaybuf.cli.groups import age_of, columns, trainer_text
+from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output, Row, print_table, write
-from replaybuf.observe.exposition import run_progress
+from replaybuf.observe.exposition import SCANNED, prometheus, read_figures, run_progress, samples_of, tasks_of
 from replaybuf.redact import escape
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.measures import BufferFigures, Overview, overview
-from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.measures import (
+    BufferMeasures,
+    count_unswept,
+    measure,
+    rows_of_lanes,
+    segments_of_places,
+)
+from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 
 _TOTAL = "total"
 #: Columns that are left out where no row has a number, and the numbers.
@@ -37,6 +45,9 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
     line below says how many were of which status. "expired" counts those that became too old in the buffer. Below are
     the prompts that were drawn from each dataset, where the trainer says that it is, and the steps of the checkpoints.
 
+    Where payloads are kept apart, "live" are the bytes of groups, leases and checkpoints, "dead" those of groups that
+    are gone, until their segment is written over or deleted.
+
     With --json all of it is there, for each buffer what buffer.metrics() gives; --nl and --csv give the rows of the
     first table.
 
@@ -47,38 +58,40 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
       replaybuf stats run.db --buffer eval --csv
     """
     reader = open_reader(url)
-    found = reader.read(lambda tx: overview(tx, buffer, DISTRIBUTIONS))
-    buffers = {name: _metrics(figures) for name, figures in found.buffers.items()}
-    if output.format == "json":
-        database = {"url": reader.where, **found.database}
-        output.value({"database": database, "groups": found.rows, "buffers": buffers})
-    elif not output.for_people:
-        output.rows(found.rows, [])
-    else:
-        _print(found, buffers)
+
+    def read(tx: ReadTransaction) -> dict[str, Any]:
+        sizes = {"database_bytes": tx.database_bytes(), "unswept_payloads": count_unswept(tx)}
+        return {
+            "database": {"url": reader.where, "schema": tx.revision(), **sizes, "places": segments_of_places(tx)},
+            "groups": rows_of_lanes(tx, buffer),
+            "buffers": {name: _metrics(measures) for name, measures in measure(tx, buffer).items()},
+        }
+
+    found, now = reader.read(lambda tx: (read(tx), tx.now()))
+    if not output.printed(lambda: found, lambda: found["groups"]):
+        _print(found, now)
 
 
-def _metrics(figures: BufferFigures) -> dict[str, Any]:
+def _metrics(figures: BufferMeasures) -> dict[str, Any]:
     """Return the tasks of `buffer.metrics()`, without rates, and how far the run has come."""
-    tasks = of_tasks(figures.tallies)
-    for field, histogram in figures.histograms.items():
-        add_distributions(tasks, field, histogram)
+    tasks = tasks_of(figures)
     put_of: dict[str, dict[str, int]] = {task: {} for task in tasks}
     for (task, status, tally), n in sorted(figures.tallies.items()):
         if tally == Tally.PUT and n:
             put_of[task][str(status)] = n
     progress = run_progress(figures.cursors)
-    return {"tasks": tasks, "put_of": put_of, "checkpoints": figures.checkpoints, **progress}
+    return {"tasks": tasks, "put_of": put_of, "checkpoints": [one.step for one in figures.checkpoints], **progress}
 
 
 # Printing
 
 
-def _print(found: Overview, buffers: dict[str, dict[str, Any]]) -> None:
-    rows, several = found.rows, len(buffers) > 1
+def _print(found: dict[str, Any], now: datetime) -> None:
+    rows, buffers, database = found["groups"], found["buffers"], found["database"]
+    several = len(buffers) > 1
     if rows:
         total = len(rows) > 1
-        print_table([*rows, _total(rows)] if total else rows, _columns(found, several), footer=total)
+        print_table([*rows, _total(rows)] if total else rows, _columns(rows, now, several), footer=total)
     totals = [
         {"buffer": name, "task_name": task, **numbers}
         for name, metrics in buffers.items()
@@ -88,7 +101,6 @@ def _print(found: Overview, buffers: dict[str, dict[str, Any]]) -> None:
     if totals:
         write(["\nsince the beginning\n"] if rows else ["since the beginning\n"])
         print_table(totals, _columns_of_totals(totals, several))
-    database = found.database
     size = units.size(database["database_bytes"])
     waiting = units.number(database["unswept_payloads"])
     lines = [] if rows else ["The buffer is empty."]
@@ -96,7 +108,15 @@ def _print(found: Overview, buffers: dict[str, dict[str, Any]]) -> None:
         of = f" of {escape(name)}" if several else ""
         lines += [*_puts(metrics["put_of"], of), *_where(metrics, of)]
     lines.append(f"database {size}, {waiting} unswept payloads, schema {database['schema']}")
+    lines += [place_text(place) for place in database["places"]]
     write(["\n", *(f"{line}\n" for line in lines)] if rows or totals else (f"{line}\n" for line in lines))
+
+
+def place_text(place: dict[str, Any]) -> str:
+    """Return what is kept apart in a place."""
+    live, dead = (units.size(place[name]) for name in ("live_bytes", "dead_bytes"))
+    number = units.number(place["segments"])
+    return f"payloads in {escape(place['url'])}: {live} live, {dead} dead, {number} segments"
 
 
 def _puts(put_of: dict[str, dict[str, int]], of: str) -> list[str]:
@@ -115,8 +135,7 @@ def _where(metrics: dict[str, Any], of: str) -> list[str]:
         drawn = ", ".join(f"{units.number(count)} for {escape(name)}" for name, count in metrics["prompts"].items())
         lines.append(f"prompts drawn{of}: {drawn}")
     if trainer := metrics["trainer"]:
-        step = "has finished" if trainer["finished"] else f"is at step {trainer['train_step']}"
-        lines.append(f"the trainer{of} {step}, its newest weights are of step {trainer['model_step']}")
+        lines.append(trainer_text(trainer, of))
     if metrics["checkpoints"]:
         lines.append(f"step checkpoints{of}: {', '.join(map(str, metrics['checkpoints']))}")
     return lines
@@ -136,28 +155,23 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"buffer": "", "task_name": _TOTAL, "status": "", **total}
 
 
-def _columns(found: Overview, several: bool) -> list[Column]:
+def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[Column]:
     def mean(row: Row, name: str, digits: int) -> str:
         return units.number(row[name], digits) if row["status"] else ""
 
-    columns = [
-        Column("task", lambda r: r["task_name"], right=False, text=True),
-        Column("status", lambda r: r["status"], right=False, style=status_style),
-        Column("groups", lambda r: units.number(r["groups"])),
+    found = [
+        *columns("buffer", "task_name", "status", "groups"),
         Column("leased", _leased),
-        Column("rollouts", lambda r: units.number(r["rollouts"]), spare=True),
+        *columns("rollouts", spare=("rollouts",)),
         Column("reward", lambda r: mean(r, "reward", 3)),
-        Column("unreadable", lambda r: units.number(r["unreadable_rewards"])),
+        *columns("unreadable_rewards", unreadable_rewards="unreadable"),
         Column("stale", lambda r: mean(r, "staleness", 1)),
-        Column("max", lambda r: units.number(r["max_staleness"])),
-        Column("tokens", lambda r: units.short(r["response_tokens"]), spare=True),
-        Column("size", lambda r: units.size(r["bytes"]), spare=True),
-        Column("oldest", lambda r: units.age(age_of(r["oldest"], found.now))),
-        Column("newest", lambda r: units.age(age_of(r["newest"], found.now)), spare=True),
+        *columns("max_staleness", "response_tokens", "bytes", spare=("response_tokens", "bytes")),
+        Column("oldest", lambda r: units.age(age_of(r["oldest"], now))),
+        Column("newest", lambda r: units.age(age_of(r["newest"], now)), spare=True),
     ]
-    empty = {header for header, name in _IF_ANY.items() if not any(row[name] for row in found.rows)}
-    columns = [column for column in columns if column.header not in empty]
-    return [*_buffer_column(several), *columns]
+    empty = {header for header, name in _IF_ANY.items() if not any(row[name] for row in rows)}
+    return [column for column in found if column.header not in empty and (several or column.header != "buffer")]
 
 
 def _leased(row: Row) -> str:
@@ -167,9 +181,62 @@ def _leased(row: Row) -> str:
 
 def _columns_of_totals(rows: list[dict[str, Any]], several: bool) -> list[Column]:
     names = [name for name in TOTALS if name in _ALWAYS or any(row[name] for row in rows)]
-    counts = [Column(name, lambda r, name=name: units.number(r[name])) for name in names]  # type: ignore[misc]
-    return [*_buffer_column(several), Column("task", lambda r: r["task_name"], right=False, text=True), *counts]
+    return columns(*(["buffer"] if several else []), "task_name", *names)
 
 
-def _buffer_column(several: bool) -> list[Column]:
-    return [Column("buffer", lambda r: r["buffer"], right=False, text=True)] if several else []
+_Scanned = Annotated[
+    int,
+    option(
+        *("--scanned",),
+        metavar="N",
+        min=0,
+        help="Leave out staleness, draws, rewards and bytes of buffers with more groups: they look at every group.",
+    ),
+]
+_Only = Annotated[str, option("--only", metavar="NAME", help="Only the metrics whose names begin like this.")]
+
+
+@listing
+def metrics(url: Url, output: Output, buffer: Buffer = None, only: _Only = "", scanned: _Scanned = SCANNED) -> None:
+    """Print the figures of a database as Prometheus reads them, for node_exporter's textfile collector and the like.
+
+    Each is preceded by its meaning. "replaybuf serve" gives the same at /metrics, and a trainer with an endpoint of its
+    own registers a collector (docs/metrics.md). With --json they are nested, as buffer.metrics() has them, and all of
+    them; with --table, --nl and --csv each number is a row with its labels.
+
+    \b
+    Examples:
+      replaybuf metrics run.db
+      replaybuf metrics run.db --only replaybuf_groups_ --csv
+      replaybuf metrics run.db > rl.tmp && mv rl.tmp /var/lib/node_exporter/replaybuf.prom
+      replaybuf metrics postgresql://rl@db/run7 --json | jq .buffers.default.last_batch
+    """
+    reader = open_reader(url)
+    figures = read_figures(reader, buffer=buffer, scanned=scanned)
+    if output.format == "json":
+        output.value(figures)
+    elif output.asked:
+        rows = _samples(figures, only)
+        output.rows(rows, _sample_columns(rows))
+    else:
+        text = prometheus(figures, only=only)
+        write([escape(text, keep="\n") if sys.stdout.isatty() else text])
+
+
+_LABELS = ("buffer", "task", "status", "kind", "state", "dataset", "version", "le")
+
+
+def _samples(figures: dict[str, Any], only: str) -> list[dict[str, Any]]:
+    return [
+        {"name": sample.series, **{name: sample.labels.get(name) for name in _LABELS}, "value": sample.value}
+        for metric, samples in samples_of(figures, "")
+        for sample in samples
+        if metric.name.startswith(only)
+    ]
+
+
+def _sample_columns(rows: list[dict[str, Any]]) -> list[Column]:
+    """Return the columns for people: without labels that none of these has."""
+    labels = [name for name in _LABELS if any(row[name] is not None for row in rows)]
+    texts = [Column(name, lambda r, name=name: r[name] or "", right=False, text=True) for name in ("name", *labels)]  # type: ignore[misc]
+    return [*texts, Column("value", lambda r: f"{r['value']:.12g}")]

@@ -9,12 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.cli.groups import age_of
-from replaybuf.cli.options import URL_VARIABLE, Url, buffer_option, listing, option
+from replaybuf.cli.groups import age_of, columns
+from replaybuf.cli.options import URL_VARIABLE, OneBuffer, Url, listing, option, whole_number
 from replaybuf.cli.output import Column, Output, Row
-from replaybuf.cli.trace_step import print_step, step_value, steps_rows
-from replaybuf.cli.trace_uid import life_value, print_life
-from replaybuf.cli.trace_worker import print_worker, worker_rows, worker_value
+from replaybuf.cli.traced import (
+    group_rows,
+    life_value,
+    print_life,
+    print_step,
+    print_worker,
+    step_value,
+    steps_rows,
+    worker_rows,
+    worker_value,
+)
 from replaybuf.errors import InputError
 from replaybuf.redact import escape, redact
 from replaybuf.storage.sql.inspection.drawn_batches import Recorded, batch_of_lease, recorded
@@ -53,9 +61,7 @@ def trace(
     output: Output,
     what: _What = None,
     which: _Which = None,
-    buffer: Annotated[
-        str | None, buffer_option("This buffer of the database; else the only one, or the one named default.")
-    ] = None,
+    buffer: OneBuffer = None,
     before: Annotated[
         int | None, option("--before", metavar="STEP", help="With steps: only those before this one.")
     ] = None,
@@ -125,11 +131,7 @@ def _words(url: str, what: str | None, which: str | None) -> tuple[str, str, str
 def _number(text: str | None, what: str) -> int:
     if text is None:
         raise typer.BadParameter(f"it is missing; replaybuf trace URL {what} N", param_hint="WHICH")
-    try:
-        number = int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{redact(text)!r:.100} is not a whole number.", param_hint="WHICH") from None
-    if abs(number) >= 2**63:
+    if abs(number := whole_number(text, "WHICH")) >= 2**63:
         raise typer.BadParameter(f"{number:.3g} is too large.", param_hint="WHICH")
     return number
 
@@ -162,37 +164,28 @@ def _steps(reader: Reader, output: Output, buffer: str | None, before: int | Non
 
 
 def _columns(rows: list[dict[str, Any]], now: datetime) -> list[Column]:
-    columns = [
-        Column("step", lambda r: str(r["step"])),
+    change = Column(
+        "change",
+        lambda r: "" if r["change"] is None else f"{r['change']:+.3f}",
+        style=lambda r: "red" if (r["change"] or 0.0) < 0 else "",
+    )
+    found = [
+        *columns("step"),
         Column("trained", lambda r: units.age(age_of(r["last_at"], now)), spare=True),
-        Column("groups", lambda r: units.number(r["groups"])),
-        Column("settled", lambda r: units.number(r["settled"])),
-        Column("reward", lambda r: units.number(r["reward"], 3)),
-        Column("change", _change, style=_change_style),
-        Column("lowest", lambda r: units.number(r["min_reward"], 3), spare=True),
-        Column("highest", lambda r: units.number(r["max_reward"], 3), spare=True),
-        Column("stale", lambda r: units.number(r["staleness"], 1)),
-        Column("max", lambda r: units.number(r["max_staleness"])),
-        Column("weights", weights_text, spare=True),
-        Column("run", run_text, right=False),
+        *columns("groups", "settled", "reward"),
+        change,
+        *columns("min_reward", "max_reward", spare=("min_reward", "max_reward")),
+        *columns("staleness", "max_staleness"),
+        Column("weights", _weights_text, spare=True),
+        Column("run", _run_text, right=False),
         Column("taken by", lambda r: ", ".join(r["taken_by"]) or "-", right=False, text=True),
     ]
-    if all(row["settled"] == row["groups"] for row in rows):
-        columns = [column for column in columns if column.header != "settled"]
-    if not any(row["resumed"] or row["undone"] for row in rows):
-        columns = [column for column in columns if column.header != "run"]
-    return columns
+    hidden = {"settled"} if all(row["settled"] == row["groups"] for row in rows) else set()
+    hidden |= set() if any(row["resumed"] or row["undone"] for row in rows) else {"run"}
+    return [column for column in found if column.header not in hidden]
 
 
-def _change(row: Row) -> str:
-    return "" if row["change"] is None else f"{row['change']:+.3f}"
-
-
-def _change_style(row: Row) -> str:
-    return "red" if (row["change"] or 0.0) < 0 else ""
-
-
-def weights_text(row: Row) -> str:
+def _weights_text(row: Row) -> str:
     """Return the train steps of the weights that groups were made with."""
     oldest, newest = row["oldest_model_step"], row["newest_model_step"]
     if oldest is None:
@@ -200,7 +193,7 @@ def weights_text(row: Row) -> str:
     return str(oldest) if oldest == newest else f"{oldest}-{newest}"
 
 
-def run_text(row: Row) -> str:
+def _run_text(row: Row) -> str:
     """Return which run a step is of."""
     run = f"after restore {row['restores']}" if row["resumed"] else "first"
     return f"{run}, undone" if row["undone"] else run
@@ -219,11 +212,8 @@ def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: 
     runs, lowest, known, now = reader.read(read)
     if not runs:
         raise InputError(_nothing(known, f"for step {step}"))
-    if output.format == "json":
-        output.value(step_value(runs, lowest if worst else None))
-    elif not output.for_people:
-        output.rows([row for run in step_value(runs)["runs"] for row in run["groups"]], [])
-    else:
+    groups = [row for run in runs for row in group_rows(run)]
+    if not output.printed(lambda: step_value(runs, lowest if worst else None), lambda: groups):
         for run, answers in zip(runs, lowest, strict=True):
             print_step(run, now, limit, answers)
 
@@ -236,11 +226,7 @@ def _uid(reader: Reader, output: Output, uid: int) -> None:
     life, why = reader.read(read)
     if life is None:
         raise InputError(why)
-    if output.format == "json":
-        output.value(life_value(life))
-    elif not output.for_people:
-        output.rows(timeline(life), [])
-    else:
+    if not output.printed(lambda: life_value(life), lambda: timeline(life)):
         print_life(life)
 
 
@@ -255,11 +241,7 @@ def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, lim
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         there = f"there are {', '.join(others[:_NAMED])}{more}" if others else "no group there names its worker"
         raise InputError(f"nothing is known of a worker {escape(worker)!r:.200}; {there}")
-    if output.format == "json":
-        output.value(worker_value(worker, found))
-    elif not output.for_people:
-        output.rows(worker_rows(found), [])
-    else:
+    if not output.printed(lambda: worker_value(worker, found), lambda: worker_rows(found)):
         print_worker(worker, found, now)
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,12 +25,25 @@ from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from replaybuf.storage.sql.inspection.dashboard import Glance, Reading
+    from replaybuf.storage.sql.inspection.waits import Glance, Reading
 
 
 @contextlib.contextmanager
-def keys() -> Iterator[Keys]:
-    """Have the terminal give keys one by one; it is as it was afterwards. Without a terminal no key comes."""
+def keys() -> Iterator[Callable[[float], str]]:
+    """Have the terminal give keys one by one; it is as it was afterwards. Without a terminal no key comes.
+
+    What is yielded waits so many seconds for a key, and returns it: "" if none came, "q" if none will come any more.
+    """
+
+    def pressed(seconds: float) -> str:
+        if not select.select([fd], [], [], seconds)[0]:
+            return ""
+        return os.read(fd, 1).decode("ascii", "replace") or "q"
+
+    def never(seconds: float) -> str:
+        time.sleep(seconds)
+        return ""
+
     try:
         import termios
         import tty
@@ -38,30 +51,13 @@ def keys() -> Iterator[Keys]:
         fd = sys.stdin.fileno()
         before = termios.tcgetattr(fd)
     except (ImportError, OSError, ValueError, termios.error):
-        yield Keys(None)
+        yield never
         return
     try:
         tty.setcbreak(fd)
-        yield Keys(fd)
+        yield pressed
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-class Keys:
-    """The keys that were pressed."""
-
-    def __init__(self, fd: int | None) -> None:
-        self._fd = fd
-
-    def wait(self, seconds: float) -> str:
-        """Wait so long for a key, and return it; "" if none came, "q" if none will come any more."""
-        if self._fd is None:
-            time.sleep(seconds)
-            return ""
-        ready, _, _ = select.select([self._fd], [], [], seconds)
-        if not ready:
-            return ""
-        return os.read(self._fd, 1).decode("ascii", "replace") or "q"
 
 
 #: The part of the time that reading may take: slow readings are made less often.
@@ -125,7 +121,7 @@ def _print(lines: Sequence[Text]) -> None:
 
 
 def _read(reader: Reader, buffer: str | None) -> list[Glance]:
-    from replaybuf.storage.sql.inspection.dashboard import glance
+    from replaybuf.storage.sql.inspection.waits import glance
 
     return reader.read(lambda tx: glance(tx, buffer), timeout=_READ_TIMEOUT)
 
@@ -152,13 +148,12 @@ class Watched:
         """The seconds from one reading to the next."""
         return max(self.interval, self.cost / _SHARE)
 
-    def take(self, news: _News) -> None:
-        """Take what was read, with the readings before it, or what was wrong."""
-        self.error, self.cost = news.error, news.cost
-        if news.error:
-            return
-        self.read_at = time.monotonic()
-        self.found = [self._with_readings(one) for one in news.found]
+    def take(self, found: Sequence[Glance], error: str, cost: float) -> None:
+        """Take what was read, with the readings before it, or what was wrong; `cost` is the seconds that it took."""
+        self.error, self.cost = error, cost
+        if not error:
+            self.read_at = time.monotonic()
+            self.found = [self._with_readings(one) for one in found]
 
     def _with_readings(self, one: Glance) -> Glance:
         """Return a glance whose rates go by what was read here, once that covers a minute."""
@@ -188,15 +183,6 @@ class Watched:
         return arrange(self.head(width), panels, line(("q quit  ? help", "dim")), width, height)
 
 
-@dataclass(frozen=True, slots=True)
-class _News:
-    """What a reading gave, or what was wrong, and the seconds that it took."""
-
-    found: Sequence[Glance]
-    error: str
-    cost: float
-
-
 class _Reading(threading.Thread):
     """Reads when it is asked to, so that keys are answered though the database is not."""
 
@@ -204,29 +190,26 @@ class _Reading(threading.Thread):
         super().__init__(daemon=True)
         self._reader, self._buffer = reader, buffer
         self._wanted = threading.Event()
-        self.news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        self.news: queue.SimpleQueue[tuple[Sequence[Glance], str, float]] = queue.SimpleQueue()
 
     def ask(self) -> None:
         self._wanted.set()
 
     def run(self) -> None:
-        import replaybuf.storage.sql.inspection.dashboard  # noqa: F401  # its import isn't what a reading costs
+        import replaybuf.storage.sql.inspection.waits  # noqa: F401  # its import isn't what a reading costs
 
         while self._wanted.wait():
             self._wanted.clear()
             self.news.put(self._read())
 
-    def _read(self) -> _News:
+    def _read(self) -> tuple[Sequence[Glance], str, float]:
         started = time.monotonic()
-        found: Sequence[Glance] = ()
-        error = ""
         try:
-            found = _read(self._reader, self._buffer)
+            return _read(self._reader, self._buffer), "", time.monotonic() - started
         except ReplayBufError as wrong:
-            error = str(wrong)
+            return (), str(wrong), 0.0
         except Exception as wrong:  # whatever it is: the next reading may go well
-            error = f"{type(wrong).__name__}: {wrong}"
-        return _News(found, error, 0.0 if error else time.monotonic() - started)
+            return (), f"{type(wrong).__name__}: {wrong}", 0.0
 
 
 def _live(reader: Reader, buffer: str | None, interval: float) -> None:
@@ -247,13 +230,13 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
                 reading.ask()
             while not reading.news.empty():
                 waiting = False
-                state.take(reading.news.get())
+                state.take(*reading.news.get())
             out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS wouldn't follow it
             lines = state.lines(*out.size)
             if (out.size, lines) != shown:
                 shown = (out.size, lines)
                 live.update(Text("\n", no_wrap=True).join(lines), refresh=True)
-            match pressed.wait(_TICK):
+            match pressed(_TICK):
                 case "q" | "Q":
                     return
                 case "?":

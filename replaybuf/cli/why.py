@@ -13,18 +13,18 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.cli.groups import lease_text
-from replaybuf.cli.options import URL_VARIABLE, Buffer, Url, Where, listing, option
+from replaybuf.cli.groups import columns, trainer_text
+from replaybuf.cli.options import URL_VARIABLE, Buffer, Url, Where, listing, option, status_of
 from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.cli.queries import query_of
-from replaybuf.errors import QueryError
-from replaybuf.redact import escape_line, redact
+from replaybuf.redact import escape_line
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import Circumstances, in_force
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.inspection.groups import lease_text
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.waits import Explained, Explanation, Question, explain
+from replaybuf.storage.sql.inspection.waits import Explanation, Question, explain
 from replaybuf.units import time_of
 
 _MOST_WAITS = 20
@@ -68,15 +68,12 @@ def why(
     """
     url, task = _url_and_task(url, task)
     query_of(where, None, None)  # what is wrong with it is said before the database is opened
-    question = Question(task, size or 1, _status(status), where)
+    question = Question(task, size or 1, status_of(status) or Status.COMPLETED, where)
     asked = not (size is None and status is None and where is None)
     reader = open_reader(url)
     found = reader.read(lambda tx: explain(tx, buffer, question, asked=asked))
-    if output.format == "json":
-        output.value([_as_json(one) for one in found])
-    elif not output.for_people:
-        output.rows([_row(one.buffer, wait) for one in found for wait in one.waits], [])
-    else:
+    rows = [wait.row(one.buffer) for one in found for wait in one.waits]
+    if not output.printed(lambda: [_as_json(one) for one in found], lambda: rows):
         for number, one in enumerate(found):
             write(["\n"] if number else [])
             _print(one, several=len(found) > 1)
@@ -90,30 +87,13 @@ def _url_and_task(url: str, task: str | None) -> tuple[str, str | None]:
     return url, task
 
 
-def _status(name: str | None) -> Status:
-    try:
-        return Status.COMPLETED if name is None else Status(name.lower())
-    except ValueError:
-        raise QueryError(f"there is no status {redact(name or '')!r:.50}; use one of {', '.join(Status)}") from None
-
-
 # For programs
-
-
-def _row(buffer: str, one: Explained) -> dict[str, Any]:
-    return {
-        "reason": str(one.diagnosis.reason),
-        "sentence": one.diagnosis.sentence,
-        "task_name": one.diagnosis.task_name,
-        "buffer": buffer,
-        **one.fields,
-    }
 
 
 def _as_json(found: Explanation) -> dict[str, Any]:
     about = found.about
     waits = [
-        _row(found.buffer, one)
+        one.row(found.buffer)
         | {"limits": None if one.limits is None else in_force(one.limits)}
         | {"facts": [{"text": fact.text, "reason": fact.reason} for fact in one.diagnosis.facts]}
         for one in found.waits
@@ -122,21 +102,20 @@ def _as_json(found: Explanation) -> dict[str, Any]:
         "buffer": found.buffer,
         "now": time_of(about.now),
         "somebody_waits": not found.asked,
-        "gave_up": None if found.gave_up is None else asdict(found.gave_up) | {"time": time_of(found.gave_up.time)},
+        "gave_up": None if found.gave_up is None else _timed(found.gave_up, "time"),
         "waits": waits,
         "tasks": _tasks(about),
-        "leases": [
-            asdict(one) | {name: time_of(getattr(one, name)) for name in ("until", "first_leased", "last_leased")}
-            for one in about.held
-        ],
+        "leases": [_timed(one, "until", "first_leased", "last_leased") for one in about.held],
         "workers": [
-            asdict(one)
-            | {"state": one.state(about.now)}
-            | {name: time_of(getattr(one, name)) for name in ("started_at", "seen_at", "ended_at")}
-            for one in about.workers
+            _timed(one, "started_at", "seen_at", "ended_at") | {"state": one.state(about.now)} for one in about.workers
         ],
         "trainer": None if about.trainer is None else asdict(about.trainer),
     }
+
+
+def _timed(one: Any, *names: str) -> dict[str, Any]:
+    """Return the fields of a dataclass, those of these names as times."""
+    return asdict(one) | {name: time_of(getattr(one, name)) for name in names}
 
 
 # For people
@@ -145,18 +124,15 @@ def _as_json(found: Explanation) -> dict[str, Any]:
 def _print(found: Explanation, *, several: bool) -> None:
     about = found.about
     write(_lines(found, several=several))
-    tables = [
+    workers = [asdict(one) | {"state": one.state(about.now)} for one in about.workers[:_MOST_WORKERS]]
+    for rows, shown in (
         (_tasks(about), _task_columns(about)),
         ([asdict(one) for one in about.held], _lease_columns(about)),
-        (
-            [asdict(one) | {"state": one.state(about.now)} for one in about.workers[:_MOST_WORKERS]],
-            _worker_columns(about),
-        ),
-    ]
-    for rows, columns in tables:
+        (workers, _worker_columns(about)),
+    ):
         if rows:
             write(["\n"])
-            print_table(rows, columns)
+            print_table(rows, shown)
     if further := _further(found):
         write(["\n", *(f"{escape_line(line)}\n" for line in further)])
 
@@ -191,9 +167,8 @@ def _further(found: Explanation) -> Iterable[str]:
         lines.append(f"limits in force{f' for {one.wait.worker}' if one.wait.worker else ''}: {shown or 'none'}")
     if not known:
         lines.append("limits in force: none that a worker has noted")
-    if state := about.trainer:
-        step = "has finished" if state.finished else f"is at step {state.train_step}"
-        lines.append(f"the trainer {step}, its newest weights are of step {state.model_step}")
+    if about.trainer is not None:
+        lines.append(trainer_text(asdict(about.trainer)))
     if last := about.last_take:
         who = f" by {last.worker}" if last.worker else ""
         lines.append(f"last drawn: {units.number(last.groups)} groups{who}, {units.age(about.now - last.time)} ago")
@@ -231,10 +206,9 @@ def _task_columns(about: Circumstances) -> list[Column]:
     always = ("completed", "leased", "put", "drawn")
     used = [name for name in counts if name in always or any(row[name] for row in _tasks(about))]
     return [
-        Column("task", lambda r: r["task_name"], right=False, text=True),
-        *(Column(name, lambda r, name=name: units.number(r[name])) for name in used),  # type: ignore[misc]
+        *columns("task_name", *used),
         Column("an hour", lambda r: units.number(r["completed_per_hour"]), spare=True),
-        Column("last put", lambda r: _since(r["last_put"], now)),
+        Column("last put", lambda r: units.ago(r["last_put"], now)),
         Column("at step", lambda r: units.number(r["refreshed_to"]), spare=True),
     ]
 
@@ -243,31 +217,22 @@ def _lease_columns(about: Circumstances) -> list[Column]:
     now = datetime.fromtimestamp(about.now, UTC)
     return [
         Column("leased by", lambda r: r["holder"] or "-", right=False, text=True),
-        Column("task", lambda r: r["task_name"], right=False, text=True),
-        Column("status", lambda r: r["status"], right=False),
-        Column("groups", lambda r: units.number(r["groups"])),
+        *columns("task_name", "status", "groups"),
         Column("ends", lambda r: lease_text(time_of(r["until"]), now)),
     ]
 
 
 def _worker_columns(about: Circumstances) -> list[Column]:
     hosts = {one.host for one in about.workers[:_MOST_WORKERS]}
-    host = Column("host", lambda r: r["host"], right=False, text=True)
     return [
         Column("worker", lambda r: r["name"], right=False, text=True),
         Column("pid", lambda r: str(r["pid"])),
-        *([host] if len(hosts) > 1 else []),
+        *([Column("host", lambda r: r["host"], right=False, text=True)] if len(hosts) > 1 else []),
         Column("state", lambda r: r["state"], right=False, style=_state_style),
         Column("seen", lambda r: f"{units.age(about.now - r['seen_at'])} ago"),
-        Column("put", lambda r: units.number(r["groups"])),
-        Column("failed", lambda r: units.number(r["failures"])),
-        Column("drawn", lambda r: units.number(r["taken"])),
+        *columns("groups", "failures", "taken", groups="put", failures="failed", taken="drawn"),
     ]
 
 
 def _state_style(row: Row) -> str:
     return {"alive": "green", "quiet": "yellow", "silent": "red"}.get(row["state"], "")
-
-
-def _since(moment: datetime | None, now: datetime) -> str:
-    return "-" if moment is None else f"{units.age((now - moment).total_seconds())} ago"

@@ -200,12 +200,28 @@ class _TypeTag:
         self.decode = decode
 
 
-def type_tags(handlers: Iterable[TypeHandler]) -> Mapping[int, _TypeTag]:
+#: Type tags by their codes.
+TypeTags = Mapping[int, _TypeTag]
+
+
+def type_tags(handlers: Iterable[TypeHandler]) -> TypeTags:
     """Return the type tags that payloads may hold by their codes, those of these handlers included."""
     decoders = dict(DECODERS)
     for handler in handlers:
         decoders.update(handler.decoders)
     return {code: _TypeTag(decode) for code, decode in decoders.items()}
+
+
+def lenient(tags: TypeTags) -> TypeTags:
+    """Return type tags for contents of which parts are missing: None is restored where nothing else can be."""
+
+    def or_none(decode: Callable[[Any], Any], content: Any) -> Any:
+        try:
+            return decode(content)
+        except Exception:
+            return None
+
+    return {code: _TypeTag(partial(or_none, tag.decode)) for code, tag in tags.items()}
 
 
 class ArrayReader(Protocol):
@@ -229,7 +245,7 @@ class Unpacking:
 
     __slots__ = ("_open_tags", "_out_of_band", "_tags")
 
-    def __init__(self, tags: Mapping[int, _TypeTag], out_of_band: ArrayReader) -> None:
+    def __init__(self, tags: TypeTags, out_of_band: ArrayReader) -> None:
         self._tags = tags
         self._out_of_band = out_of_band
         self._open_tags = 0

@@ -207,20 +207,20 @@ def _known(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Any, bool] | N
     return None if head is None else (_make(_Extension, (OUT_OF_BAND_ARRAY, head)), dtype.kind not in "mM")
 
 
-def aligned(out_of_band: Iterable[Any], end: int) -> tuple[list[Any], int]:
+def aligned(out_of_band: Iterable[Any], sizes: Iterable[int], end: int) -> tuple[list[Any], int]:
     """Return the buffers with padding, to follow the first `end` bytes of a payload, and the offset of their end."""
     parts = []
-    for one in out_of_band:
+    for one, size in zip(out_of_band, sizes, strict=True):
         if padding := -end % ALIGNMENT:
             parts.append(_PADDING[padding])
         parts.append(one)
-        end += padding + nbytes_of(one)
+        end += padding + size
     return parts, end
 
 
-def nbytes_of(one: Any) -> int:
-    """Return the size of an out-of-band buffer."""
-    return len(one) if type(one) is bytes else int(one.nbytes)
+def sizes_of(out_of_band: Iterable[Any]) -> list[int]:
+    """Return the sizes of out-of-band buffers, in bytes."""
+    return [len(one) if type(one) is bytes else one.nbytes for one in out_of_band]
 
 
 class OutOfBandReader:

@@ -32,11 +32,11 @@ from typing import Any, Final, Literal
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from replaybuf.codec.arrays_apart import ArrayTable, DeferredReader, Deferring, HoldingReader, Pieces
+from replaybuf.codec.arrays_apart import ArrayTable, DeferredReader, Deferring, HoldingReader, MissingReader, Pieces
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
 from replaybuf.codec.images import Images
-from replaybuf.codec.msgpack_values import ArrayReader, Packed, Packing, Unpacking, type_tags
-from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, aligned, as_writable, nbytes_of
+from replaybuf.codec.msgpack_values import ArrayReader, Packed, Packing, TypeTags, Unpacking, lenient, type_tags
+from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, aligned, as_writable, sizes_of
 from replaybuf.codec.object_refs import Fetched, ObjectRefs, Releasing, RestoreRefs, UnfetchedError, at_hand, is_ref
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
@@ -189,9 +189,10 @@ class Codec:
             plain = None
         packed = plain or self._pack_refs(fields, fetched or {}, wait=fetched is None)
         lengths = struct.pack(f"<{len(fields)}Q", *packed.lengths)
-        if self.compression == "none" and sum(map(nbytes_of, packed.out_of_band)) >= TAIL_BYTES:
-            return _split(len(fields), lengths, packed, sealed)
-        out_of_band, end = aligned(packed.out_of_band, _BODY_AT + len(lengths) + len(packed.msgpack))
+        sizes = sizes_of(packed.out_of_band)
+        if self.compression == "none" and sum(sizes) >= TAIL_BYTES:
+            return _split(len(fields), lengths, packed, sizes, sealed)
+        out_of_band, end = aligned(packed.out_of_band, sizes, _BODY_AT + len(lengths) + len(packed.msgpack))
         size = end - _BODY_AT
         flags, stored = self._compress((lengths, packed.msgpack, *out_of_band), size)
         head = _HEAD.pack(MAGIC, _WHOLE, flags, 0, len(fields), size)
@@ -255,6 +256,13 @@ class Codec:
                 reader = HoldingReader(body, _BODY_AT, table.msgpack_end, handles)
             return self._unpack(body, table, reader, frozenset(deferred))
 
+    def decode_head(self, head: Buffer) -> list[Any]:
+        """Return the rollouts of a payload whose tail is missing, with None for what is in it. Raises DecodeError."""
+        _, count, _, body = _open(head)
+        with _as_damage():
+            table = _table(head, body, count)
+            return self._unpack(body, table, MissingReader(), tags=lenient(self._tags))
+
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts, the tail in its memory."""
         table = self.array_table(payload) if len(payload) > _BODY_AT else None
@@ -290,16 +298,16 @@ class Codec:
         for rollout in rollouts:
             releasing.release(rollout)
 
-    def verify(self, payload: Buffer) -> None:
+    def verify(self, payload: Buffer, tail: Buffer | None = None) -> None:
         """Raise DecodeError when the header is not a payload's or a checksum doesn't match; decodes nothing.
 
-        A tail that is elsewhere is verified when it is decoded.
+        A tail that is elsewhere is verified when it is given, or decoded.
         """
         _, count, _, body = _open(payload)
-        if has_tail(payload) and not is_apart(payload):
+        if tail is not None or (has_tail(payload) and not is_apart(payload)):
             with _as_damage():
                 table = _table(payload, body, count)
-                table.verify(body[table.end - _BODY_AT :])
+                table.verify(body[table.end - _BODY_AT :] if tail is None else memoryview(tail))
 
     def _pack(self, fields: list[dict[str, Any]]) -> Packed:
         try:
@@ -330,9 +338,14 @@ class Codec:
         return EncodeError(f"the rollouts can't be stored: {error}")
 
     def _unpack(
-        self, body: memoryview, table: ArrayTable, reader: ArrayReader, deferred: frozenset[str] = frozenset()
+        self,
+        body: memoryview,
+        table: ArrayTable,
+        reader: ArrayReader,
+        deferred: frozenset[str] = frozenset(),
+        tags: TypeTags | None = None,
     ) -> list[Any]:
-        unpacking = Unpacking(self._tags, reader)
+        unpacking = Unpacking(tags or self._tags, reader)
         rollouts = []
         for start, end in pairwise(table.rollouts):
             packed = body[start - _BODY_AT : end - _BODY_AT]
@@ -353,15 +366,14 @@ class Codec:
         return _ZSTD, (stored,)
 
 
-def _split(count: int, lengths: bytes, packed: Packed, sealed: bool) -> SplitPayload:
+def _split(count: int, lengths: bytes, packed: Packed, sizes: Sequence[int], sealed: bool) -> SplitPayload:
     """Return a payload with a tail, with its checksums if it is to be `sealed`."""
     arrays = packed.out_of_band
-    sizes = [nbytes_of(one) for one in arrays]
     digests = [xxh3_64_intdigest(one) & _LOWER for one in arrays] if sealed else [0] * len(arrays)
     table = struct.pack(f"<Q{2 * len(arrays)}Q", len(arrays), *sizes, *digests)
     start = _BODY_AT + len(lengths) + len(table) + len(packed.msgpack)
     padding = bytes(-start % ALIGNMENT)
-    tail, end = aligned(arrays, start + len(padding))
+    tail, end = aligned(arrays, sizes, start + len(padding))
     head = _HEAD.pack(MAGIC, VERSION, 0, 0, count, end - _BODY_AT)
     body = (lengths, table, packed.msgpack, padding)
     checksum = _xxh3(head, *body) if sealed else 0

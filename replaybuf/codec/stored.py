@@ -42,6 +42,12 @@ def decode_stored(
         rollouts = _decode(codec, uid, payload, verified, tail)
     else:
         rollouts = _decode_deferred(codec, uid, payload, tail, deferral)
+    bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
+    return rollouts
+
+
+def bring_up_to_date(codec: Codec, uid: int, rollouts: list[Any], marks: str, refreshed_to: int | None) -> None:
+    """Apply to rollouts what refreshes have noted of their group. Raises DecodeError."""
     try:
         found = Marks.from_json(from_json(marks))
         if len(rollouts) != len(found.oldest):
@@ -51,7 +57,6 @@ def decode_stored(
         raise
     except DAMAGE as error:
         raise damaged(uid, error) from error
-    return rollouts
 
 
 def _decode(codec: Codec, uid: int, payload: bytes, verified: bool, tail: Any) -> list[Any]:

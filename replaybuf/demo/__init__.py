@@ -1,8 +1,8 @@
 """A small but real run of GRPO on a replay buffer: `replaybuf demo`.
 
-`arithmetic` has the prompts and the verifier, `policy` the model and its training, `engine` the generation. `trainer`
-is the run, `production` where its groups come from in each mode, `worker` the process of a rollout worker. `run_folder`
-keeps the weights, `display` is what people see.
+`policy` has the prompts, the verifier, the model and its training. `trainer` is the run, and where
+its groups come from in each mode, `worker` the process of a rollout worker and the generation. `run_folder` keeps the
+weights, `display` is what people see.
 """
 
 from enum import StrEnum

@@ -11,17 +11,8 @@ from dataclasses import dataclass
 from sqlalchemy import insert, text
 
 from replaybuf import units
-from replaybuf.doctor.findings import (
-    Check,
-    CheckContext,
-    Finding,
-    Severity,
-    fine,
-    groups,
-    problem,
-    repairable,
-    warning,
-)
+from replaybuf.doctor.check_groups import WITH_CHECKPOINTS
+from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, groups, problem, repairable, warning
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.limits import Limits, Rules
 from replaybuf.rules.transitions import Tally
@@ -36,9 +27,6 @@ from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.restore import raise_uid
 from replaybuf.units import some
-
-COUNTS, _TOTALS, _UIDS, _LEASES = "counts", "totals", "uids", "leases"
-_DELIVERIES, _CHECKPOINTS = "deliveries", "checkpoints"
 
 # Every group that was put is counted in one of these.
 _ENDS = (
@@ -98,10 +86,10 @@ def find_counts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
         if size.counted != size.there
     ]
     if wrong:
-        return [repairable(COUNTS, "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5:,} more" if wrong[5:] else ""))]
+        return [repairable("; ".join(wrong[:5]) + (f"; and {len(wrong) - 5:,} more" if wrong[5:] else ""))]
     if lost := tx.value(f"SELECT count(*) FROM {_LANELESS_TALLIES}"):  # noqa: S608
-        return [repairable(COUNTS, f"{lost:,} counts of lanes that are gone", level=Severity.WARNING)]
-    return [fine(COUNTS, f"{groups(sum(size.there for size in sizes))}, as counted")]
+        return [repairable(f"{lost:,} counts of lanes that are gone", level=Severity.WARNING)]
+    return [fine(f"{groups(sum(size.there for size in sizes))}, as counted")]
 
 
 def repair_counts(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -130,8 +118,8 @@ def find_totals(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
     ]
     if wrong:
         # Updates that move groups into the archive or out of it cause this, too.
-        return [warning(_TOTALS, some(wrong), "nothing, where buffer.update() archived groups; else tell who wrote it")]
-    return [fine(_TOTALS, f"what was put is what became of it ({units.number_of(len(totals), 'task')})")]
+        return [warning(some(wrong), "nothing, where buffer.update() archived groups; else tell who wrote it")]
+    return [fine(f"what was put is what became of it ({units.number_of(len(totals), 'task')})")]
 
 
 # Uids
@@ -153,10 +141,10 @@ def find_uids(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether the next uid is unused."""
     used, last = _uids(tx)
     if last is None:
-        return [repairable(_UIDS, "the counter of uids is gone")]
+        return [repairable("the counter of uids is gone")]
     if last < used:
-        return [repairable(_UIDS, f"uid {used:,} is in use, and the counter is at {last:,}: puts would fail")]
-    return [fine(_UIDS, f"the last one given is {last:,}")]
+        return [repairable(f"uid {used:,} is in use, and the counter is at {last:,}: puts would fail")]
+    return [fine(f"the last one given is {last:,}")]
 
 
 def repair_uids(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -182,10 +170,10 @@ def find_leases(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
     if overdue:
         first = min(one.first for one in found)
         over = f"whose lease was over up to {now - first:,.0f} s ago: nobody has the buffer open"
-        return [repairable(_LEASES, f"{groups(overdue)} {over}", level=Severity.WARNING)]
+        return [repairable(f"{groups(overdue)} {over}", level=Severity.WARNING)]
     if count and last < now:
-        return [fine(_LEASES, f"{groups(count)} leased, whose lease was over just now")]
-    return [fine(_LEASES, f"{groups(count)} leased, the longest for another {last - now:,.0f} s" if count else "none")]
+        return [fine(f"{groups(count)} leased, whose lease was over just now")]
+    return [fine(f"{groups(count)} leased, the longest for another {last - now:,.0f} s" if count else "none")]
 
 
 def repair_leases(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -209,8 +197,8 @@ def find_deliveries(tx: ReadTransaction, context: CheckContext) -> Sequence[Find
     uids = tx.values(_OFTEN, times=MANY_DELIVERIES, failed=str(Status.FAILED))
     if uids:
         found = f"{groups(len(uids))} leased {MANY_DELIVERIES} times or more in vain: {some(uids)}"
-        return [warning(_DELIVERIES, found, "look at them (replaybuf show URL UID) and at their consumers' logs")]
-    return [fine(_DELIVERIES, f"no group was leased {MANY_DELIVERIES} times in vain")]
+        return [warning(found, "look at them (replaybuf show URL UID) and at their consumers' logs")]
+    return [fine(f"no group was leased {MANY_DELIVERIES} times in vain")]
 
 
 # Step checkpoints
@@ -221,15 +209,10 @@ SELECT c.step, c.groups, c.bytes, count(g.uid), coalesce(sum(g.bytes), 0), count
 FROM rb_checkpoint c LEFT JOIN rb_checkpoint_group g ON g.checkpoint = c.id LEFT JOIN rb_payload p ON p.uid = g.uid
 WHERE c.copied_to IS NULL GROUP BY c.id, c.step, c.groups, c.bytes ORDER BY c.id"""
 # Dropped ones, of which groups are left, and those whose maker has died.
-_TO_BE_SWEPT = """
-WITH RECURSIVE found(number) AS (
-    SELECT min(checkpoint) FROM rb_checkpoint_group
-    UNION ALL
-    SELECT (SELECT min(c.checkpoint) FROM rb_checkpoint_group c WHERE c.checkpoint > found.number)
-    FROM found WHERE found.number IS NOT NULL)
+_TO_BE_SWEPT = f"""{WITH_CHECKPOINTS}
 SELECT (SELECT count(*) FROM found WHERE number IS NOT NULL AND number NOT IN (SELECT id FROM rb_checkpoint))
     + (SELECT count(*) FROM rb_checkpoint
-       WHERE copied_to IS NOT NULL AND created_at NOT BETWEEN :earliest AND :latest)"""
+       WHERE copied_to IS NOT NULL AND created_at NOT BETWEEN :earliest AND :latest)"""  # noqa: S608
 
 
 def find_checkpoints(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
@@ -240,12 +223,12 @@ def find_checkpoints(tx: ReadTransaction, context: CheckContext) -> Sequence[Fin
     wrong = [text for row in made if (text := _wrong_checkpoint(*map(int, row)))]
     mend = "make another one, then buffer.drop_checkpoint(step); a restore would bring back what is there"
     if wrong:
-        return [problem(_CHECKPOINTS, some(wrong, 3), mend)]
+        return [problem(some(wrong, 3), mend)]
     steps = f" (steps {some([row[0] for row in made])})" if made else ""
     now = time.time()
     left = tx.value(_TO_BE_SWEPT, earliest=now - SILENT_SECONDS, latest=now + SILENT_SECONDS)
     waiting = f"; what is left of {units.number_of(left, 'dropped checkpoint')} waits to be swept" if left else ""
-    return [fine(_CHECKPOINTS, (f"{len(made):,}, all whole{steps}" if made else "none") + waiting)]
+    return [fine((f"{len(made):,}, all whole{steps}" if made else "none") + waiting)]
 
 
 def _wrong_checkpoint(step: int, groups: int, nbytes: int, groups_there: int, bytes_there: int, bare: int) -> str:
@@ -258,10 +241,10 @@ def _wrong_checkpoint(step: int, groups: int, nbytes: int, groups_there: int, by
 
 
 CHECKS = (
-    Check(COUNTS, find_counts, repair_counts),
-    Check(_TOTALS, find_totals),
-    Check(_UIDS, find_uids, repair_uids),
-    Check(_LEASES, find_leases, repair_leases),
-    Check(_DELIVERIES, find_deliveries),
-    Check(_CHECKPOINTS, find_checkpoints),
+    Check("counts", find_counts, repair_counts),
+    Check("totals", find_totals),
+    Check("uids", find_uids, repair_uids),
+    Check("leases", find_leases, repair_leases),
+    Check("deliveries", find_deliveries),
+    Check("checkpoints", find_checkpoints),
 )

@@ -21,8 +21,6 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.units import some
 
-_INTEGRITY, _FILES, _LOG, _SPACE, _DISK, _SETTINGS = "integrity", "files", "log", "space", "disk", "settings"
-
 # REINDEX mends an index that differs from its table.
 _OF_AN_INDEX = re.compile(r"missing from index |wrong # of entries in index |non-unique entry in index |out of order")
 
@@ -43,12 +41,12 @@ def find_integrity(tx: ReadTransaction, context: CheckContext) -> Sequence[Findi
     name = "quick_check" if context.quick else "integrity_check"
     messages = _integrity_messages(tx, name)
     if not messages:
-        return [fine(_INTEGRITY, f"PRAGMA {name} found nothing")]
+        return [fine(f"PRAGMA {name} found nothing")]
     found = f"PRAGMA {name}: {some(messages, 3)}"
     if _only_of_indexes(messages):
-        return [repairable(_INTEGRITY, found)]
+        return [repairable(found)]
     mend = f"stop the run; replaybuf doctor {context.where} --rescue FOLDER saves what can be read, to be resumed"
-    return [problem(_INTEGRITY, found, mend)]
+    return [problem(found, mend)]
 
 
 def repair_integrity(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -90,14 +88,14 @@ def find_files(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     if not os.access(path.parent, os.W_OK | os.X_OK):
         closed.append(f"{path.parent} (where the log is made)")
     if closed:
-        found.append(problem(_FILES, f"not writable: {some(closed)}", "chmod u+rw, or the user that the run has"))
+        found.append(problem(f"not writable: {some(closed)}", "chmod u+rw, or the user that the run has"))
     own = path.stat()
     for file in _beside(path):
         other = file.stat()
         if (other.st_uid, stat.S_IMODE(other.st_mode)) != (own.st_uid, stat.S_IMODE(own.st_mode)):
             what = f"{file.name} has not the owner and mode of {path.name}: not all may write it who may write that"
-            found.append(warning(_FILES, what, f"chown --reference={path} {file}; chmod --reference={path} {file}"))
-    return found or [fine(_FILES, f"{path.name} and what is beside it can be written")]
+            found.append(warning(what, f"chown --reference={path} {file}; chmod --reference={path} {file}"))
+    return found or [fine(f"{path.name} and what is beside it can be written")]
 
 
 def find_log(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
@@ -105,8 +103,8 @@ def find_log(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     size = _log_size(context)
     if is_log_large(context):
         what = f"the write-ahead log has {units.size(size)}: something reads for long, or nothing closed the database"
-        return [repairable(_LOG, what, level=Severity.WARNING)]
-    return [fine(_LOG, f"the write-ahead log has {units.size(size)}")]
+        return [repairable(what, level=Severity.WARNING)]
+    return [fine(f"the write-ahead log has {units.size(size)}")]
 
 
 def _log_size(context: CheckContext) -> int:
@@ -128,8 +126,8 @@ def find_space(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     used, free = page * tx.value("PRAGMA page_count"), page * tx.value("PRAGMA freelist_count")
     what = f"{units.size(used)}, of which {units.size(free)} are free for what comes"
     if free >= MUCH_FREE and free > used / 2:
-        return [warning(_SPACE, what, f"to give it back to the disk: stop the run, then sqlite3 {context.path} VACUUM")]
-    return [fine(_SPACE, what)]
+        return [warning(what, f"to give it back to the disk: stop the run, then sqlite3 {context.path} VACUUM")]
+    return [fine(what)]
 
 
 def find_disk(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
@@ -138,10 +136,10 @@ def find_disk(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     free, size = shutil.disk_usage(path.parent).free, path.stat().st_size
     what = f"{units.size(free)} free on the disk, the database has {units.size(size)}"
     if free < LITTLE_SPACE:
-        return [problem(_DISK, what, "free some space: puts fail when there is none (what was committed is safe)")]
+        return [problem(what, "free some space: puts fail when there is none (what was committed is safe)")]
     if free < size / 10:
-        return [warning(_DISK, what, "free some space, or set a capacity")]
-    return [fine(_DISK, what)]
+        return [warning(what, "free some space, or set a capacity")]
+    return [fine(what)]
 
 
 # Settings
@@ -154,19 +152,19 @@ def find_settings(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
     size, encoding = tx.value("PRAGMA page_size"), tx.value("PRAGMA encoding")
     if not is_wal(path):  # the pragma doesn't show it when nobody has the file open
         what = "no write-ahead log (a snapshot has none): writers and readers wait for each other"
-        found.append(warning(_SETTINGS, what, "nothing: a run that opens it makes one"))
+        found.append(warning(what, "nothing: a run that opens it makes one"))
     if size != PAGE_SIZE:
         what = f"pages of {size:,} bytes: large payloads are written more slowly than with {PAGE_SIZE:,}"
-        found.append(warning(_SETTINGS, what, "replaybuf save URL FOLDER, and replaybuf resume into a new file"))
+        found.append(warning(what, "replaybuf save URL FOLDER, and replaybuf resume into a new file"))
     if encoding != "UTF-8":
-        found.append(problem(_SETTINGS, f"its texts are {encoding}", "save it, and resume into a new file"))
+        found.append(problem(f"its texts are {encoding}", "save it, and resume into a new file"))
     if is_network(kind):
         what = f"on a network file system ({kind}), where the write-ahead log is unsafe"
-        found.append(problem(_SETTINGS, what, "a local disk, or PostgreSQL"))
+        found.append(problem(what, "a local disk, or PostgreSQL"))
     version = tx.value("SELECT sqlite_version()")
-    return found or [fine(_SETTINGS, f"wal, pages of {size:,} bytes, {encoding}, SQLite {version}")]
+    return found or [fine(f"wal, pages of {size:,} bytes, {encoding}, SQLite {version}")]
 
 
-FIRST = (Check(_FILES, find_files), Check(_DISK, find_disk), Check(_SETTINGS, find_settings))
-CHECKS = (Check(_INTEGRITY, find_integrity, repair_integrity),)
-LAST = (Check(_SPACE, find_space), Check(_LOG, find_log))
+FIRST = (Check("files", find_files), Check("disk", find_disk), Check("settings", find_settings))
+CHECKS = (Check("integrity", find_integrity, repair_integrity),)
+LAST = (Check("space", find_space), Check("log", find_log))

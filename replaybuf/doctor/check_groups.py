@@ -9,16 +9,7 @@ from typing import Any
 from sqlalchemy import and_, select, text, update
 
 from replaybuf import units
-from replaybuf.doctor.findings import (
-    Check,
-    CheckContext,
-    Finding,
-    Severity,
-    fine,
-    groups,
-    repairable,
-    warning,
-)
+from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, groups, repairable, warning
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -33,9 +24,6 @@ from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.upkeep import sweep
 from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
 from replaybuf.units import some
-
-_LANES, _LEASED, _PAYLOADS, _LEAKED = "lanes", "leased groups", "payloads", "leaked payloads"
-_GARBAGE, _REWARDS = "garbage", "rewards"
 
 #: The task for groups whose own task is unknown, and their error.
 LOST = "lost+found"
@@ -82,9 +70,9 @@ _LANELESS = "SELECT uid FROM rb_group g WHERE NOT EXISTS (SELECT 1 FROM rb_lane 
 def find_lanes(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether every group has a lane."""
     if uids := tx.values(_LANELESS):
-        return [repairable(_LANES, f"{groups(len(uids))} of no task and status: {some(uids)}")]
+        return [repairable(f"{groups(len(uids))} of no task and status: {some(uids)}")]
     lanes = units.number_of(tx.value("SELECT count(*) FROM rb_lane"), "lane")
-    return [fine(_LANES, f"every group is in one of {lanes} (a task's groups of one status)")]
+    return [fine(f"every group is in one of {lanes} (a task's groups of one status)")]
 
 
 def repair_lanes(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -114,9 +102,9 @@ ORDER BY g.uid"""
 def find_leased(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether leased groups, and no others, are in the lanes of leased groups."""
     if uids := tx.values(_HALF_LEASED):
-        return [repairable(_LEASED, f"{groups(len(uids))} half leased: {some(uids)}")]
+        return [repairable(f"{groups(len(uids))} half leased: {some(uids)}")]
     count = tx.value("SELECT count(*) FROM rb_group WHERE lease IS NOT NULL")
-    return [fine(_LEASED, f"{groups(count)} leased, all in the lanes for them")]
+    return [fine(f"{groups(count)} leased, all in the lanes for them")]
 
 
 def repair_leased(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -148,11 +136,11 @@ def find_payloads(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
     bare = tx.table(_BARE)[1]
     if new := [uid for uid, error in bare if error is None]:
         context.damaged |= dict.fromkeys(new, MISSING)
-        return [repairable(_PAYLOADS, f"{groups(len(new))} without a payload: {some(new)}")]
+        return [repairable(f"{groups(len(new))} without a payload: {some(new)}")]
     if bare:
         found = f"{groups(len(bare))} without a payload, set aside already: {some([uid for uid, _ in bare])}"
-        return [warning(_PAYLOADS, found, FORGET)]
-    return [fine(_PAYLOADS, "every group has its payload")]
+        return [warning(found, FORGET)]
+    return [fine("every group has its payload")]
 
 
 def repair_payloads(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -161,19 +149,20 @@ def repair_payloads(tx: Transaction, context: CheckContext) -> Sequence[str]:
     return set_groups_aside(tx, {uid: MISSING for uid, error in bare if error is None})
 
 
-# Payloads that nothing needs and no sweep would delete. (It gets to those of dropped checkpoints.) The numbers of
-# checkpoints with groups take an index look-up each, however many groups they have.
-_LEAKED_PAYLOADS = """
+#: The numbers of checkpoints with groups, as `found`: an index look-up each, however many groups they have.
+WITH_CHECKPOINTS = """
 WITH RECURSIVE found(number) AS (
     SELECT min(checkpoint) FROM rb_checkpoint_group
     UNION ALL
     SELECT (SELECT min(c.checkpoint) FROM rb_checkpoint_group c WHERE c.checkpoint > found.number)
-    FROM found WHERE found.number IS NOT NULL)
-SELECT {columns} FROM rb_payload p
+    FROM found WHERE found.number IS NOT NULL)"""
+# Payloads that nothing needs and no sweep would delete. (It gets to those of dropped checkpoints.)
+_LEAKED_PAYLOADS = f"""{WITH_CHECKPOINTS}
+SELECT {{columns}} FROM rb_payload p
 WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = p.uid)
     AND NOT EXISTS (SELECT 1 FROM rb_garbage w WHERE w.uid = p.uid)
     AND NOT EXISTS (
-        SELECT 1 FROM rb_checkpoint_group c WHERE c.uid = p.uid AND c.checkpoint IN (SELECT number FROM found))"""
+        SELECT 1 FROM rb_checkpoint_group c WHERE c.uid = p.uid AND c.checkpoint IN (SELECT number FROM found))"""  # noqa: S608
 _COUNT_LEAKED = _LEAKED_PAYLOADS.format(columns="count(*)")
 _SWEEP_LEAKED = "INSERT INTO rb_garbage (uid, removed_at) " + _LEAKED_PAYLOADS.format(columns="p.uid, :now")
 
@@ -181,8 +170,8 @@ _SWEEP_LEAKED = "INSERT INTO rb_garbage (uid, removed_at) " + _LEAKED_PAYLOADS.f
 def find_leaked(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether every payload belongs to a group, or waits to be swept."""
     if count := tx.value(_COUNT_LEAKED):
-        return [repairable(_LEAKED, f"{count:,} payloads of groups that are gone, which nobody would delete")]
-    return [fine(_LEAKED, "none")]
+        return [repairable(f"{count:,} payloads of groups that are gone, which nobody would delete")]
+    return [fine("none")]
 
 
 def repair_leaked(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -201,15 +190,15 @@ def find_garbage(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding
     found = []
     if uids := tx.values(f"SELECT uid FROM rb_garbage WHERE {_WANTED} ORDER BY uid"):  # noqa: S608
         wanted = f"{groups(len(uids))} that are there are to be swept, too: {some(uids)}"
-        found.append(repairable(_GARBAGE, wanted, level=Severity.WARNING))
+        found.append(repairable(wanted, level=Severity.WARNING))
     [(count, oldest)] = tx.table("SELECT count(*), min(removed_at) FROM rb_garbage")[1]
     age = 0.0 if oldest is None else time.time() - oldest
     backlog = f"{count:,} payloads wait to be swept" + (f", the oldest for {age:,.0f} s" if count else "")
     if count >= BACKLOG and age >= BACKLOG_SECONDS:
         # Any process that has the buffer open sweeps.
         why = f"{backlog}: nobody has the buffer open, or it falls behind"
-        found.append(repairable(_GARBAGE, why, level=Severity.WARNING))
-    return found or [fine(_GARBAGE, backlog)]
+        found.append(repairable(why, level=Severity.WARNING))
+    return found or [fine(backlog)]
 
 
 def repair_garbage(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -227,13 +216,12 @@ def find_rewards(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding
     """Check whether all rewards are numbers that SQL can read."""
     found = unreadable_rewards(tx)
     if not found:
-        return [fine(_REWARDS, "all are numbers")]
+        return [fine("all are numbers")]
     where = [
         f"{units.number_of(one.rollouts, 'rollout')} of {one.task_name} {one.status} ({one.what})" for one in found
     ]
     return [
         warning(
-            _REWARDS,
             f"no numbers, and so in no mean and no order: {some(where)}; group {found[0].uid} is one",
             "put finite numbers, or name the part of a dict that counts: reward_key= in the config of who puts",
         )
@@ -241,10 +229,10 @@ def find_rewards(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding
 
 
 CHECKS = (
-    Check(_LANES, find_lanes, repair_lanes),
-    Check(_LEASED, find_leased, repair_leased),
-    Check(_PAYLOADS, find_payloads, repair_payloads),
-    Check(_LEAKED, find_leaked, repair_leaked),
-    Check(_GARBAGE, find_garbage, repair_garbage),
-    Check(_REWARDS, find_rewards),
+    Check("lanes", find_lanes, repair_lanes),
+    Check("leased groups", find_leased, repair_leased),
+    Check("payloads", find_payloads, repair_payloads),
+    Check("leaked payloads", find_leaked, repair_leaked),
+    Check("garbage", find_garbage, repair_garbage),
+    Check("rewards", find_rewards),
 )

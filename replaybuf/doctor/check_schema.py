@@ -8,51 +8,40 @@ from sqlalchemy import Index, text
 
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, repairable
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.reader import ReadTransaction, Revision, State
+from replaybuf.storage.sql.inspection.reader import HEAD, ReadTransaction, State, state_of
+from replaybuf.storage.sql.inspection.statement import read_columns
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
 from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
 from replaybuf.units import some
 
-_REVISION, _TABLES, _INDEXES, _VIEWS = "revision", "tables", "indexes", "views"
-
 
 def find_revision(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check the revision of the schema. Without the right one no other check makes sense."""
-    revision = Revision(tx.revision())
-    found, wanted = revision.found, revision.wanted
-    match revision.state:
+    found, wanted = tx.revision(), HEAD
+    match state_of(found):
         case State.CURRENT:
-            return [fine(_REVISION, f"schema {wanted}")]
+            return [fine(f"schema {wanted}")]
         case State.MISSING:
-            return [problem(_REVISION, "no replaybuf tables", "check the name, or wait until a run has opened it")]
+            return [problem("no replaybuf tables", "check the name, or wait until a run has opened it")]
         case State.OLDER:
             mend = f"close all users of it, then: replaybuf db upgrade {context.where}"
-            return [problem(_REVISION, f"schema {found} of an older replaybuf, wanted {wanted}", mend)]
+            return [problem(f"schema {found} of an older replaybuf, wanted {wanted}", mend)]
         case State.NEWER:
             newer = f"schema {found}, which this replaybuf doesn't know (newest known {wanted})"
-            return [problem(_REVISION, newer, "upgrade replaybuf here, to the version that its run has")]
+            return [problem(newer, "upgrade replaybuf here, to the version that its run has")]
 
 
 # Tables and columns
-
-_COLUMNS = {
-    "sqlite": """
-SELECT t.name, c.name, NOT c."notnull" AND NOT c.pk FROM sqlite_master t, pragma_table_info(t.name) c
-WHERE t.type = 'table'""",
-    "postgresql": """
-SELECT table_name, column_name, is_nullable = 'YES' FROM information_schema.columns
-WHERE table_schema = current_schema()""",
-}
 
 
 def find_tables(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether all tables are there, with their columns."""
     mend = "restore the database from a snapshot or a backup"
-    nullable = {(table, column): bool(null) for table, column, null in tx.table(_COLUMNS[tx.dialect_name])[1]}
+    nullable = read_columns(tx)
     tables = {table for table, _ in nullable}
     if missing := sorted(metadata.tables.keys() - tables):
-        return [problem(_TABLES, f"missing: {', '.join(missing)}", mend)]
+        return [problem(f"missing: {', '.join(missing)}", mend)]
     wrong = [
         f"{table.name}.{column.name}"
         for table in metadata.tables.values()
@@ -60,8 +49,8 @@ def find_tables(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
         if nullable.get((table.name, column.name)) != column.nullable
     ]
     if wrong:
-        return [problem(_TABLES, f"columns that are missing or not as they were made: {some(wrong)}", mend)]
-    return [fine(_TABLES, f"{len(metadata.tables)} tables with their columns")]
+        return [problem(f"columns that are missing or not as they were made: {some(wrong)}", mend)]
+    return [fine(f"{len(metadata.tables)} tables with their columns")]
 
 
 # Indexes: name, unique, partial, usable, and the columns in order
@@ -104,8 +93,8 @@ def _indexes() -> list[Index]:
 def find_indexes(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether all indexes are there, valid and over the right columns."""
     if wrong := [f"{index.name} {why}" for index, why in _wrong_indexes(tx)]:
-        return [repairable(_INDEXES, some(wrong))]
-    return [fine(_INDEXES, f"{len(_indexes())} indexes")]
+        return [repairable(some(wrong))]
+    return [fine(f"{len(_indexes())} indexes")]
 
 
 def repair_indexes(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -132,8 +121,8 @@ def _missing_views(tx: ReadTransaction) -> list[str]:
 def find_views(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether the views for people are there."""
     if missing := _missing_views(tx):
-        return [repairable(_VIEWS, f"missing: {', '.join(missing)}")]
-    return [fine(_VIEWS, " and ".join(VIEWS))]
+        return [repairable(f"missing: {', '.join(missing)}")]
+    return [fine(" and ".join(VIEWS))]
 
 
 def repair_views(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -145,9 +134,9 @@ def repair_views(tx: Transaction, context: CheckContext) -> Sequence[str]:
     return [f"made the views {', '.join(missing)}"] if missing else []
 
 
-REVISION = Check(_REVISION, find_revision)
+REVISION = Check("revision", find_revision)
 CHECKS = (
-    Check(_TABLES, find_tables),
-    Check(_INDEXES, find_indexes, repair_indexes),
-    Check(_VIEWS, find_views, repair_views),
+    Check("tables", find_tables),
+    Check("indexes", find_indexes, repair_indexes),
+    Check("views", find_views, repair_views),
 )

@@ -12,15 +12,6 @@ from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.tables import uid_sequence
 from replaybuf.units import some
 
-_ACCESS, _SETTINGS, _CONNECTIONS, _HELD, _INTEGRITY, _SPACE = (
-    "access",
-    "settings",
-    "connections",
-    "vacuum",
-    "integrity",
-    "space",
-)
-
 #: The version that the statements need; the oldest one tested is newer.
 OLDEST_VERSION = 130000
 #: The share of all connections that may be in use.
@@ -51,11 +42,11 @@ def find_access(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
     """Check whether this user has the privileges that a run needs."""
     [(user, standby)] = tx.table("SELECT current_user, pg_is_in_recovery()")[1]
     if standby:
-        return [problem(_ACCESS, "the server is a standby, which can't be written", "give the URL of the primary")]
+        return [problem("the server is a standby, which can't be written", "give the URL of the primary")]
     if lacking := tx.values(_LACKING, tables=_TABLES, sequence=uid_sequence.name):
         mend = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {user}, and USAGE on sequences"
-        return [problem(_ACCESS, f"the user {user} lacks {some(lacking, 3)}", mend)]
-    return [fine(_ACCESS, f"the user {user} may read and write all tables")]
+        return [problem(f"the user {user} lacks {some(lacking, 3)}", mend)]
+    return [fine(f"the user {user} may read and write all tables")]
 
 
 def _setting(tx: ReadTransaction, name: str) -> str:
@@ -67,15 +58,15 @@ def find_settings(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
     version = f"PostgreSQL {_setting(tx, 'server_version')}"
     encoding = tx.value("SELECT pg_encoding_to_char(encoding) FROM pg_database WHERE datname = current_database()")
     found = [
-        problem(_SETTINGS, f"{name} is off: {why}", _CHANGE.format(name))
+        problem(f"{name} is off: {why}", _CHANGE.format(name))
         for name, why in _WANTED.items()
         if _setting(tx, name) == "off"
     ]
     if int(_setting(tx, "server_version_num")) < OLDEST_VERSION:
-        found.append(problem(_SETTINGS, f"{version} is too old", "PostgreSQL 13 or newer"))
+        found.append(problem(f"{version} is too old", "PostgreSQL 13 or newer"))
     if encoding != "UTF8":
-        found.append(problem(_SETTINGS, f"its encoding is {encoding}: not every text can be stored", _NEW_DATABASE))
-    return found or [fine(_SETTINGS, f"{version}, {encoding}, fsync, full_page_writes and autovacuum are on")]
+        found.append(problem(f"its encoding is {encoding}: not every text can be stored", _NEW_DATABASE))
+    return found or [fine(f"{version}, {encoding}, fsync, full_page_writes and autovacuum are on")]
 
 
 def find_connections(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
@@ -85,8 +76,8 @@ def find_connections(tx: ReadTransaction, context: CheckContext) -> Sequence[Fin
     what = f"{used:,} of {most:,} connections are in use"
     if used >= MOST_CONNECTIONS * most:
         mend = "raise max_connections, or put pgbouncer in between (each open buffer takes up to 16)"
-        return [warning(_CONNECTIONS, what, mend)]
-    return [fine(_CONNECTIONS, what)]
+        return [warning(what, mend)]
+    return [fine(what)]
 
 
 _LONG_SESSIONS = """
@@ -105,11 +96,11 @@ def find_held(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
         sessions = some([f"{pid} ({application}, {state})" for pid, application, state in idle])
         what = f"sessions with a transaction open for more than {LONG_SECONDS} s, so that nothing is cleaned up: "
         mend = f"end them in their programs, or SELECT pg_terminate_backend({idle[0][0]})"
-        found.append(warning(_HELD, what + sessions, mend))
+        found.append(warning(what + sessions, mend))
     if prepared := tx.values(_LONG_PREPARED, seconds=LONG_SECONDS):
         what = f"prepared transactions, so that nothing is cleaned up: {some(prepared)}"
-        found.append(warning(_HELD, what, f"COMMIT PREPARED '{prepared[0]}', or ROLLBACK PREPARED"))
-    return found or [fine(_HELD, "nothing holds back the cleaning up of dead rows")]
+        found.append(warning(what, f"COMMIT PREPARED '{prepared[0]}', or ROLLBACK PREPARED"))
+    return found or [fine("nothing holds back the cleaning up of dead rows")]
 
 
 _DEAD = """
@@ -124,9 +115,9 @@ def find_space(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
         shown = some(
             [f"{name} ({dead:,} dead, {live:,} live, vacuum {last or 'never'})" for name, dead, live, last in bloated]
         )
-        return [warning(_SPACE, f"more dead rows than live ones: {shown}", f"VACUUM (ANALYZE) {bloated[0][0]}")]
+        return [warning(f"more dead rows than live ones: {shown}", f"VACUUM (ANALYZE) {bloated[0][0]}")]
     dead = sum(row[1] for row in tables)
-    return [fine(_SPACE, f"{units.size(tx.database_bytes())}, {dead:,} dead rows wait for autovacuum")]
+    return [fine(f"{units.size(tx.database_bytes())}, {dead:,} dead rows wait for autovacuum")]
 
 
 _PAGES = """
@@ -138,19 +129,19 @@ def find_integrity(tx: ReadTransaction, context: CheckContext) -> Sequence[Findi
     """Check what the server knows of damaged pages, and, with the extension amcheck, its indexes."""
     [(failures, has_checksums)] = tx.table(_PAGES)[1]
     if failures:
-        return [problem(_INTEGRITY, f"the server found {failures:,} damaged pages", "restore it from a backup")]
+        return [problem(f"the server found {failures:,} damaged pages", "restore it from a backup")]
     if has_checksums:
-        found = [fine(_INTEGRITY, "the server checks its pages, and found no damage")]
+        found = [fine("the server checks its pages, and found no damage")]
     else:
         mend = "stop the server, then pg_checksums --enable"
-        found = [warning(_INTEGRITY, "the server has no checksums of its pages: it doesn't see damage", mend)]
+        found = [warning("the server has no checksums of its pages: it doesn't see damage", mend)]
     if not tx.value("SELECT 1 FROM pg_extension WHERE extname = 'amcheck'"):
         return found
     if damaged := _damaged_indexes(tx):
         mend = f"REINDEX INDEX CONCURRENTLY {next(iter(damaged))}"
         wrong = some([f"{name}: {why}" for name, why in damaged.items()], 3)
-        return [*found, problem(_INTEGRITY, f"damaged indexes: {wrong}", mend)]
-    return [*found, fine(_INTEGRITY, "amcheck found nothing in the indexes")]
+        return [*found, problem(f"damaged indexes: {wrong}", mend)]
+    return [*found, fine("amcheck found nothing in the indexes")]
 
 
 _INDEXES = """
@@ -173,6 +164,6 @@ def _damaged_indexes(tx: ReadTransaction) -> dict[str, str]:
     return wrong
 
 
-FIRST = (Check(_ACCESS, find_access), Check(_SETTINGS, find_settings), Check(_CONNECTIONS, find_connections))
-CHECKS = (Check(_INTEGRITY, find_integrity),)
-LAST = (Check(_HELD, find_held), Check(_SPACE, find_space))
+FIRST = (Check("access", find_access), Check("settings", find_settings), Check("connections", find_connections))
+CHECKS = (Check("integrity", find_integrity),)
+LAST = (Check("vacuum", find_held), Check("space", find_space))

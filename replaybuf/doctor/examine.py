@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-from replaybuf.doctor import (
-    check_counts,
-    check_file,
-    check_groups,
-    check_payloads,
-    check_schema,
-    check_server,
-    check_texts,
-)
+from replaybuf.doctor import check_counts, check_file, check_groups, check_payloads, check_schema, check_server
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, problem
 from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.writer import Writer, open_writer
 
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.engine.transaction import Transaction
-
 #: The errors of a check that fails, also on values of a wrong type. (SQLite allows any value in any column.)
 FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+
+_CHECKSUMS = "checksums"
 
 Repair = Callable[["Transaction", CheckContext], Sequence[str]]
 
@@ -38,29 +31,32 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
     if any(finding.level != Severity.OK for finding in revision):
         return
     own: Any = check_file if reader.path else check_server
-    own_texts = check_texts.CHECKS if reader.path else ()
+    own_texts = check_payloads.CHECKS if reader.path else ()
     for check in (*own.FIRST, *own.CHECKS, *check_schema.CHECKS, *own_texts, *check_groups.CHECKS):
         yield from _check(check, reader, context)
-    try:
-        yield from check_payloads.check_checksums(reader, context)
-    except FAILURES as error:
-        yield _failed(check_payloads.NAME, error, context)
+    yield from _named(_CHECKSUMS, lambda: check_payloads.check_checksums(reader, context), context)
     for check in (*check_counts.CHECKS, *own.LAST):
         yield from _check(check, reader, context)
 
 
 def _check(check: Check, reader: Reader, context: CheckContext) -> Sequence[Finding]:
+    return _named(check.name, lambda: reader.read_any(lambda tx: check.find(tx, context)), context)
+
+
+def _named(name: str, find: Callable[[], Sequence[Finding]], context: CheckContext) -> Sequence[Finding]:
+    """Return the findings of a check, with its name."""
     try:
-        return reader.read_any(lambda tx: check.find(tx, context))
+        found = find()
     except FAILURES as error:
-        return [_failed(check.name, error, context)]
+        found = [_failed(error, context)]
+    return [replace(one, check=name) for one in found]
 
 
-def _failed(name: str, error: Exception, context: CheckContext) -> Finding:
+def _failed(error: Exception, context: CheckContext) -> Finding:
     mend = ""
     if context.path is not None and (isinstance(error, NotADatabaseError) or not isinstance(error, ReplayBufError)):
         mend = f"stop the run; replaybuf doctor {context.where} --rescue FOLDER saves what can be read"
-    return problem(name, f"can't be checked: {_text(error)}", mend)
+    return problem(f"can't be checked: {_text(error)}", mend)
 
 
 def _text(error: Exception) -> str:
@@ -90,11 +86,11 @@ def repair(reader: Reader, context: CheckContext) -> list[str]:
 
 def _repairs(reader: Reader) -> list[tuple[str, Repair]]:
     """Return the repairs in order: groups that are set aside, or come back, are counted afterwards."""
-    own = (*check_file.CHECKS, *check_texts.CHECKS) if reader.path else ()
+    own = (*check_file.CHECKS, *check_payloads.CHECKS) if reader.path else ()
     checks = (*own, *check_schema.CHECKS, *check_groups.CHECKS, *check_counts.CHECKS)
     repairs = [(check.name, check.repair) for check in checks if check.repair is not None]
-    repairs.insert(-1, (check_payloads.NAME, check_payloads.repair_checksums))
-    return sorted(repairs, key=lambda named: named[0] == check_counts.COUNTS)
+    repairs.insert(-1, (_CHECKSUMS, check_payloads.repair_checksums))
+    return sorted(repairs, key=lambda named: named[0] == "counts")
 
 
 def _mend(writer: Writer, name: str, mend: Repair, context: CheckContext) -> Sequence[str]:

@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from replaybuf import units
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.engine.transaction import Transaction
-    from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 
 class Severity(StrEnum):
@@ -25,9 +22,9 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check: what is fine, or what is wrong and how to mend it.
+    """The result of the check of this name: what is fine, or what is wrong and how to mend it.
 
-    `repairable`: `--repair` mends it.
+    `repairable`: `--repair` mends it. `examine` adds the name.
     """
 
     check: str
@@ -64,24 +61,24 @@ class Check:
     repair: Callable[[Transaction, CheckContext], Sequence[str]] | None = None
 
 
-def fine(check: str, text: str) -> Finding:
+def fine(text: str) -> Finding:
     """Return the finding that nothing is wrong."""
-    return Finding(check, Severity.OK, text)
+    return Finding("", Severity.OK, text)
 
 
-def problem(check: str, text: str, mend: str) -> Finding:
+def problem(text: str, mend: str) -> Finding:
     """Return a problem that `--repair` can't mend."""
-    return Finding(check, Severity.PROBLEM, text, mend)
+    return Finding("", Severity.PROBLEM, text, mend)
 
 
-def repairable(check: str, text: str, *, level: Severity = Severity.PROBLEM) -> Finding:
+def repairable(text: str, *, level: Severity = Severity.PROBLEM) -> Finding:
     """Return a problem that `--repair` mends."""
-    return Finding(check, level, text, "replaybuf doctor URL --repair", repairable=True)
+    return Finding("", level, text, "replaybuf doctor URL --repair", repairable=True)
 
 
-def warning(check: str, text: str, mend: str = "") -> Finding:
+def warning(text: str, mend: str = "") -> Finding:
     """Return a warning: no problem, but worth knowing."""
-    return Finding(check, Severity.WARNING, text, mend)
+    return Finding("", Severity.WARNING, text, mend)
 
 
 def groups(count: int) -> str:

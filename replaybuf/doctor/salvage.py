@@ -156,7 +156,7 @@ class _Table:
         self.rows: dict[int, Row] = {}
 
     def read_all(self) -> None:
-        low, high = self._up(-_HIGHEST, _HIGHEST), self._down(-_HIGHEST, _HIGHEST)
+        low, high = self._read(-_HIGHEST, _HIGHEST), self._read(-_HIGHEST, _HIGHEST, down=True)
         # If a page at one end is damaged, the table may go on beyond it: by as much again as is known.
         first, last = (min(self.rows), max(self.rows)) if self.rows else (0, 0)
         width = max(1024, last - first)
@@ -166,27 +166,19 @@ class _Table:
             low, high = left.popleft()
             if high - low > 1:
                 middle = (low + high) // 2
-                left += [(low, self._down(low, middle)), (self._up(middle, high), high)]
+                left += [(low, self._read(low, middle, down=True)), (self._read(middle, high), high)]
                 probes += 2
 
-    def _up(self, low: int, high: int) -> int:
-        """Read rows upwards from `low` to before `high`; return the rowid from which on they could not be read."""
+    def _read(self, low: int, high: int, *, down: bool = False) -> int:
+        """Read rows upwards from `low` to before `high`, or downwards; return the rowid where that ended."""
         try:
-            for rowid, *row in self._connection.execute(self._query, (low, high)):
+            for rowid, *row in self._connection.execute(f"{self._query} {'DESC' if down else ''}", (low, high)):
                 if not low <= rowid < high:  # a page that points back to another
-                    return low
-                self.rows[rowid], low = tuple(row), rowid + 1
+                    break
+                self.rows[rowid] = tuple(row)
+                low, high = (low, rowid) if down else (rowid + 1, high)
+            else:
+                return low if down else high
         except ERRORS:
-            return low
-        return high
-
-    def _down(self, low: int, high: int) -> int:
-        """Read rows downwards from before `high` to `low`; return the rowid up to which they could not be read."""
-        try:
-            for rowid, *row in self._connection.execute(f"{self._query} DESC", (low, high)):
-                if not low <= rowid < high:
-                    return high
-                self.rows[rowid], high = tuple(row), rowid
-        except ERRORS:
-            return high
-        return low
+            pass
+        return high if down else low

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from replaybuf.errors import FileEndsError, FileError, MissingDriverError
-from replaybuf.files.json_values import to_json
-from replaybuf.files.row_format import KINDS, METADATA, PREFIX, REST, ROLLOUTS, Placed, Row, is_of_rollout
+from replaybuf.files.row_format import KINDS, METADATA, PREFIX, REST, ROLLOUTS, Placed, Row, is_of_rollout, to_json
 
 _INT64: Final = 2**63
 _ITEMS: Final[dict[type, str]] = {int: "int64", float: "double", str: "string", bool: "bool_"}
@@ -50,7 +49,7 @@ def arrow() -> Any:
 
 
 def column_for(value: Any, kind: str | None) -> str:
-    """Return the type of column that a value of a row asks for, given its kind there (`rows.KINDS`).
+    """Return the type of column that a value of a row asks for, given its kind there (`row_format.KINDS`).
 
     "list:" is that of an empty list, which any list takes.
     """

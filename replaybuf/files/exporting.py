@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, TypeVar, cast
+from typing import IO, Any, Final, TypeVar, cast
 
 from replaybuf.atomic_file import partial_file, publish
 from replaybuf.codec.payload import Codec
@@ -49,14 +49,6 @@ FORMATS: Final = {
 _PART: Final = re.compile(r"-([0-9]{5})-of-([0-9]{5})$")
 
 
-class RowWriter(Protocol):
-    """Writes rows to one file."""
-
-    def write(self, rows: Sequence[Row]) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class JSONLinesWriter:
     """Writes rows as lines of JSON, compressed as the name says."""
 
@@ -70,6 +62,9 @@ class JSONLinesWriter:
     def close(self) -> None:
         if self._stream is not self._raw:
             self._stream.close()
+
+
+RowWriter = JSONLinesWriter | TableWriter
 
 
 def ending_of(path: Path) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import groupby
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from replaybuf.checks import check_task_name
 from replaybuf.codec.torch_tensors import StoredTensor
 from replaybuf.errors import FileError, InputError
-from replaybuf.files.json_values import to_json
-from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, is_number
+from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, is_number, to_json
 from replaybuf.redact import redact_path
 from replaybuf.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.rollouts.statuses import OUR_STATUSES
@@ -83,53 +83,45 @@ def foreign_groups(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[Fi
 
     Without a group_id, those with the same prompt are; a row with a list `rollouts` is one by itself.
     """
-    group: FileGroup | None = None
-    last: Any = None
-    for place, row in rows:
+    for _, members in groupby(_members(rows, mapped), key=lambda member: member.group):
+        yield _group(list(members), mapped)
+
+
+class _Member(NamedTuple):
+    """A rollout of others' rows, what it shares with the others of its group, and notices about its row."""
+
+    group: tuple[Literal["prompt", "group_id"] | None, Any, str]
+    place: str
+    rollout: Row
+    metadata: Row
+    odd: list[str]
+
+
+def _members(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[_Member]:
+    for number, (place, row) in enumerate(rows):
         members = row.pop(ROLLOUTS, None)
-        if type(members) is list:
-            if group is not None:
-                yield _finished(group, mapped)
-                group = None
-            yield _whole(place, row, members, mapped)
-            continue
-        rollout, metadata, odd = _rollout(place, row, mapped)
-        named = rollout.get("group_id")
-        same = [rollout.get("message"), rollout.get("prompt_ids")] if named is None else named
-        mine = (named is None, _comparable(same), rollout["task_name"])
-        if group is None or mine != last:
-            if group is not None:
-                yield _finished(group, mapped)
-            group, last = _begin(place, rollout, metadata, odd), mine
-            group.by = "prompt" if named is None else "group_id"
-            if named is None:
-                group.odd.append(
-                    "rows without a group_id: those that follow each other with the same prompt are a group"
-                )
+        if type(members) is not list:
+            rollout, metadata, odd = _rollout(place, row, mapped)
+            task, same = rollout["task_name"], rollout.get("group_id")
+            if same is not None:
+                yield _Member(("group_id", _comparable(same), task), place, rollout, metadata, odd)
+                continue
+            odd.append("rows without a group_id: those that follow each other with the same prompt are a group")
+            same = _comparable([rollout.get("message"), rollout.get("prompt_ids")])
+            yield _Member(("prompt", same, task), place, rollout, metadata, odd)
+        elif not members:
+            raise FileError(f"{place}: rollouts is an empty list; expected the rollouts of a group")
         else:
-            group.rollouts.append(rollout)
-            group.odd += [what for what in odd if what not in group.odd]
-    if group is not None:
-        yield _finished(group, mapped)
+            for index, one in enumerate(members):
+                where = f"{place}, rollouts[{index}]"
+                if type(one) is not dict:
+                    raise FileError(f"{where} is {one!r:.60}; expected an object with the fields of a rollout")
+                yield _Member((None, number, ""), where, *_rollout(where, {**row, **one}, mapped))
 
 
-def _whole(place: str, row: Row, members: list[Any], mapped: ColumnMapping) -> FileGroup:
-    group: FileGroup | None = None
-    for index, one in enumerate(members):
-        where = f"{place}, rollouts[{index}]"
-        if type(one) is not dict:
-            raise FileError(f"{where} is {one!r:.60}; expected an object with the fields of a rollout")
-        rollout, metadata, odd = _rollout(where, {**row, **one}, mapped)
-        if group is None:
-            group = _begin(place, rollout, metadata, odd)
-        else:
-            group.rollouts.append(rollout)
-    if group is None:
-        raise FileError(f"{place}: rollouts is an empty list; expected the rollouts of a group")
-    return _finished(group, mapped)
-
-
-def _begin(place: str, rollout: Row, metadata: Row, odd: list[str]) -> FileGroup:
+def _group(members: list[_Member], mapped: ColumnMapping) -> FileGroup:
+    """Return the group of these, with the metadata of the first, and the status and staleness of its rollouts."""
+    (by, *_), place, first, metadata, _ = members[0]
     priority = metadata.get("priority", 1.0)
     key = metadata.get("key")
     if not is_number(priority):
@@ -138,24 +130,20 @@ def _begin(place: str, rollout: Row, metadata: Row, odd: list[str]) -> FileGroup
         raise FileError(f"{place}: the key is {key!r:.60}; expected a text or a whole number")
     if metadata.get("tags") is not None and type(metadata["tags"]) is not dict:
         raise FileError(f"{place}: tags is {metadata['tags']!r:.60}; expected an object")
+    rollouts = [member.rollout for member in members]
     return FileGroup(
         place=place,
-        task_name=rollout["task_name"],
-        status=Status.INIT,
-        rollouts=[rollout],
+        task_name=first["task_name"],
+        status=mapped.status or group_status(rollout["status"] for rollout in rollouts),
+        rollouts=rollouts,
+        staleness=max(int(rollout.get("seq_staleness") or 0) for rollout in rollouts),
         priority=float(priority),
         tags=metadata.get("tags"),
         key=None if key is None else str(key),
-        odd=odd,
+        odd=list(dict.fromkeys(what for member in members for what in member.odd)),
         guessed=metadata["guessed"],
+        by=by,
     )
-
-
-def _finished(group: FileGroup, mapped: ColumnMapping) -> FileGroup:
-    """Return the group with its status and staleness: those of its rollouts."""
-    group.status = mapped.status or group_status(rollout["status"] for rollout in group.rollouts)
-    group.staleness = max(int(rollout.get("seq_staleness") or 0) for rollout in group.rollouts)
-    return group
 
 
 def _rollout(place: str, row: Row, mapped: ColumnMapping) -> tuple[Row, Row, list[str]]:
@@ -248,13 +236,17 @@ def _comparable(value: Any) -> Any:
     return to_json(_as_list(value))
 
 
+def is_answered(rollout: Row) -> bool:
+    """Return whether a rollout has a response."""
+    return rollout.get("response") is not None or rollout.get("response_ids") is not None
+
+
 def _status(place: str, rollout: Row, mapped: ColumnMapping) -> Status:
     if mapped.status is not None:
         return mapped.status
     value = rollout.get("status")
     if value is None:
-        answered = rollout.get("response") is not None or rollout.get("response_ids") is not None
-        return Status.COMPLETED if answered else Status.INIT
+        return Status.COMPLETED if is_answered(rollout) else Status.INIT
     status = OUR_STATUSES.get(value) if isinstance(value, str) else None
     if status is None:
         raise FileError(

@@ -31,7 +31,7 @@ from replaybuf.checks import (
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConflictError, FileEndsError, FileError, ReplayBufError, RolloutError
 from replaybuf.files.exporting import TREES, in_thread
-from replaybuf.files.foreign_rows import FIELDS
+from replaybuf.files.foreign_rows import FIELDS, is_answered
 from replaybuf.files.row_format import FileGroup
 from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.rollouts.marks import Marks
@@ -106,7 +106,8 @@ class ImportWarnings:
 
     def add(self, group: FileGroup) -> None:
         self._groups += 1
-        if group.guessed and all(_lacks_response(rollout) for rollout in group.rollouts):
+        waits = (one.get("status") is Status.INIT and not is_answered(one) for one in group.rollouts)
+        if group.guessed and all(waits):
             self._unanswered += 1
             self._add_unused(group)
         if group.by is not None:
@@ -146,11 +147,6 @@ class ImportWarnings:
         likely = [name for word in _LIKELY for name in texts if word in str(name).lower()]
         column = next(iter(likely), "COLUMN")
         return f"; --field response={column:.60}? Not used: {', '.join(map(str, self._unused)):.200}"
-
-
-def _lacks_response(rollout: dict[object, object]) -> bool:
-    answered = rollout.get("response") is not None or rollout.get("response_ids") is not None
-    return rollout.get("status") is Status.INIT and not answered
 
 
 def _fingerprint(group: FileGroup) -> int:

@@ -15,8 +15,7 @@ import pydantic_core
 
 from replaybuf.codec.payload import zstandard_module
 from replaybuf.errors import FileEndsError, FileError
-from replaybuf.files.json_values import to_json
-from replaybuf.files.row_format import ROLLOUTS, Placed, Row, is_of_rollout
+from replaybuf.files.row_format import ROLLOUTS, Placed, Row, is_of_rollout, to_json
 
 #: A longer line is refused: it would have to be in memory as a whole.
 _LONGEST: Final = 1 << 30

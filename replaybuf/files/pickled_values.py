@@ -34,16 +34,19 @@ class TreeBuilder:
         """Return a value as a tree. Raises FileError."""
         kind = type(value)
         if kind in (list, tuple, set, frozenset):
-            self._spend(len(value))
+            self.spend(0, len(value))
             if kind is list and value and _are_small(value):
                 return list(value)
             items = [self.tree(item) for item in value]
             return items if kind is list else TaggedValue(_MARKS[kind], items)
         if kind is dict:
-            self._spend(len(value))
+            self.spend(0, len(value))
             return self.names(value.items())
         if kind is int:
-            return value if -(2**63) <= value < 2**64 else self._large_int(value)
+            if -(2**63) <= value < 2**64:
+                return value
+            self.spend(value.bit_length() // 8)
+            return TaggedValue(ext.INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
         if kind in _SMALL:
             return value
         if kind is str or kind is bytes:
@@ -64,10 +67,6 @@ class TreeBuilder:
             return {self.tree(name): self.tree(item) for name, item in pairs}
         except TypeError as error:
             raise FileError(f"the pickle has a dict with a name that can't be one ({error!s:.100})") from error
-
-    def _large_int(self, value: int) -> TaggedValue:
-        self.spend(value.bit_length() // 8)
-        return TaggedValue(ext.INT, _int_bytes(value))
 
     def _made(self, made: PickledObject) -> Any:
         if made.name.startswith("xtuner."):
@@ -90,16 +89,10 @@ class TreeBuilder:
             return self.tree(fields.get("value"))
         return self.tree(fields)
 
-    def spend(self, nbytes: int) -> None:
-        """Count the bytes of a value. FileError when there are too many."""
+    def spend(self, nbytes: int, items: int = 0) -> None:
+        """Count the bytes of a value, or its items. FileError when there are too many."""
         self._bytes -= nbytes
-        self._check()
-
-    def _spend(self, items: int) -> None:
         self._items -= items
-        self._check()
-
-    def _check(self) -> None:
         if min(self._items, self._bytes) < 0:
             raise FileError(
                 "the pickle refers to the same values again and again: unfolded, they would fill the memory. If you "
@@ -128,13 +121,9 @@ def _status(made: PickledObject) -> Status:
     return Status(given)
 
 
-def _int_bytes(value: int) -> bytes:
-    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-
-
 def _iterable(self: TreeBuilder, made: PickledObject) -> list[Any]:
     items = [*(made.args[0] if made.args else ()), *made.items]
-    self._spend(len(items))
+    self.spend(0, len(items))
     if any(isinstance(item, PickledObject | PickledName) for item in items) and made.name.endswith("set"):
         raise ValueError("its items can't be in a set")
     return items
@@ -149,7 +138,7 @@ def _mapping(self: TreeBuilder, made: PickledObject) -> Any:
     default = made.name.endswith("defaultdict")
     given = made.args[int(default) :]
     pairs = [*(given[0].items() if given and isinstance(given[0], dict) else given[0] if given else ()), *made.pairs]
-    self._spend(len(pairs))
+    self.spend(0, len(pairs))
     tree = self.names(pairs)
     return tree if default else TaggedValue(ext.ORDERED_DICT, tree)
 
@@ -222,14 +211,10 @@ def _tensor(self: TreeBuilder, made: PickledObject) -> Any:
     storage, offset, size, stride, *rest = made.args
     dtype = rest[2].text.removeprefix("torch.") if made.name.endswith("_v3") and type(rest[2]) is PickledName else None
     if made.name.endswith("_v3") and dtype is None:
-        dtype = _dtype_name(rest[2])
+        _refuse(f"no dtype of torch: {rest[2]!r:.60}")
     tensor: StoredTensor = storage.tensor(offset, tuple(size), tuple(stride), dtype, bool(rest and rest[0] is True))
     self.spend(len(tensor.content[2]))
     return tensor
-
-
-def _dtype_name(value: Any) -> str:
-    raise ValueError(f"no dtype of torch: {value!r:.60}")
 
 
 def _parameter(self: TreeBuilder, made: PickledObject) -> Any:

@@ -7,6 +7,7 @@ names it.
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import pickle
@@ -15,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final
 
@@ -49,18 +51,16 @@ class PickledName:
         raise UnsafePickleError(f"the pickle changes {self.text}; it holds more than data, and was not loaded")
 
 
+@dataclass(slots=True, eq=False)
 class PickledObject:
     """The record of an object in a pickle: the name of its class or function, arguments, state and items."""
 
-    __slots__ = ("args", "items", "name", "options", "pairs", "state")
-
-    def __init__(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self.name = name
-        self.args = args
-        self.options = options
-        self.state: Any = None
-        self.items: list[Any] = []
-        self.pairs: list[tuple[Any, Any]] = []
+    name: str
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    state: Any = None
+    items: list[Any] = field(default_factory=list)
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -167,7 +167,7 @@ class DataUnpickler(_Base):  # type: ignore[misc]
     def load_newobj(self) -> None:
         args = self.stack.pop()
         name = self.stack.pop()
-        self.append(_named(name)(*args))
+        self._instantiate(name, args)
 
     dispatch[pickle.NEWOBJ[0]] = load_newobj
 
@@ -222,17 +222,14 @@ class TensorStorage:
 
     def __init__(self, dtype: str, read: Callable[[], bytes]) -> None:
         self._dtype = dtype
-        self._read = read
-        self._held: bytes | None = None
+        self._read = functools.cache(read)
 
     def tensor(
         self, offset: Any, size: tuple[Any, ...], stride: tuple[Any, ...], dtype: str | None, grad: bool
     ) -> StoredTensor:
         """Return a tensor of this storage. ValueError when it would reach beyond it, or unfold it."""
         name = dtype or self._dtype
-        if self._held is None:
-            self._held = self._read()
-        width, raw = SIZES[name], self._held
+        width, raw = SIZES[name], self._read()
         if any(type(n) is not int or n < 0 for n in (offset, *size, *stride)) or len(size) != len(stride):
             raise ValueError(f"size {size!r:.60}, stride {stride!r:.60}")
         count = math.prod(size)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -39,19 +38,17 @@ def is_sqlite(path: Path) -> bool:
         return raw.read(len(_SQLITE)) in (b"", _SQLITE)
 
 
-def _check_ordinary(path: Path) -> None:
-    """Raise FileError for a pipe, a socket or a device: to open it could wait for ever. OSError if none is there."""
-    kind = stat.S_IFMT(path.stat().st_mode)
-    if kind in _SPECIAL:
-        raise FileError(f"it is {_SPECIAL[kind]}, not a file; copy what comes out of it to one")
-
-
+#: What is no file: to open it could wait for ever.
 _SPECIAL: Final = {
     stat.S_IFIFO: "a named pipe (FIFO)",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+#: What readers raise for files that hold what they have not foreseen.
+_UNFORESEEN: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, NotImplementedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +68,29 @@ class RolloutFile:
         else:
             files = [path] if path.exists() else parts_of(path) or [path]
         for file in files:
+            shown, place = redact_path(str(file)), "the beginning"
             try:
-                for group in _guarded(partial(self._read, file)):
-                    group.place = f"{redact_path(str(file))}: {group.place}"
+                for group in self._read(file):
+                    place = group.place
+                    group.place = f"{shown}: {place}"
                     yield group
             except FileError as error:
-                raise type(error)(f"{redact_path(str(file))}: {error}") from error
+                raise type(error)(f"{shown}: {error}") from error
+            except ReplayBufError:
+                raise
             except RecursionError as error:
-                raise FileError(
-                    f"{redact_path(str(file))}: its values are nested too deeply, or hold themselves"
-                ) from error
+                raise FileError(f"{shown}: its values are nested too deeply, or hold themselves") from error
             except PermissionError as error:
-                raise AccessError(f"{redact_path(str(file))} can't be read: {error.strerror}") from error
+                raise AccessError(f"{shown} can't be read: {error.strerror}") from error
             except OSError as error:
-                raise FileError(f"{redact_path(str(file))} can't be read: {error.strerror or error}") from error
+                raise FileError(f"{shown} can't be read: {error.strerror or error}") from error
+            except _UNFORESEEN as error:
+                what = f"the values can't be read ({type(error).__name__}: {error!s:.150})"
+                raise FileError(f"{shown}: after {place}: {what}") from error
 
     def _read(self, path: Path) -> Iterator[FileGroup]:
-        _check_ordinary(path)
+        if (kind := stat.S_IFMT(path.stat().st_mode)) in _SPECIAL:
+            raise FileError(f"it is {_SPECIAL[kind]}, not a file; copy what comes out of it to one")
         with path.open("rb") as raw:
             magic = raw.read(16)
         if not magic and path.name.lower().endswith(_FILLED):
@@ -111,16 +114,3 @@ class RolloutFile:
             return iter(())
         every = itertools.chain([first], rows)
         return groups_of(every) if is_ours(first[1]) else foreign_groups(every, self.mapped)
-
-
-def _guarded(read: Callable[[], Iterator[FileGroup]]) -> Iterator[FileGroup]:
-    """Yield the groups that are read. FileError where a file holds what its reader has not foreseen."""
-    place = "the beginning"
-    try:
-        for group in read():
-            place = group.place
-            yield group
-    except ReplayBufError:
-        raise
-    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, NotImplementedError) as error:
-        raise FileError(f"after {place}: the values can't be read ({type(error).__name__}: {error!s:.150})") from error

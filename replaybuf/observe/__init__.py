@@ -19,18 +19,13 @@ if TYPE_CHECKING:
     from replaybuf.observe.exposition import prometheus as prometheus
     from replaybuf.observe.exposition import read_figures as read_figures
 
-_MODULES = {
-    "batch_metrics": "completions",
-    "METRICS": "catalogue",
-    "Metric": "catalogue",
-    "Collector": "collector",
-    "Completions": "completions",
-    "completions_table": "completions",
-    "read_figures": "exposition",
-    "CONTENT_TYPE": "exposition",
-    "OPENMETRICS_CONTENT_TYPE": "exposition",
-    "prometheus": "exposition",
+_NAMES = {
+    "catalogue": ("METRICS", "Metric"),
+    "collector": ("Collector",),
+    "completions": ("Completions", "batch_metrics", "completions_table"),
+    "exposition": ("CONTENT_TYPE", "OPENMETRICS_CONTENT_TYPE", "prometheus", "read_figures"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 if not TYPE_CHECKING:  # type checkers go by the imports above
     __all__ = sorted(_MODULES)

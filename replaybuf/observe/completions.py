@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any, Literal, get_args
 
 from replaybuf.checks import check_step
 from replaybuf.errors import InputError, MissingDriverError
@@ -42,19 +43,14 @@ def _numbers(items: Sequence[StorageItem[Any]], now: float) -> dict[str, float]:
     found: dict[str, float] = {"groups": len(items), "rollouts": sum(len(item.item) for item in items)}
     rewards = [item.reward for item in items if item.reward is not None]
     staleness = [item.staleness for item in items]
-    found |= _of(rewards, "reward", mean=_mean, min=min, max=max)
-    found |= _of(staleness, "staleness", mean=_mean, max=max)
+    found |= _of(rewards, "reward", mean=fmean, min=min, max=max)
+    found |= _of(staleness, "staleness", mean=fmean, max=max)
     found |= _of([now - item.created_at for item in items], "age_seconds", max=max)
     return found
 
 
 def _of(values: Sequence[float], name: str, **functions: Callable[[Iterable[float]], float]) -> dict[str, float]:
     return {f"{name}/{what}": function(values) for what, function in functions.items()} if values else {}
-
-
-def _mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)
 
 
 Choice = Literal["first", "random", "best", "worst", "extremes"]
@@ -68,7 +64,7 @@ COLUMNS = (
     *("finish_reason", "reward", "advantage"),
 )
 _Get = Callable[[Any, str], Any]
-_CHOICES = ("first", "random", "best", "worst", "extremes")
+_CHOICES = get_args(Choice)
 _MOST_PARTS = 20
 
 

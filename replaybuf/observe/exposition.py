@@ -13,11 +13,20 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replaybuf import __version__
-from replaybuf.buffer.metrics import add_distributions, of_tasks
+from replaybuf.buffer.metrics import DISTRIBUTIONS, add_distributions, of_tasks
 from replaybuf.errors import InputError
 from replaybuf.observe.catalogue import OF_BUFFER, OF_DATABASE, Metric
-from replaybuf.storage.sql.inspection.measures import BufferMeasures, measure
-from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.storage.sql.inspection.measures import (
+    BufferMeasures,
+    count_overdue,
+    count_unswept,
+    held_by_tasks,
+    histogram_of,
+    measure,
+    read_records,
+    segments_of_places,
+)
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
 if TYPE_CHECKING:
     from replaybuf.storage.values import Cursor
@@ -38,21 +47,33 @@ def read_figures(
     took more than `timeout` seconds), ...
     """
     reader = open_reader(source) if isinstance(source, str) else source
-    found = reader.read(lambda tx: measure(tx, buffer, scanned), timeout=timeout)
-    return {
-        "database": found.database,
-        "buffers": {name: _figures(measures) for name, measures in found.buffers.items()},
-    }
+
+    def read(tx: ReadTransaction) -> dict[str, Any]:
+        return {
+            "database": {
+                "bytes": tx.database_bytes(),
+                "unswept_payloads": count_unswept(tx),
+                "places": {place.pop("url"): place for place in segments_of_places(tx)},
+            },
+            "buffers": {name: _figures(tx, name, found) for name, found in measure(tx, buffer, scanned).items()},
+        }
+
+    return reader.read(read, timeout=timeout)
 
 
-def _figures(found: BufferMeasures) -> dict[str, Any]:
-    tasks = of_tasks(found.tallies)
-    for field, histogram in found.histograms.items():
-        add_distributions(tasks, field, histogram)
+def _figures(tx: ReadTransaction, name: str, found: BufferMeasures) -> dict[str, Any]:
+    tasks, overdue, held = tasks_of(found), count_overdue(tx, name), held_by_tasks(found.contents or ())
     for task, numbers in tasks.items():
-        numbers["overdue"] = found.overdue.get(task, 0)
-        numbers |= found.contents.get(task, {})
-    return {"tasks": tasks, **found.records, **run_progress(found.cursors)}
+        numbers |= {"overdue": overdue.get(task, 0), **held.get(task, {})}
+    return {"tasks": tasks, **read_records(tx, name, found.checkpoints), **run_progress(found.cursors)}
+
+
+def tasks_of(found: BufferMeasures) -> dict[str, dict[str, Any]]:
+    """Return the tasks as in `buffer.metrics()`, without rates."""
+    tasks = of_tasks(found.tallies)
+    for field in DISTRIBUTIONS:
+        add_distributions(tasks, field, histogram_of(found.contents or (), field))
+    return tasks
 
 
 def run_progress(cursors: Sequence[Cursor]) -> dict[str, Any]:

@@ -1,20 +1,15 @@
-"""The interface between a produce strategy and the engine that generates, and the outcome of a group from it."""
+"""The interface between a produce strategy and the engine that generates."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import inspect
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from replaybuf.checks import Tags
-from replaybuf.errors import InputError, NotReadyError, RolloutError
-from replaybuf.prompts.prompt_ledger import begin_anew
+from replaybuf.errors import InputError
 from replaybuf.rollouts.rewards import SCORE, reward_value
-from replaybuf.rollouts.rollout import Status, group_status
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.rollout import Status
 
 
 @runtime_checkable
@@ -75,20 +70,14 @@ def check_agent_loop(agent_loop: Any) -> AgentLoop:
         method = getattr(agent_loop, name, None)
         if not callable(method):
             raise InputError(f"an agent loop needs the coroutine {name}(); {type(agent_loop).__name__} has none")
-        _check_call(type(agent_loop).__name__, name, method, arguments)
+        try:
+            inspect.signature(method).bind(*arguments, **({"partial": False} if arguments else {}))
+        except TypeError as error:
+            call = f"{name}(group, *, partial)" if arguments else f"{name}()"
+            raise InputError(f"{type(agent_loop).__name__}.{name} can't be called as {call}: {error}") from error
+        except ValueError:  # some callables have no signature
+            pass
     return agent_loop  # type: ignore[no-any-return]
-
-
-def _check_call(owner: str, name: str, method: Any, arguments: tuple[Any, ...]) -> None:
-    try:
-        signature = inspect.signature(method)
-    except ValueError:  # some callables have no signature
-        return
-    try:
-        signature.bind(*arguments, **({"partial": False} if arguments else {}))
-    except TypeError as error:
-        expected = "(group, *, partial)" if arguments else "()"
-        raise InputError(f"{owner}.{name} can't be called as {name}{expected}: {error}") from error
 
 
 def awaitable(agent_loop: Any, name: str, made: Any) -> Awaitable[Any]:
@@ -98,18 +87,6 @@ def awaitable(agent_loop: Any, name: str, made: Any) -> Awaitable[Any]:
             f"{type(agent_loop).__name__}.{name} must be a coroutine (async def); it returned a {type(made).__name__}"
         )
     return made
-
-
-async def resume(agent_loop: AgentLoop, timeout: float) -> None:
-    """Resume an agent loop. Raises NotReadyError if that takes longer than `timeout` seconds."""
-    try:
-        async with asyncio.timeout(timeout) as limit:
-            await awaitable(agent_loop, "resume", agent_loop.resume())
-    except TimeoutError as error:
-        if not limit.expired():
-            raise  # the agent loop's own
-        name = type(agent_loop).__name__
-        raise NotReadyError(f"after {timeout:g} s: resume() of the agent loop ({name}) has not returned") from error
 
 
 def reward_varies(group: Sequence[Any], *, reward_key: str = SCORE) -> bool:
@@ -125,68 +102,3 @@ def reward_varies(group: Sequence[Any], *, reward_key: str = SCORE) -> bool:
         for rollout in group
     ]
     return len(set(rewards)) > 1 or None in rewards
-
-
-#: The tag that counts how often a group was interrupted.
-INTERRUPTED = "interrupted"
-
-
-def judge(group: Sequence[Any], kind: RolloutType) -> Status:
-    """Return the status of a group, by its rollouts. Raises RolloutError for results that no agent loop may return."""
-    if not group:
-        raise RolloutError("generate_group returned an empty group")
-    statuses = []
-    for place, rollout in enumerate(group):
-        try:
-            kind.check_class(rollout)
-            statuses.append(kind.status(rollout))
-        except RolloutError as error:
-            raise RolloutError(f"generate_group returned a rollout ([{place}]) that can't be stored: {error}") from None
-    status = group_status(statuses)
-    if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):
-        raise RolloutError(
-            f"generate_group returned a group that is {status}: its rollouts must be completed, failed, filtered or "
-            "aborted"
-        )
-    return status
-
-
-def count_tokens(group: Sequence[Any], kind: RolloutType) -> int:
-    """Return the number of response tokens of a group, as far as it is known."""
-    count = 0
-    for rollout in group:
-        with contextlib.suppress(AttributeError, TypeError):
-            count += len(kind.get(rollout, "response_ids"))
-    return count
-
-
-def times_interrupted(tags: Tags) -> int:
-    """Return how often a group with these tags was interrupted."""
-    count = tags.get(INTERRUPTED, 0)
-    return count if isinstance(count, int) else 0
-
-
-def begin_anew_later(group: Sequence[Any], kind: RolloutType) -> None:
-    """Remove what interrupted rollouts have generated; they stay ABORTED."""
-    aborted = [rollout for rollout in group if kind.status(rollout) == Status.ABORTED]
-    begin_anew(aborted, kind)
-    for rollout in aborted:
-        kind.set_status(rollout, Status.ABORTED)
-
-
-def error_of(group: Sequence[Any], kind: RolloutType) -> str:
-    """Return the errors that the rollouts report."""
-    texts = [str(text) for rollout in group if (text := kind.get(rollout, "error_msg"))]
-    return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
-
-
-def is_cancelled() -> bool:
-    """Return whether this task was cancelled. An agent loop may also raise its own CancelledError, as a failure."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def text_of(error: BaseException) -> str:
-    """Return an error and its class on one line, for people."""
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -8,47 +8,77 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.cancellation import to_its_end
-from replaybuf.checks import Tags, check_tags
-from replaybuf.errors import FullError, LeaseLostError, ProduceError, ReplayBufError, RolloutError
-from replaybuf.produce.agent_loop import (
-    INTERRUPTED,
-    AgentLoop,
-    Generated,
-    NoCoroutineError,
-    awaitable,
-    begin_anew_later,
-    count_tokens,
-    error_of,
-    is_cancelled,
-    judge,
-    text_of,
-    times_interrupted,
-)
+from replaybuf.checks import check_tags
+from replaybuf.errors import FullError, LeaseLostError, NotReadyError, ProduceError, ReplayBufError, RolloutError
+from replaybuf.produce.agent_loop import AgentLoop, Generated, NoCoroutineError, awaitable
 from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler
 from replaybuf.prompts import Prompt
-from replaybuf.prompts.prompt_ledger import Again
+from replaybuf.prompts.prompt_ledger import Again, begin_anew
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.rollouts.rewards import reward_value
 from replaybuf.rollouts.rollout import Status, group_status
-from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.rollouts.rollout_type import RolloutType
+
+if TYPE_CHECKING:
+    from replaybuf.produce.strategies import ProduceStrategy
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """How groups are generated and stored: a part of a strategy's settings."""
+#: The tag that counts how often a group was interrupted.
+INTERRUPTED = "interrupted"
 
-    partial: bool
-    expiry: ExpiryRule
-    max_failures: int
-    is_valid: Callable[[list[Any]], bool]
-    on_group: Callable[[Generated], object] | None
-    tags: Callable[[list[Any]], Tags] | None
+
+def judge(group: Sequence[Any], kind: RolloutType) -> Status:
+    """Return the status of a group, by its rollouts. Raises RolloutError for results that no agent loop may return."""
+    if not group:
+        raise RolloutError("generate_group returned an empty group")
+    statuses = []
+    for place, rollout in enumerate(group):
+        try:
+            kind.check_class(rollout)
+            statuses.append(kind.status(rollout))
+        except RolloutError as error:
+            raise RolloutError(f"generate_group returned a rollout ([{place}]) that can't be stored: {error}") from None
+    status = group_status(statuses)
+    if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):
+        raise RolloutError(
+            f"generate_group returned a group that is {status}: its rollouts must be completed, failed, filtered or "
+            "aborted"
+        )
+    return status
+
+
+def count_tokens(group: Sequence[Any], kind: RolloutType) -> int:
+    """Return the number of response tokens of a group, as far as it is known."""
+    count = 0
+    for rollout in group:
+        with contextlib.suppress(AttributeError, TypeError):
+            count += len(kind.get(rollout, "response_ids"))
+    return count
+
+
+def begin_anew_later(group: Sequence[Any], kind: RolloutType) -> None:
+    """Remove what interrupted rollouts have generated; they stay ABORTED."""
+    aborted = [rollout for rollout in group if kind.status(rollout) == Status.ABORTED]
+    begin_anew(aborted, kind)
+    for rollout in aborted:
+        kind.set_status(rollout, Status.ABORTED)
+
+
+def error_of(group: Sequence[Any], kind: RolloutType) -> str:
+    """Return the errors that the rollouts report."""
+    texts = [str(text) for rollout in group if (text := kind.get(rollout, "error_msg"))]
+    return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error and its class on one line, for people."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 _logger = logging.getLogger("replaybuf.produce")
@@ -130,17 +160,16 @@ class Generations:
         self,
         agent_loop: AgentLoop,
         sampler: Sampler,
-        settings: GroupSettings,
+        strategy: ProduceStrategy,
         summary: ProduceSummary,
-        *,
         train_step: int,
         model_step: int,
     ) -> None:
         self.train_step, self.model_step = train_step, model_step
         self.failures = FailureTracker()
         self._pausing = False
-        self._agent_loop, self._sampler, self._settings, self._summary = agent_loop, sampler, settings, summary
-        self._kind = sampler.buffer.rollout_type
+        self._agent_loop, self._sampler, self._strategy, self._summary = agent_loop, sampler, strategy, summary
+        self._kind, self._timeout = sampler.buffer.rollout_type, strategy.pause_timeout
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were started
         self._calling: set[asyncio.Task[None] | None] = set()  # those that are in a call of the agent loop
 
@@ -151,7 +180,7 @@ class Generations:
         """Draw up to `count` prompts and start to generate them. Return their number."""
         if count < 1:
             return 0
-        prompts = await self._sampler.sample(count, again=again, partial=self._settings.partial)
+        prompts = await self._sampler.sample(count, again=again, partial=self._strategy.partial)
         self._tasks += [asyncio.create_task(self._run(prompt)) for prompt in prompts]
         self._summary.continued += sum(prompt.status != Status.INIT or prompt.attempt > 1 for prompt in prompts)
         await asyncio.sleep(0)  # a task that is cancelled before its first step would not give its prompt back
@@ -171,22 +200,34 @@ class Generations:
         for _ in filter(asyncio.Task.cancelled, self._tasks):
             self.failures.add_failure("it cancelled its own task")
         self._collect()
-        if self.failures.consecutive >= self._settings.max_failures:
+        if self.failures.consecutive >= self._strategy.max_failures:
             raise ProduceError(
                 f"task {self._sampler.task_name}: {self.failures.consecutive} groups in a row failed to be generated, "
                 f"the last one by {self.failures.last_error}; their prompts are kept"
             ) from self.failures.last_raised
 
-    async def pause(self, timeout: float) -> None:
+    async def resume(self) -> None:
+        """Resume the agent loop. Raises NotReadyError if that takes longer than `pause_timeout` seconds."""
+        loop = self._agent_loop
+        try:
+            async with asyncio.timeout(self._timeout) as limit:
+                await awaitable(loop, "resume", loop.resume())
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # the agent loop's own
+            text = f"after {self._timeout:g} s: resume() of the agent loop ({type(loop).__name__}) has not returned"
+            raise NotReadyError(text) from error
+
+    async def pause(self) -> None:
         """Interrupt all groups, and store their partial responses.
 
-        Calls that haven't returned after `timeout` seconds are cancelled; nothing of them is kept.
+        Calls that haven't returned after `pause_timeout` seconds are cancelled; nothing of them is kept.
         """
         if not self._tasks:
             return
         began, self._pausing = time.monotonic(), True
         try:
-            async with asyncio.timeout(timeout) as limit:
+            async with asyncio.timeout(self._timeout) as limit:
                 await awaitable(self._agent_loop, "pause", self._agent_loop.pause())
                 await asyncio.wait(self._tasks)
         except TimeoutError:
@@ -199,39 +240,39 @@ class Generations:
                 "task %s: %d groups were not done %g s after pause(); they begin anew later",
                 self._sampler.task_name,
                 len(late),
-                timeout,
+                self._timeout,
             )
-            await self.cancel(timeout)
+            await self.cancel()
         self._summary.pause_seconds += time.monotonic() - began
         self._collect()
 
-    async def cancel(self, timeout: float) -> None:
+    async def cancel(self) -> None:
         """End all groups at once; their prompts are given back as they were.
 
-        The agent loop has `timeout` seconds to end its calls. A caller that is cancelled meanwhile waits as well.
+        The agent loop has `pause_timeout` seconds to end its calls. A caller that is cancelled meanwhile waits as well.
         """
         for task in self._tasks:
             task.cancel()
         try:
-            await self._ended(timeout)
+            await self._ended()
         finally:
             if late := sum(not task.done() for task in self._tasks):
                 _logger.warning(
                     "task %s: %d groups are still being generated %g s after they were cancelled",
                     self._sampler.task_name,
                     late,
-                    timeout,
+                    self._timeout,
                 )
             for task in self._tasks:
                 if task.done() and not task.cancelled():
                     task.exception()  # so that it counts as seen
 
-    async def _ended(self, timeout: float) -> None:
-        """Wait for the end of all tasks; for those in a call of the agent loop at most `timeout` seconds.
+    async def _ended(self) -> None:
+        """Wait for the end of all tasks; for those in a call of the agent loop at most `pause_timeout` seconds.
 
         The others are busy with the store, which has its own timeouts.
         """
-        deadline, cancelled = time.monotonic() + timeout, None
+        deadline, cancelled = time.monotonic() + self._timeout, None
         while late := [task for task in self._tasks if not task.done()]:
             remaining = max(0.0, deadline - time.monotonic()) or None
             late = late if remaining else [task for task in late if task not in self._calling]
@@ -245,7 +286,7 @@ class Generations:
             raise cancelled
 
     @contextlib.asynccontextmanager
-    async def ending(self, timeout: float) -> AsyncIterator[None]:
+    async def ending(self) -> AsyncIterator[None]:
         """End all groups at the end of the block, also after an error, as `cancel` does.
 
         If nothing but failures led to a ProduceError, the prompts aren't at fault: these failures don't count.
@@ -253,11 +294,11 @@ class Generations:
         try:
             yield
         except ProduceError:
-            await self.cancel(timeout)
+            await self.cancel()
             await self._forgive()
             raise
         finally:
-            await self.cancel(timeout)
+            await self.cancel()
 
     async def _forgive(self) -> None:
         """Undo the failures of prompts since the last success, also of those that were set aside."""
@@ -300,8 +341,9 @@ class Generations:
         except NoCoroutineError:
             raise
         except (Exception, asyncio.CancelledError) as raised:
-            if isinstance(raised, asyncio.CancelledError) and is_cancelled():
-                raise
+            task = asyncio.current_task()
+            if isinstance(raised, asyncio.CancelledError) and task and task.cancelling():
+                raise  # otherwise the agent loop has raised its own, as a failure
             error = raised
         seconds, tokens = time.monotonic() - began, max(0, count_tokens(group, self._kind) - before)
         if error is None:
@@ -321,7 +363,7 @@ class Generations:
         task = asyncio.current_task()
         self._calling.add(task)
         try:
-            made = self._agent_loop.generate_group(group, partial=self._settings.partial)
+            made = self._agent_loop.generate_group(group, partial=self._strategy.partial)
             result: list[Any] | None = await awaitable(self._agent_loop, "generate_group", made)
             return result
         finally:
@@ -337,19 +379,19 @@ class Generations:
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
         """Store a generated group. Return the status with which it is stored."""
-        tags = {} if self._settings.tags is None else check_tags(self._settings.tags(group)) or {}
-        if INTERRUPTED in prompt.tags:
-            tags[INTERRUPTED] = prompt.tags[INTERRUPTED]
+        tags = {} if self._strategy.tags is None else check_tags(self._strategy.tags(group)) or {}
+        if (times := prompt.tags.get(INTERRUPTED)) is not None:
+            tags[INTERRUPTED] = times
         stored = None  # None: the status of the rollouts
-        if status == Status.COMPLETED and not self._settings.is_valid(group):
+        if status == Status.COMPLETED and not self._strategy.is_valid(group):
             status = stored = Status.FILTERED
             for rollout in group:
                 self._kind.set_status(rollout, Status.FILTERED)
         elif status == Status.ABORTED:
-            tags[INTERRUPTED] = times_interrupted(prompt.tags) + 1
-            if not self._settings.partial:
+            tags[INTERRUPTED] = 1 + (times if isinstance(times, int) else 0)
+            if not self._strategy.partial:
                 begin_anew_later(group, self._kind)
-        rule, before = self._settings.expiry, group_status(map(self._kind.status, group))
+        rule, before = self._strategy.expiry, group_status(map(self._kind.status, group))
         # Without these fields, rollouts have no staleness; a rule that needs it raises an error.
         may_have = self._kind.may_have
         is_known = may_have("response_model_steps") and (may_have("response_ids") or may_have("response"))
@@ -379,5 +421,5 @@ class Generations:
     def _count(self, made: Generated) -> None:
         self._summary.add(made.status, made.tokens, made.seconds)
         self.failures.add_wasted(made, pausing=self._pausing)
-        if self._settings.on_group is not None:
-            self._settings.on_group(made)
+        if self._strategy.on_group is not None:
+            self._strategy.on_group(made)

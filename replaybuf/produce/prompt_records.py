@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from replaybuf.errors import InputError, RolloutError
+from replaybuf.files.foreign_rows import FIELDS
 from replaybuf.rollouts.rollout import RolloutState
 
 _BOM = b"\xef\xbb\xbf"
@@ -98,14 +99,13 @@ class JSONLines:
 def _check_path(path: Any) -> Path:
     try:
         file = Path(path).absolute()  # the process that reads it may be in another folder
-        if file.is_dir():
-            raise InputError(f"{file} is a folder; give the JSONL files in it")
-        if not file.exists():
-            raise InputError(f"there is no file {file}")
+        is_folder, is_there = file.is_dir(), file.exists()
     except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"expected the path of a JSONL file, got {path!r:.100}") from error
+    if is_folder:
+        raise InputError(f"{file} is a folder; give the JSONL files in it")
+    if not is_there:
+        raise InputError(f"there is no file {file}")
     return file
 
 
@@ -162,8 +162,6 @@ _UNDERSTOOD = (
     '{"prompt": [...]} (verl, xtuner), {"prompt": "a text"}, and a RolloutState'
 )
 
-_FIELDS = frozenset(RolloutState.model_fields)
-
 #: Fields of generated results. In records of other formats they mean something else: an answer to compare with.
 _GENERATED = frozenset(
     {
@@ -215,10 +213,10 @@ def to_rollout(record: Any) -> RolloutState:
         )
     fields = {name: _plain(value) for name, value in record.items()}
     if fields.get("message") is not None:
-        own = _FIELDS
+        own = FIELDS
         fields["message"] = _check_messages(fields["message"], "message")
     else:
-        own = _FIELDS - _GENERATED
+        own = FIELDS - _GENERATED
         fields = _from_messages(fields) if fields.get("messages") is not None else _from_prompt(fields)
     return _build(fields, own)
 

@@ -17,15 +17,15 @@ import msgpack  # type: ignore[import-untyped]
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.telling import Telling
-from replaybuf.checks import check_step, check_timeout, whole
+from replaybuf.checks import check_step, check_timeout, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
-from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop, resume
+from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
 from replaybuf.produce.generations import Generations
 from replaybuf.produce.produce_summary import ProduceSummary
-from replaybuf.produce.sampler import Sampler
+from replaybuf.produce.sampler import Sampler, overwrite
 from replaybuf.produce.strategies import PRODUCE_TIMEOUT, WAITING, AsyncProduceStrategy, check_size
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rules.rate import Level
+from replaybuf.rules.limits import Level
 from replaybuf.rules.train_state import TRAINER, TrainState
 from replaybuf.rules.transitions import Tally, levels
 from replaybuf.worker_name import working_as
@@ -37,10 +37,7 @@ _NOTHING: bytes = msgpack.packb(None)
 async def publish(buffer: ReplayBuffer, state: TrainState | None, *, name: str = TRAINER) -> None:
     """Publish the trainer's state to all workers; None withdraws it. Raises FencedError, StorageError."""
     position, value = (0, _NOTHING) if state is None else (max(0, state.train_step), state.encode())
-    while True:
-        now = await buffer.cursors.read(name)
-        if await buffer.cursors.move(replace(now, position=position, value=value)):
-            return  # otherwise another trainer has published at this moment
+    await overwrite(buffer.cursors, name, position, value)
 
 
 async def published(buffer: ReplayBuffer, *, name: str = TRAINER) -> TrainState | None:
@@ -120,25 +117,22 @@ async def produce_loop(
     if not isinstance(strategy, AsyncProduceStrategy):
         raise InputError(f"a worker needs an AsyncProduceStrategy, got {type(strategy).__name__}")
     check_agent_loop(agent_loop)
-    size, lag = check_size(batch_size, sampler), whole(max_lag)
-    if lag is None or lag < 0:
-        raise InputError(f"max_lag must be a whole number of at least 0, got {max_lag!r:.100}")
+    size, lag = check_size(batch_size, sampler), check_whole(max_lag, "max_lag")
     patience = check_timeout(timeout)
-    summary = ProduceSummary()
+    summary, ends = ProduceSummary(), stop or asyncio.Event()
     with working_as(worker):
-        state = await _first_state(sampler, patience, stop)
+        state = await _first_state(sampler, patience, ends)
         if state is None:
             return summary
-        work = _Work(strategy, agent_loop, sampler, size, lag, load_weights, summary, patience)
+        running = Generations(agent_loop, sampler, strategy, summary, state.train_step, state.model_step)
+        work = _Work(strategy, sampler, size, lag, load_weights, summary, patience, running)
         with summary.producing():
-            await work.run(state, stop or asyncio.Event())
+            await work.run(state, ends)
     return summary
 
 
-async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event | None) -> TrainState | None:
+async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event) -> TrainState | None:
     """Return the first state that the trainer publishes; None if `stop` is set before."""
-    if stop is None:
-        return await wait_published(sampler.buffer, timeout=patience)
     waiting = asyncio.create_task(wait_published(sampler.buffer, timeout=patience))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -153,14 +147,13 @@ async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event | 
 @dataclass(slots=True)
 class _Work:
     strategy: AsyncProduceStrategy
-    agent_loop: AgentLoop
     sampler: Sampler
     batch_size: int
     max_lag: int
     load_weights: LoadWeights | None
     summary: ProduceSummary
     patience: float
-    running: Generations = field(init=False)
+    running: Generations
     loaded: int | None = None  # the published step of the weights at the last load
     busy: float = field(default_factory=time.monotonic)  # when there was last something to do
     idle: Telling | None = None  # since there was nothing to do
@@ -171,20 +164,12 @@ class _Work:
 
     async def run(self, state: TrainState, stop: asyncio.Event) -> None:
         """Work, beginning with this published state."""
-        self.running = Generations(
-            self.agent_loop,
-            self.sampler,
-            self.strategy.group_settings(),
-            self.summary,
-            train_step=state.train_step,
-            model_step=state.model_step,
-        )
-        async with self.running.ending(self.strategy.pause_timeout):
+        async with self.running.ending():
             try:
                 await self._until_finished(state, stop)
             finally:
                 self._go_on()
-            await self.running.pause(self.strategy.pause_timeout)
+            await self.running.pause()
 
     async def _until_finished(self, state: TrainState, stop: asyncio.Event) -> None:
         while not state.finished and not stop.is_set():
@@ -206,7 +191,7 @@ class _Work:
         if not lags and (fresh or state.model_step <= before):
             return fresh
         if self.strategy.partial:
-            await self.running.pause(self.strategy.pause_timeout)
+            await self.running.pause()
         if self.running:
             return False
         loaded = None if self.load_weights is None else await self.load_weights(state)
@@ -214,7 +199,7 @@ class _Work:
         if self.running.model_step != before or self.loaded is None:
             self.busy = time.monotonic()
         self.loaded = max(self.running.model_step, state.model_step)
-        await resume(self.agent_loop, self.strategy.pause_timeout)
+        await self.running.resume()
         return not self.strategy.too_old(self.running.model_step, state.train_step)
 
     async def _start(self) -> int:

@@ -10,19 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from replaybuf.buffer.lease import Cursors
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_by_task, check_list, check_task_name, whole
+from replaybuf.checks import check_by_task, check_list, check_whole, whole
 from replaybuf.errors import InputError
 from replaybuf.produce.prompt_records import to_rollout
-from replaybuf.prompts.dataset_readers import FAR
-from replaybuf.prompts.prompt_ledger import Again, LedgerCounts, Prompt, PromptLedger
+from replaybuf.prompts.datasets import FAR
+from replaybuf.prompts.prompt_ledger import Again, Prompt, PromptLedger
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
 
 T = TypeVar("T")
 
 
-class Sampler:
+class Sampler(PromptLedger):
     """Draws prompts from a dataset, each as a group of `prompt_repeat_k` rollouts to be generated.
 
     The dataset is indexed (`len` and `[]`), stateful, or any iterable; its items are rollouts, or records that
@@ -32,9 +33,8 @@ class Sampler:
     The rollouts of a group are independent copies. Prompt n, counted from 0 over all epochs, has the `group_id` n and
     the `rollout_id`s n k to n k + k - 1, as in xtuner; none is given twice, even after crashes.
 
-    Prompts are drawn through the prompt ledger `name` (default: the task's): any number of samplers of one task, in any
-    processes, hand out every prompt once. Those of a dead worker are handed out again, `seconds` after its last
-    heartbeat.
+    It is the prompt ledger `name` (default: the task's): any number of samplers of one task, in any processes, hand out
+    every prompt once. Those of a dead worker are handed out again, `seconds` after its last heartbeat.
     """
 
     #: The groups of the buffer that are handed out before new prompts, in addition to the prompts of dead workers.
@@ -53,32 +53,19 @@ class Sampler:
         name: str | None = None,
         seconds: float = 60.0,
     ) -> None:
-        repeat = whole(prompt_repeat_k)
-        if repeat is None or repeat < 1:
-            raise InputError(f"prompt_repeat_k must be a whole number of at least 1, got {prompt_repeat_k!r:.100}")
-        self.prompt_repeat_k = repeat
+        self.prompt_repeat_k = check_whole(prompt_repeat_k, "prompt_repeat_k", 1)
         self._make_rollout = make_rollout
-        self.ledger = PromptLedger(
+        super().__init__(
             buffer,
             dataset,
             task_name,
             name=name,
-            make_group=self._make_group,
+            make_group=self._repeated,
             epochs=epochs,
             shuffle=shuffle,
             again=(Status.ABORTED, Status.EXPIRED),
             seconds=seconds,
         )
-
-    @property
-    def buffer(self) -> ReplayBuffer:
-        """The buffer that holds the prompts and their results."""
-        return self.ledger.buffer
-
-    @property
-    def task_name(self) -> str:
-        """The task of the prompts."""
-        return self.ledger.task_name
 
     async def sample(
         self, count: int = 1, *, again: Iterable[Again] | None = None, partial: bool = True
@@ -88,18 +75,14 @@ class Sampler:
         `again`: the groups of the buffer that come before new prompts, as in `PromptLedger.draw` (default: the
         sampler's own). With `partial`, interrupted rollouts keep their partial response; otherwise they begin anew.
         """
-        return await self.ledger.draw(count, again=self.again if again is None else again, partial_rollouts=partial)
-
-    async def counts(self, waiting: Iterable[Status] | None = None) -> LedgerCounts:
-        """Return where the prompts are, as `PromptLedger.counts` does."""
-        return await self.ledger.counts(waiting)
+        return await self.draw(count, again=self.again if again is None else again, partial_rollouts=partial)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the dataset, as plain values. Blocks for the time of one query.
 
         The store keeps it, also in checkpoints and snapshots: a run that goes on with its buffer needs no other copy.
         """
-        now = _blocking(self.buffer.cursors.read(self.ledger.name))
+        now = _blocking(self.buffer.cursors.read(self.name))
         return {"position": now.position, "value": now.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -113,26 +96,18 @@ class Sampler:
             raise InputError("expected a dict from Sampler.state_dict()") from error
         if position is None or not 0 <= position < FAR or not isinstance(value, bytes):
             raise InputError("expected a dict from Sampler.state_dict()")
-        _blocking(self._move(position, value))
+        _blocking(overwrite(self.buffer.cursors, self.name, position, value))
 
-    async def _move(self, position: int, value: bytes) -> None:
-        cursors = self.buffer.cursors
-        while True:
-            now = await cursors.read(self.ledger.name)
-            if await cursors.move(replace(now, position=position, value=value)):
-                return  # otherwise another process has moved it in the meantime
-
-    def _make_group(self, item: Any, number: int) -> list[Any]:
-        rollout, size = self._make_rollout(item), self.prompt_repeat_k
-        self.buffer.rollout_type.check_class(rollout)
-        return [self._copy(rollout, number, number * size + place) for place in range(size)]
-
-    def _copy(self, rollout: Any, group_id: int, rollout_id: int) -> Any:
-        copied = copy.copy(rollout)  # shared values are stored with each rollout, and are independent when read
-        task = {"group_id": group_id, "rollout_id": rollout_id, "task_name": self.task_name}
-        for name, value in task.items():
-            self.buffer.rollout_type.set(copied, name, value)
-        return copied
+    def _repeated(self, item: Any, number: int) -> list[Any]:
+        rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.rollout_type
+        kind.check_class(rollout)
+        # Shared values are stored with each rollout, and are independent when read.
+        group = [copy.copy(rollout) for _ in range(size)]
+        for place, copied in enumerate(group):
+            kind.set(copied, "group_id", number)
+            kind.set(copied, "rollout_id", number * size + place)
+            kind.set(copied, "task_name", self.task_name)
+        return group
 
 
 class SamplerWithReplayBuffer(Sampler):
@@ -154,6 +129,12 @@ class SamplerWithReplayBuffer(Sampler):
         self.again = tuple(map(buffer.rollout_type.statuses.check, check_list(statuses, "statuses")))
 
 
+async def overwrite(cursors: Cursors, name: str, position: int, value: bytes) -> None:
+    """Move a cursor, wherever other processes have moved it in the meantime."""
+    while not await cursors.move(replace(await cursors.read(name), position=position, value=value)):
+        pass
+
+
 def _blocking(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine, also inside a running event loop."""
     with ThreadPoolExecutor(1) as thread:
@@ -166,11 +147,10 @@ def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]
     What rounding leaves over goes to the tasks that lost most by it, the first of equal ones. A weight of 0 gives none.
     Raises InputError for weights that aren't finite numbers of at least 0, with one above 0.
     """
-    size, known = whole(batch_size), check_by_task(weights, "weights")
-    if size is None or size < 0:
-        raise InputError(f"batch_size must be a whole number of at least 0, got {batch_size!r:.100}")
+    size, known = check_whole(batch_size, "batch_size"), check_by_task(weights, "weights")
     for task, weight in known.items():
-        _check_weight(check_task_name(task), weight)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise InputError(f"the weight of task {task!r:.100} must be a number of at least 0, got {weight!r:.100}")
     largest = max(known.values(), default=0)
     if not largest:
         raise InputError("the weight of at least one task must be above 0")
@@ -181,8 +161,3 @@ def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]
     for task in by_loss[: size - sum(sizes.values())]:
         sizes[task] += 1
     return sizes
-
-
-def _check_weight(task: str, weight: Any) -> None:
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-        raise InputError(f"the weight of task {task!r:.100} must be a number of at least 0, got {weight!r:.100}")

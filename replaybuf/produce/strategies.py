@@ -14,10 +14,10 @@ from pydantic import Field, ImportString, field_validator
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.waits import check_possible
-from replaybuf.checks import check_step, check_timeout, check_train_step, whole
+from replaybuf.checks import check_step, check_timeout, check_train_step, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError, PromptsExhaustedError
-from replaybuf.produce.agent_loop import INTERRUPTED, AgentLoop, check_agent_loop, resume
-from replaybuf.produce.generations import Generations, GroupSettings
+from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
+from replaybuf.produce.generations import INTERRUPTED, Generations
 from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler
 from replaybuf.progress import progress_bar
@@ -25,8 +25,7 @@ from replaybuf.prompts.prompt_ledger import Again
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
-from replaybuf.rules.limits import Limits
-from replaybuf.rules.rate import Level
+from replaybuf.rules.limits import Level, Limits
 from replaybuf.storage.values import Draw
 
 #: Seconds that the production of a batch may take by default.
@@ -154,27 +153,16 @@ class ProduceStrategy(ReadableConfig):
 
     # What strategies share
 
-    def group_settings(self) -> GroupSettings:
-        """Return how groups are generated and stored."""
-        return GroupSettings(self.partial, self.expiry, self.max_failures, self.is_valid, self.on_group, self.tags)
-
     async def _produce(self, agent_loop: AgentLoop, batch: BatchPlan, progress: bool) -> None:
-        running = Generations(
-            agent_loop,
-            batch.sampler,
-            self.group_settings(),
-            batch.summary,
-            train_step=batch.train_step,
-            model_step=batch.model_step,
-        )
+        running = Generations(agent_loop, batch.sampler, self, batch.summary, batch.train_step, batch.model_step)
         batch.summary.reused = await self._completed(batch)
-        await resume(agent_loop, self.pause_timeout)
-        async with running.ending(self.pause_timeout):
+        await running.resume()
+        async with running.ending():
             name = f"{batch.task_name}, step {batch.train_step}"
             # Even an empty bar takes the cursor from the terminal while it is open.
             with progress_bar(name) if progress else nullcontext(lambda done, total: None) as tell:
                 await self._fill(running, batch, tell)
-            await running.pause(self.pause_timeout)
+            await running.pause()
 
     async def _fill(self, running: Generations, batch: BatchPlan, tell: Callable[[int, int], None]) -> None:
         """Keep groups in flight until the batch is complete."""
@@ -185,27 +173,25 @@ class ProduceStrategy(ReadableConfig):
             tell(min(completed, batch.size), batch.size)
             if not self.should_continue(completed, batch.size):
                 return
-            self._check_waste(running, batch, completed)
+            failures = running.failures
+            if failures.wasted >= self.give_up_after * batch.size:
+                raise ProduceError(f"{_missing(batch, completed)}, {failures.describe()}") from failures.last_raised
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                await running.pause(self.pause_timeout)  # which may complete the missing groups
+                await running.pause()  # which may complete the missing groups
                 completed = await self._completed(batch)
                 if not self.should_continue(completed, batch.size):
                     return
                 raise NotReadyError(f"after {batch.patience:g} s: {_missing(batch, completed)}")
             wanted = await self._wanted(running, batch, completed)
-            if wanted > 0 and await self._start(running, batch, wanted):
-                continue  # until as many are in flight as are wanted, or no prompt is left
+            if wanted > 0:
+                started = await running.start(wanted, batch.again)
+                if started or (batch.rest and await running.start(wanted, batch.rest)):
+                    continue  # until as many are in flight as are wanted, or no prompt is left
             if running:
                 await running.wait(min(remaining, _POLL_SECONDS))
             elif wanted > 0:
                 await self._wait_for_others(batch, completed, min(remaining, _POLL_SECONDS))
-
-    async def _start(self, running: Generations, batch: BatchPlan, wanted: int) -> int:
-        started = await running.start(wanted, batch.again)
-        if not started and batch.rest:
-            started = await running.start(wanted, batch.rest)
-        return started
 
     async def _completed(self, batch: BatchPlan) -> int:
         return await batch.sampler.buffer.count(batch.task_name, Status.COMPLETED)
@@ -228,11 +214,6 @@ class ProduceStrategy(ReadableConfig):
         if self.max_concurrency is not None:
             wanted = min(wanted, self.max_concurrency - running)
         return wanted
-
-    def _check_waste(self, running: Generations, batch: BatchPlan, completed: int) -> None:
-        failures = running.failures
-        if failures.wasted >= self.give_up_after * batch.size:
-            raise ProduceError(f"{_missing(batch, completed)}, {failures.describe()}") from failures.last_raised
 
     async def _wait_for_others(self, batch: BatchPlan, completed: int, timeout: float) -> None:
         """Wait for prompts that are in flight elsewhere: none is left to draw. Raises ProduceError without any."""
@@ -266,9 +247,7 @@ def check_size(batch_size: Any, sampler: Any) -> int:
     """Check that the sampler's buffer can deliver a batch of this size. Raises InputError."""
     if not isinstance(sampler, Sampler):
         raise InputError(f"expected a Sampler, got {type(sampler).__name__}")
-    size = whole(batch_size)
-    if size is None or size < 1:
-        raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r:.100}")
+    size = check_whole(batch_size, "batch_size", 1)
     needed = {sampler.task_name: size}
     check_possible(Draw(needed, at_least=needed), sampler.buffer.limits)
     return size

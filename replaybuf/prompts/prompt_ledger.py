@@ -15,13 +15,14 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Unpack
 
 from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, whole
+from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, check_whole, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.prompts.datasets import PromptDataset
 from replaybuf.query import Query
@@ -30,7 +31,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import reset_response
 from replaybuf.rollouts.statuses import Statuses, StatusLike
-from replaybuf.rules.transitions import Tally
+from replaybuf.rules.transitions import Tally, total
 from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
 
 
@@ -210,16 +211,14 @@ class PromptLedger:
         with a query that narrows its prompts: `(Status.ABORTED, {"tags.tries": {"$lt": 3}})`. Prompts with INIT are
         always handed out.
         """
-        wanted = whole(count)
-        if wanted is None or wanted < 1:
-            raise InputError(f"count must be a whole number of at least 1, got {count!r:.100}")
+        wanted = check_whole(count, "count", 1)
         patience = check_timeout(timeout)
         returning = _returning(self._again if again is None else again, self.rollout_type.statuses)
-        partial = self._partial_rollouts if partial_rollouts is None else partial_rollouts
+        keeps = self._partial_rollouts if partial_rollouts is None else partial_rollouts
         deadline = time.monotonic() + patience
         while True:
             seen = self.buffer.waits.version()
-            prompts = await self._draw_again(wanted, returning, partial) or await self._draw_new(wanted)
+            prompts = await self._draw_again(wanted, returning, keeps) or await self._draw_new(wanted)
             if prompts or patience <= 0:
                 return prompts
             counts = await self.counts(status for status, _ in returning)
@@ -239,13 +238,9 @@ class PromptLedger:
         `waiting` narrows the waiting ones to some statuses (default: all that the ledger hands out again).
         """
         drawn = (await self.buffer.cursors.read(self.name)).position
-        tallies = await self.buffer.tallies()
-
-        def total(name: Tally, statuses: Iterable[Status]) -> int:
-            return sum(tallies.get((self.task_name, status, name), 0) for status in statuses)
-
-        there, in_flight = total(Tally.SIZE, self._again), total(Tally.LEASED, self._again)
-        chosen = there if waiting is None else total(Tally.SIZE, {*waiting})
+        count = partial(total, await self.buffer.tallies(), self.task_name)
+        there, in_flight = count(Tally.SIZE, self._again), count(Tally.LEASED, self._again)
+        chosen = there if waiting is None else count(Tally.SIZE, {*waiting})
         return LedgerCounts(drawn, in_flight, chosen, drawn - there - in_flight)
 
     async def _draw_again(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:

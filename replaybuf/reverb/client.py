@@ -157,21 +157,19 @@ class Client:
 
     def checkpoint(self, step: int | None = None) -> int:
         """Keep all tables as they are now, one after the other. Return the step: by default one more than the last."""
-        if step is None:
-            step = 1 + max(self._steps(), default=0)
+        step = 1 + self._last_step() if step is None else step
         for table in self._tables.values():
             run(table.checkpoint(step))
         return step
 
     def restore(self, step: int | None = None) -> int:
         """Make all tables what they were at a checkpoint, by default the last. Return its step."""
-        if step is None:
-            step = max(self._steps(), default=0)
+        step = self._last_step() if step is None else step
         for table in self._tables.values():
             run(table.restore(step))
         return step
 
-    def _steps(self) -> set[int]:
-        """Return the steps that all tables have a checkpoint of."""
+    def _last_step(self) -> int:
+        """Return the last step that all tables have a checkpoint of."""
         made = [{one.step for one in run(table.buffer.checkpoints())} for table in self._tables.values()]
-        return set.intersection(*made)
+        return max(set.intersection(*made), default=0)

@@ -1,11 +1,10 @@
-"""The definition of a table: its arguments, checked, and the config of its buffer."""
+"""What a table is in a buffer: its arguments as a config, checked, and the named tuples in its items."""
 
 from __future__ import annotations
 
 import re
 from collections import namedtuple
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -71,80 +70,52 @@ _CONFIG = f"{ReplayBufferConfig[Any].__name__}: "
 _REVERBS_WORDS = {"capacity": "max_size", "min_size": "min_size_to_sample"}
 
 
-@dataclass(frozen=True)
-class Definition:
-    """The arguments of a table; `options` are those of ReplayBufferConfig. Raises ConfigError, as `config` does."""
+def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ReplayBufferConfig[Any]:
+    """Return the config of the buffer below a table with these arguments; `options` are further ones of the config.
 
-    name: str
-    sampler: Selector
-    remover: Selector
-    max_size: int
-    rate_limiter: RateLimiter
-    max_times_sampled: int
-    url: str | None
-    options: Mapping[str, Any]
+    Raises ConfigError, which names the table's arguments.
+    """
+    name, url = arguments["name"], arguments["url"]
+    try:
+        check_task_name(name, "name")
+    except InputError as error:
+        raise ConfigError(f"a table's {error}") from None
 
-    def __post_init__(self) -> None:
-        try:
-            check_task_name(self.name, "name")
-        except InputError as error:
-            raise ConfigError(f"a table's {error}") from None
-        for argument, kind, module in (
-            ("sampler", Selector, "selectors"),
-            ("remover", Selector, "selectors"),
-            ("rate_limiter", RateLimiter, "rate_limiters"),
-        ):
-            value = getattr(self, argument)
-            if not isinstance(value, kind):
-                raise self._wrong(f"{argument} must be one of replaybuf.reverb.{module}, got {value!r}")
-        if whole(self.max_times_sampled) is None:
-            raise self._wrong(f"max_times_sampled must be a whole number, got {self.max_times_sampled!r:.100}")
+    def wrong(what: str) -> ConfigError:
+        return ConfigError(f"table {name}: {what}")
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What makes the same table again."""
-        return {**self._own, **self.options}
-
-    @property
-    def times_sampled(self) -> int:
-        """How often an item is sampled; 0 for any number."""
-        return max(0, whole(self.max_times_sampled) or 0)
-
-    def config(self) -> ReplayBufferConfig[Any]:
-        """Return the config of the buffer below. Errors name the table's arguments."""
-        ours = {
-            "name": self.name,
-            "policy": self.sampler.policy,
-            "remover": self.remover.policy,
-            "capacity": self.max_size,
-            "max_times_sampled": self.times_sampled,
-            "rollout_type": dict,
-            **self.rate_limiter.limits,
-        }
-        for name in ours:
-            if name in self.options:
-                raise self._wrong(f"{name} is what the arguments of the table say; leave it out")
-        self._check_options(ours)
-        try:
-            config = ReplayBufferConfig[Any](url="memory://" if self.url is None else self.url, **ours, **self.options)
-            config.rules()
-        except ConfigError as error:
-            words = re.sub(r"\b(capacity|min_size)\b", lambda match: _REVERBS_WORDS[match[0]], str(error))
-            raise self._wrong(words.removeprefix(_CONFIG)) from None
-        return config
-
-    def _check_options(self, ours: Iterable[str]) -> None:
-        """Raise ConfigError for an option that there isn't, with the nearest that there is."""
-        further = [name for name in ReplayBufferConfig.model_fields if name not in ours]
-        for name in self.options:
-            if name not in further:
-                near = nearest(name, [known for known in (*self._own, *further) if known not in self.options])
-                hint = f"; did you mean {near}?" if near else f" (options: {', '.join(further)})"
-                raise self._wrong(f"{name} is no option of a table{hint}")
-
-    @property
-    def _own(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "options"}
-
-    def _wrong(self, what: str) -> ConfigError:
-        return ConfigError(f"table {self.name}: {what}")
+    for argument, kind, module in (
+        ("sampler", Selector, "selectors"),
+        ("remover", Selector, "selectors"),
+        ("rate_limiter", RateLimiter, "rate_limiters"),
+    ):
+        if not isinstance(arguments[argument], kind):
+            raise wrong(f"{argument} must be one of replaybuf.reverb.{module}, got {arguments[argument]!r}")
+    times = whole(arguments["max_times_sampled"])
+    if times is None:
+        raise wrong(f"max_times_sampled must be a whole number, got {arguments['max_times_sampled']!r:.100}")
+    ours = {
+        "name": name,
+        "policy": arguments["sampler"].policy,
+        "remover": arguments["remover"].policy,
+        "capacity": arguments["max_size"],
+        "max_times_sampled": max(0, times),
+        "rollout_type": dict,
+        **arguments["rate_limiter"].limits,
+    }
+    further = [field for field in ReplayBufferConfig.model_fields if field not in ours]
+    for option in options:
+        if option in ours:
+            raise wrong(f"{option} is what the arguments of the table say; leave it out")
+    for option in options:
+        if option not in further:
+            near = nearest(option, [known for known in (*arguments, *further) if known not in options])
+            hint = f"; did you mean {near}?" if near else f" (options: {', '.join(further)})"
+            raise wrong(f"{option} is no option of a table{hint}")
+    try:
+        config = ReplayBufferConfig[Any](url="memory://" if url is None else url, **ours, **options)
+        config.rules()
+    except ConfigError as error:
+        words = re.sub(r"\b(capacity|min_size)\b", lambda match: _REVERBS_WORDS[match[0]], str(error))
+        raise wrong(words.removeprefix(_CONFIG)) from None
+    return config

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import whole
+from replaybuf.checks import check_whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError
 from replaybuf.rollouts.rollout import Status
@@ -78,8 +78,7 @@ class Table(Generic[R]):
             raise ConfigError(f"rate_limiter must be a MinSize, got {type(rate_limiter).__name__}")
         least = 1 if rate_limiter is None else rate_limiter.min_size
         for argument, number in (("max_size", max_size), ("min_size", least), ("max_times_sampled", max_times_sampled)):
-            if (whole(number) or 0) < 1:
-                raise ConfigError(f"{argument} must be a whole number of at least 1, got {number!r:.100}")
+            check_whole(number, argument, 1, ConfigError)
         if max_size < least:
             raise ConfigError(
                 f"max_size (capacity) {max_size} is below min_size {least}: nothing could ever be sampled; raise the "

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from replaybuf.checks import whole
+from replaybuf.checks import check_whole
 from replaybuf.errors import ConfigError
 
 
@@ -19,12 +18,6 @@ class RateLimiter(ABC):
     def limits(self) -> dict[str, Any]:
         """The fields of `Limits` (`replaybuf.rules.limits`)."""
 
-    @property
-    def error_range(self) -> tuple[float, float]:
-        """The lowest and the highest error that it allows."""
-        low, high = self.limits.get("error_buffer", (-math.inf, math.inf))
-        return low, high
-
 
 @dataclass(frozen=True)
 class MinSize(RateLimiter):
@@ -33,7 +26,7 @@ class MinSize(RateLimiter):
     min_size_to_sample: int
 
     def __post_init__(self) -> None:
-        _check_count("min_size_to_sample", self.min_size_to_sample)
+        check_whole(self.min_size_to_sample, "min_size_to_sample", 1, ConfigError)
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -54,7 +47,7 @@ class SampleToInsertRatio(RateLimiter):
     error_buffer: float | tuple[float, float]
 
     def __post_init__(self) -> None:
-        _check_count("min_size_to_sample", self.min_size_to_sample)
+        check_whole(self.min_size_to_sample, "min_size_to_sample", 1, ConfigError)
         if isinstance(self.error_buffer, list):
             object.__setattr__(self, "error_buffer", tuple(self.error_buffer))
 
@@ -66,13 +59,6 @@ class SampleToInsertRatio(RateLimiter):
             "error_buffer": self.error_buffer,
         }
 
-    @property
-    def error_range(self) -> tuple[float, float]:
-        if isinstance(self.error_buffer, tuple):
-            return self.error_buffer
-        begins = self.min_size_to_sample * self.samples_per_insert
-        return begins - self.error_buffer, begins + self.error_buffer
-
 
 @dataclass(frozen=True)
 class Queue(RateLimiter):
@@ -81,7 +67,7 @@ class Queue(RateLimiter):
     size: int
 
     def __post_init__(self) -> None:
-        _check_count("size", self.size)
+        check_whole(self.size, "size", 1, ConfigError)
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -91,9 +77,3 @@ class Queue(RateLimiter):
 @dataclass(frozen=True)
 class Stack(Queue):
     """The same for `Table.stack`."""
-
-
-def _check_count(name: str, value: object) -> None:
-    number = whole(value)
-    if number is None or number < 1:
-        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r:.100}")

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from replaybuf.errors import ConfigError
-from replaybuf.rules.policies import (
-    FIFOPolicy,
-    LIFOPolicy,
-    OrderTerm,
-    PrioritizedPolicy,
-    ReplayPolicy,
-    UniformPolicy,
-)
+from replaybuf.rules.policies import FIFOPolicy, LIFOPolicy, OrderTerm, PrioritizedPolicy, ReplayPolicy, UniformPolicy
 
 
 class LowestFirstPolicy(ReplayPolicy):

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -14,7 +15,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.together import Put
 from replaybuf.checks import check_list, check_priority
 from replaybuf.errors import ConfigError, InputError
-from replaybuf.reverb.definition import Definition, named_again, unnamed
+from replaybuf.reverb.definition import named_again, table_config, unnamed
 from replaybuf.reverb.rate_limiters import Queue, RateLimiter, Stack
 from replaybuf.reverb.selectors import Fifo, Lifo, Selector, exponent_of
 from replaybuf.rollouts.rollout import Status
@@ -124,17 +125,24 @@ class Table:
         url: str | None = None,
         **options: Any,
     ) -> None:
-        self._definition = Definition(
-            name, sampler, remover, max_size, rate_limiter, max_times_sampled, url=url, options=options
-        )
+        arguments = {
+            "name": name,
+            "sampler": sampler,
+            "remover": remover,
+            "max_size": max_size,
+            "rate_limiter": rate_limiter,
+            "max_times_sampled": max_times_sampled,
+            "url": url,
+        }
+        config = table_config(arguments, options)
+        self._arguments = {**arguments, **options}
         if extensions:
             raise ConfigError(f"table {name}: extensions can't be run here; leave them out")
         if signature is not None:
             raise ConfigError(f"table {name}: signature is not checked here, items may hold any values; leave it out")
         self.name, self.url = name, url
         self.sampler, self.remover, self.rate_limiter = sampler, remover, rate_limiter
-        self.max_size, self.max_times_sampled = max_size, self._definition.times_sampled
-        config = self._definition.config()
+        self.max_size, self.max_times_sampled = max_size, config.max_times_sampled
         self._known = config.types
         self._exponent = exponent_of(sampler, remover)
         self._buffer = None if url is None else config.build()
@@ -151,10 +159,10 @@ class Table:
 
     def replace(self, **changes: Any) -> Self:
         """Return another table with the definition of this one, but for these arguments."""
-        return type(self)(**{**self._definition.arguments, **changes})
+        return type(self)(**{**self._arguments, **changes})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _table, (type(self), self._definition.arguments)
+        return partial(type(self), **self._arguments), ()
 
     def __repr__(self) -> str:
         limiter = self.rate_limiter
@@ -253,7 +261,8 @@ class Table:
         """Return the fields of Reverb's TableInfo."""
         tallies, waits = await self.buffer.tallies(), self.buffer.waits
         level = levels(tallies, [self.name])[self.name]
-        low, high = self.rate_limiter.error_range
+        rate = self.buffer.limits.rate
+        low, high = (-math.inf, math.inf) if rate is None else rate.errors
 
         def of(name: Tally) -> int:
             return tallies.get((self.name, Status.COMPLETED, name), 0)
@@ -288,18 +297,17 @@ class Table:
 
         It takes milliseconds, and blocks no other call. The last three are kept (`keep_checkpoints` of the options).
         """
-        if step is None:
-            step = 1 + max((made.step for made in await self.buffer.checkpoints()), default=0)
-        return await self.buffer.checkpoint(step)
+        return await self.buffer.checkpoint(1 + await self._last_step() if step is None else step)
 
     async def restore(self, step: int | None = None) -> Checkpoint:
         """Make the table exactly what it was at a checkpoint, by default the last. Raises CheckpointError.
 
         Other processes that have the table open are fenced off: their calls raise FencedError until they open it anew.
         """
-        if step is None:
-            step = max((made.step for made in await self.buffer.checkpoints()), default=0)
-        return await self.buffer.restore(step)
+        return await self.buffer.restore(await self._last_step() if step is None else step)
+
+    async def _last_step(self) -> int:
+        return max((made.step for made in await self.buffer.checkpoints()), default=0)
 
     # Priorities
 
@@ -331,10 +339,6 @@ class Table:
     def _priority(self, weight: float) -> float:
         """Return the priority with this weight, to 15 digits."""
         return weight if self._exponent == 1.0 else float(f"{weight ** (1 / self._exponent):.15g}")
-
-
-def _table(kind: type[Table], arguments: dict[str, Any]) -> Table:
-    return kind(**arguments)
 
 
 def _table_size(items: Sequence[StorageItem[Any]]) -> int:

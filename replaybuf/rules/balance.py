@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from replaybuf.checks import whole
+from replaybuf.checks import check_whole
 from replaybuf.errors import InputError
 
 #: For each part the indices of its sequences, ascending.
@@ -30,7 +30,7 @@ def balance(lengths: Iterable[float], parts: int, *, same_size: bool = False) ->
     must be a multiple of `parts`. This is Karmarkar and Karp's differencing method for several parts ("The differencing
     method of set partitioning", 1982), as in verl and slime. Raises InputError.
     """
-    checked, number = _checked(lengths), _positive(parts, "parts")
+    checked, number = _checked(lengths), check_whole(parts, "parts", 1)
     if number > len(checked):
         raise InputError(f"{len(checked)} sequences can't be shared out to {number} parts: one of them would be empty")
     if same_size and len(checked) % number:
@@ -48,7 +48,7 @@ def micro_batches(lengths: Iterable[float], most: float, *, at_least: int = 1) -
     There are at least `at_least` parts: ranks that must make the same number give the largest of theirs. Raises
     InputError for a sequence that is longer than `most`.
     """
-    checked, least = _checked(lengths), _positive(at_least, "at_least")
+    checked, least = _checked(lengths), check_whole(at_least, "at_least", 1)
     packed = packed_rows(checked, most)
     if not checked:
         return []
@@ -133,10 +133,3 @@ def _checked(lengths: Iterable[float]) -> list[float]:
         if not (length >= 0 and math.isfinite(length)):
             raise InputError(f"lengths[{index}] must be a number of at least 0, got {length!r}")
     return checked
-
-
-def _positive(value: int, what: str) -> int:
-    number = whole(value)
-    if number is None or number < 1:
-        raise InputError(f"{what} must be a whole number of at least 1, got {value!r}")
-    return number

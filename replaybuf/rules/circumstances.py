@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from replaybuf.errors import ConfigError
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.transitions import LaneName, Tallies, Tally, expired_ever
+from replaybuf.rules.transitions import LaneName, Tallies, Tally, expired_ever, total
 
 if TYPE_CHECKING:
     from replaybuf.rules.train_state import TrainState
@@ -123,8 +123,8 @@ class Counted:
     ever: int
 
     @classmethod
-    def of(cls, now: int, earlier: int | None) -> Counted:
-        return cls(max(0, now - (earlier or 0)), now)
+    def of(cls, now: int, earlier: int) -> Counted:
+        return cls(max(0, now - earlier), now)
 
     def __add__(self, other: Counted) -> Counted:
         return Counted(self.lately + other.lately, self.ever + other.ever)
@@ -197,11 +197,11 @@ class Circumstances:
 
     def unfinished(self, task: str) -> int:
         """Return the number of groups that wait to be generated: for the first time, to the end, or again."""
-        return sum(self.count(task, status) for status in IN_FLIGHT)
+        return total(self.tallies, task, Tally.SIZE, IN_FLIGHT)
 
     def in_flight(self, task: str, wanted: Status = Status.COMPLETED) -> int:
         """Return the number of groups that producers hold to generate or finish them; not of those that are wanted."""
-        return sum(self.count(task, status, Tally.LEASED) for status in IN_FLIGHT if status != wanted)
+        return total(self.tallies, task, Tally.LEASED, (status for status in IN_FLIGHT if status != wanted))
 
     @cached_property
     def producers(self) -> list[Worker]:
@@ -216,15 +216,23 @@ class Circumstances:
         return [one for one in self.producers if one.is_alive(self.now)]
 
     @property
+    def consumers(self) -> list[Wait]:
+        """The waits for groups."""
+        return [wait for wait in self.waits if wait.kind == "groups"]
+
+    @property
+    def news(self) -> str:
+        """What the trainer has published, where somebody waits for more."""
+        return "nothing yet" if self.trainer is None else f"nothing since step {self.trainer.train_step}"
+
+    @property
     def abandoned(self) -> bool:
         """Whether there were producers, and none is left."""
         return bool(self.producers) and not self.alive
 
     def knows(self, task: str) -> bool:
         """Return whether anything was ever put into a task."""
-        return any(
-            self.count(task, status, name) for status in Status for name in (Tally.PUT, Tally.SIZE, Tally.LEASED)
-        )
+        return any(total(self.tallies, task, name) for name in (Tally.PUT, Tally.SIZE, Tally.LEASED))
 
     @cached_property
     def tasks(self) -> list[str]:
@@ -237,8 +245,7 @@ class Circumstances:
         return self._put_since(self.before, task, status)
 
     def _put_since(self, before: Before | None, task: str, status: Status) -> Counted:
-        earlier = None if before is None else before.put.get((task, status), 0)
-        return Counted.of(self.count(task, status, Tally.PUT), earlier)
+        return Counted.of(self.count(task, status, Tally.PUT), before.put.get((task, status), 0) if before else 0)
 
     def rate(self, task: str, status: Status) -> float:
         """Return how many groups of a status come in a second, by the last minutes; 0 where that isn't known.
@@ -268,28 +275,22 @@ class Circumstances:
 
     def expired(self, task: str) -> Counted:
         """Return the number of groups that expired: in a refresh, or before they were put."""
-        earlier = None if self.before is None else self.before.expired.get(task, 0)
-        return Counted.of(expired_ever(self.tallies, task), earlier)
+        return Counted.of(expired_ever(self.tallies, task), self.before.expired.get(task, 0) if self.before else 0)
 
     def set_aside(self, task: str) -> Counted:
         """Return the number of groups that became FAILED after they were put."""
-        earlier = None if self.before is None else self.before.set_aside.get(task, 0)
-        return Counted.of(self._total(task, Tally.SET_ASIDE), earlier)
+        earlier = self.before.set_aside.get(task, 0) if self.before else 0
+        return Counted.of(total(self.tallies, task, Tally.SET_ASIDE), earlier)
 
     def spoilt(self, task: str) -> Counted:
         """Return how many of these were put as COMPLETED; lately, at most."""
         ever = self.count(task, Status.COMPLETED, Tally.SET_ASIDE)
         return Counted(min(ever, self.set_aside(task).lately), ever)
 
-    def _total(self, task: str, name: Tally) -> int:
-        return sum(self.count(task, status, name) for status in Status)
-
 
 def in_force(limits: Limits) -> dict[str, Any]:
     """Return the fields of limits that aren't as they are by default."""
-    default = Limits()
-    values = {one.name: getattr(limits, one.name) for one in fields(Limits)}
-    return {name: value for name, value in values.items() if value != getattr(default, name)}
+    return {one.name: value for one in fields(limits) if (value := getattr(limits, one.name)) != one.default}
 
 
 def limits_of(stored: Mapping[str, Any]) -> Limits | None:

@@ -13,24 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from replaybuf.rollouts.statuses import Status
+from replaybuf.rules import causes, producing
 from replaybuf.rules.causes import Cause, Need, Reason
 from replaybuf.rules.circumstances import Circumstances, Wait
-from replaybuf.rules.loosening import to_put
-from replaybuf.rules.producing import (
-    deadlock,
-    end_of_dataset,
-    ends_of,
-    finished,
-    nothing_put,
-    producers_held_back,
-    producers_silent,
-    prompts_of,
-    publishing,
-    slow,
-)
-from replaybuf.rules.spoilt import spoilt
 from replaybuf.rules.transitions import Tally, levels
-from replaybuf.rules.withheld import fenced, held_back, leased, no_match, no_such_task, there_are, too_large
 from replaybuf.rules.wording import ago, brief, groups, joined, listed, named, wanted
 
 _TASKS_NAMED = 5
@@ -93,21 +79,21 @@ def _diagnose(wait: Wait, circumstances: Circumstances) -> Diagnosis:
 def causes_of(need: Need, about: Circumstances) -> list[Cause]:
     """Return the causes of a lack of groups, at least one; the first is the one to remove."""
     found = [
-        fenced(need.wait, about),
-        too_large(need, about),
-        no_such_task(need, about),
-        held_back(need, about),
-        no_match(need, about),
-        leased(need, about),
-        finished(need, about),
-        ended := end_of_dataset(need, about),
-        None if ended else deadlock(need, about),
-        producers_held_back(need, about),
-        *spoilt(need, about),
-        nothing_put(need, about),
-        None if ended else producers_silent(need, about),
+        causes.fenced(need.wait, about),
+        causes.too_large(need, about),
+        causes.no_such_task(need, about),
+        causes.held_back(need, about),
+        causes.no_match(need, about),
+        causes.leased(need, about),
+        producing.finished(need, about),
+        ended := producing.end_of_dataset(need, about),
+        None if ended else producing.deadlock(need, about),
+        producing.producers_held_back(need, about),
+        *causes.spoilt(need, about),
+        producing.nothing_put(need, about),
+        None if ended else producing.producers_silent(need, about),
     ]
-    return [cause for cause in found if cause] or [slow(need, about)]
+    return [cause for cause in found if cause] or [producing.slow(need, about)]
 
 
 def line_of(need: Need, about: Circumstances) -> str:
@@ -122,7 +108,7 @@ def line_of(need: Need, about: Circumstances) -> str:
         others.insert(0, f"{need.there} {status} before the where")
     rest = f" ({', '.join(others)})" if others else ""
     if not about.knows(task) and about.tasks:
-        rest = f" (nothing was ever put there; {there_are(about.tasks)})"
+        rest = f" (nothing was ever put there; {causes.there_are(about.tasks)})"
     there = need.there if need.wait.query is None else need.matching
     least = f"at least {need.least}" if need.wait.at_least else f"{need.least}"
     line = f"task {named(task)}: {there} of {least} {status} groups{rest}"
@@ -150,9 +136,7 @@ def _background(wait: Wait, about: Circumstances) -> list[Fact]:
     if last := about.last_take:
         who = "" if last.worker is None else f" by {named(last.worker)}"
         facts.append(Fact(f"last drawn: {groups(last.groups)}{who}, {ago(last.time, about.told_at)}"))
-    rivals = [other for other in about.waits if other.kind == "groups" and other.worker != wait.worker]
-    if rivals:
-        names = sorted({other.worker or "somebody" for other in rivals})
+    if names := sorted({other.worker or "somebody" for other in about.consumers if other.worker != wait.worker}):
         facts.append(Fact(f"{listed(names)} {'waits' if len(names) == 1 else 'wait'} for groups, too"))
     return facts
 
@@ -167,7 +151,7 @@ def _of_room(wait: Wait, about: Circumstances) -> Diagnosis:
         room = None if limits is None else limits.insertable(level, wait.status)
         if limits is None or (room is not None and room < count):
             full.append((task, "" if limits is None else limits.why_full(level, wait.status)))
-    if cause := fenced(wait, about):
+    if cause := causes.fenced(wait, about):
         return Diagnosis(cause.reason, _sentence("Nothing can be put", cause))
     if not full:
         return Diagnosis(Reason.READY, f"Ready: there is room for {wanted(wait.wants, wait.status)}.")
@@ -180,9 +164,8 @@ def _of_room(wait: Wait, about: Circumstances) -> Diagnosis:
 
 def _who_should_take(task: str, about: Circumstances) -> tuple[str, str, list[Fact]]:
     """Return what the consumers of a full task do, what is to be done, and why those wait who should draw."""
-    waiting = [other for other in about.waits if other.kind == "groups"]
-    looser = [] if about.limits is None else to_put(about.limits, levels(about.tallies, [task])[task])
-    for other in sorted(waiting, key=lambda other: task not in other.wants):
+    looser = [] if about.limits is None else causes.to_put(about.limits, levels(about.tallies, [task])[task])
+    for other in sorted(about.consumers, key=lambda other: task not in other.wants):
         why = _diagnose(other, replace(about, matches=None))
         name = named(other.worker or "its consumer")
         text = f"{name}, which should draw them, waits itself for {wanted(other.wants, other.status)}"
@@ -201,7 +184,7 @@ def _who_should_take(task: str, about: Circumstances) -> tuple[str, str, list[Fa
         names = listed(dict.fromkeys(one.name for one in alive))
         return f"{names} should draw them{', and ' if drawn else ''}{drawn}", "Wait for the consumer", []
     if takers:
-        return f"no consumer is left: {ends_of(takers, about.told_at)}", "Start the trainer again", []
+        return f"no consumer is left: {producing.ends_of(takers, about.told_at)}", "Start the trainer again", []
     return drawn or "nobody has drawn any yet", "Is the consumer running?", []
 
 
@@ -209,27 +192,25 @@ def _who_should_take(task: str, about: Circumstances) -> tuple[str, str, list[Fa
 
 
 def _of_trainer(wait: Wait, about: Circumstances) -> Diagnosis:
-    state, head = about.trainer, "There is nothing to do for the workers"
-    waiting = [other for other in about.waits if other.kind == "groups"]
-    if cause := fenced(wait, about):
+    state, head, waiting = about.trainer, "There is nothing to do for the workers", about.consumers
+    if cause := causes.fenced(wait, about):
         return Diagnosis(cause.reason, _sentence(head, cause))
-    news = "nothing yet" if state is None else f"nothing since step {state.train_step}"
     why = [_diagnose(other, replace(about, matches=None)) for other in waiting]
     ended = [one.task_name for one in why if one.reason == Reason.END_OF_DATASET] if why else sorted(about.datasets)
     if state is not None and state.finished:
         cause = Cause(Reason.FINISHED, "the trainer has published that it has finished", "Stop them")
     elif ended and ended[0] is not None:
         advice = "They end when the trainer has published that it has finished"
-        cause = Cause(Reason.END_OF_DATASET, prompts_of(ended[0], about), advice)
+        cause = Cause(Reason.END_OF_DATASET, producing.prompts_of(ended[0], about), advice)
     elif waiting:
         names = listed(sorted({other.worker or "the trainer" for other in waiting}))
         lacks = wanted(waiting[0].wants, waiting[0].status)
-        text = f"deadlock: {names}, which has published {news}, waits itself for {lacks}"
-        cause = Cause(Reason.DEADLOCK, text, publishing(about))
+        text = f"deadlock: {names}, which has published {about.news}, waits itself for {lacks}"
+        cause = Cause(Reason.DEADLOCK, text, producing.publishing(about))
     else:
         takers = [one for one in about.workers if one.taken]
         gone = takers and not any(one.is_alive(about.now) for one in takers)
-        text = f"the trainer has published {news}"
-        text += f", and is gone: {ends_of(takers, about.told_at)}" if gone else ""
+        text = f"the trainer has published {about.news}"
+        text += f", and is gone: {producing.ends_of(takers, about.told_at)}" if gone else ""
         cause = Cause(Reason.WAITS_FOR_TRAINER, text, "Start the trainer again" if gone else "Is it running?")
     return Diagnosis(cause.reason, _sentence(head, cause), None, tuple(_background(wait, about)))

@@ -7,7 +7,8 @@ subclass of a few lines:
         name = "best_first"
         order = (OrderTerm("reward", descending=True), OrderTerm("timestamp_id"))
 
-Random policies order by the key of a race (`replaybuf.rules.policies`): `uniform_key` or `prioritized_key`."""
+Random policies order by the key of a race: `uniform_key` or `prioritized_key`.
+"""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from replaybuf import units
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.causes import Cause, Need, Reason, be
+from replaybuf.rules.causes import Cause, Need, Reason, be, to_put
 from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait, Worker
-from replaybuf.rules.loosening import to_put
 from replaybuf.rules.transitions import levels
 from replaybuf.rules.wording import ago, at, clock, groups, joined, listed, named, since
 
@@ -56,9 +55,8 @@ def deadlock(need: Need, about: Circumstances) -> Cause | None:
     waiting = _all_wait(about, "trainer")
     if not waiting:
         return None
-    news = "nothing yet" if about.trainer is None else f"nothing since step {about.trainer.train_step}"
     text = (
-        f"deadlock: {_waiters(waiting, about)} for the trainer, which has published {news}, "
+        f"deadlock: {_waiters(waiting, about)} for the trainer, which has published {about.news}, "
         "while it waits for their groups"
     )
     return Cause(Reason.DEADLOCK, text, publishing(about))
@@ -117,11 +115,10 @@ def producers_silent(need: Need, about: Circumstances) -> Cause | None:
         return Cause(
             Reason.PRODUCERS_SILENT, f"no producer is left: {ends_of(known, about.told_at)}", "Start them again"
         )
-    fenced = [one for one in alive if _is_fenced(one, about)]
-    if len(fenced) == len(alive):
-        assert about.restored is not None
+    restored = about.restored
+    if restored and all(one.started_at < restored.time and one.name != restored.worker for one in alive):
         text = (
-            f"{listed(_names(fenced))} opened the buffer before it was restored at {clock(about.restored.time)}, "
+            f"{listed(_names(alive))} opened the buffer before it was restored at {clock(restored.time)}, "
             "and can put nothing any more"
         )
         return Cause(Reason.PRODUCERS_SILENT, text, "Start them again")
@@ -204,11 +201,6 @@ def _end(worker: Worker, now: float | None) -> str:
     if worker.ended_at is not None:
         return f"ended {at(worker.ended_at, now)}"
     return f"went silent: last seen {at(worker.seen_at, now)}"
-
-
-def _is_fenced(worker: Worker, about: Circumstances) -> bool:
-    restored = about.restored
-    return restored is not None and worker.started_at < restored.time and worker.name != restored.worker
 
 
 def _alive(workers: Sequence[Worker], about: Circumstances) -> str:

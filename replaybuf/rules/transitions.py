@@ -1,18 +1,19 @@
 """What can happen to a group: where it goes, what is counted, and what is kept of its history.
 
-Each function is one event and returns the transition of one group. They are pure; SQL carries them out,
-with one statement for all groups of a task that change alike (`storage.sql.statements.steps`)."""
+Each function is one event and returns the transition of one group. They are pure; SQL carries them out, with one
+statement for all groups of a task that change alike (`storage.sql.statements.counts`). At the end, the tallies by task
+as figures for people.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from replaybuf.rollouts.statuses import ASIDE, UNFIT, Status
-from replaybuf.rules.limits import Limits
-from replaybuf.rules.rate import Level
+from replaybuf.rules.limits import Level, Limits
 
 
 class Tally(StrEnum):
@@ -41,31 +42,29 @@ LaneName = tuple[str, Status]
 Tallies = Mapping[tuple[str, Status, Tally], int]
 
 
+_TAKING_ROOM = tuple(status for status in Status if status not in ASIDE)
+
+
+def total(tallies: Tallies, task: str, name: Tally, statuses: Iterable[Status] = Status) -> int:
+    """Return the sum of a tally over these statuses."""
+    return sum(tallies.get((task, status, name), 0) for status in statuses)
+
+
 def levels(tallies: Tallies, tasks: Iterable[str]) -> dict[str, Level]:
     """Return the level of each task."""
-
-    def level(task: str) -> Level:
-        def of(name: Tally) -> int:
-            return tallies.get((task, Status.COMPLETED, name), 0)
-
-        return Level(
-            buffered=sum(tallies.get((task, status, Tally.SIZE), 0) for status in Status if status not in ASIDE),
-            completed=of(Tally.SIZE),
-            inserted=of(Tally.PUT),
-            sampled=of(Tally.SAMPLED_NEW) + of(Tally.SAMPLED_AGAIN),
-        )
-
-    return {task: level(task) for task in tasks}
+    counted = (Tally.SIZE, Tally.PUT, Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
+    found = {}
+    for task in tasks:
+        size, put, new, again = (tallies.get((task, Status.COMPLETED, name), 0) for name in counted)
+        found[task] = Level(total(tallies, task, Tally.SIZE, _TAKING_ROOM), size, put, new + again)
+    return found
 
 
 def expired_ever(tallies: Tallies, task: str) -> int:
     """Return how many groups of a task have expired: in a refresh, which may drop them, or before they were put."""
-
-    def total(name: Tally, *but: Status) -> int:
-        return sum(tallies.get((task, status, name), 0) for status in Status if status not in but)
-
-    came_expired = tallies.get((task, Status.EXPIRED, Tally.PUT), 0)
-    return total(Tally.EXPIRED) + total(Tally.DROPPED, Status.EXPIRED) + came_expired
+    fresh = [status for status in Status if status != Status.EXPIRED]
+    came_expired = total(tallies, task, Tally.PUT, [Status.EXPIRED])
+    return total(tallies, task, Tally.EXPIRED) + total(tallies, task, Tally.DROPPED, fresh) + came_expired
 
 
 def sizes_of(tallies: Tallies) -> dict[LaneName, int]:
@@ -271,3 +270,34 @@ def _step(
             if place is not None:
                 counts[(place.status, place.tally)] = n
     return Transition(before, after, draws, deliveries, afresh, error, counts)
+
+
+_LEVELS = (Tally.SIZE, Tally.LEASED)
+#: The totals of each task, since the beginning, over all processes.
+TOTALS = (*(str(name) for name in Tally if name not in _LEVELS), "taken_unfinished")
+UNFINISHED = TOTALS[-1]
+#: The totals that count completed groups only: those that were trained on.
+OF_COMPLETED = ("sampled_new", "sampled_again", "taken")
+
+
+def of_tasks(tallies: Tallies) -> dict[str, dict[str, Any]]:
+    """Return the groups that there are now, and the totals since the beginning, by task."""
+    tasks: dict[str, dict[str, Any]] = {}
+    for task in sorted({task for task, _, _ in tallies}):
+        of_task = {(status, name): n for (owner, status, name), n in tallies.items() if owner == task}
+        tasks[task] = {
+            "buffered": {str(s): of_task.get((s, Tally.SIZE), 0) for s in Status if s != Status.ARCHIVED},
+            "leased": sum(n for (_, tally), n in of_task.items() if tally == Tally.LEASED),
+            "archived": of_task.get((Status.ARCHIVED, Tally.SIZE), 0),
+            **{name: _total(name, of_task) for name in TOTALS},
+        }
+    return tasks
+
+
+def _total(name: str, of_task: Mapping[tuple[Status, Tally], int]) -> int:
+    """Return a total of a task. Draws of groups that aren't completed are kept apart."""
+    if name == UNFINISHED:
+        return sum(n for (status, tally), n in of_task.items() if tally == Tally.TAKEN and status != Status.COMPLETED)
+    if name in OF_COMPLETED:
+        return of_task.get((Status.COMPLETED, Tally(name)), 0)
+    return sum(n for (_, tally), n in of_task.items() if tally == name)

@@ -258,16 +258,14 @@ class _FileWriter(SegmentWriter):
             raise self._store._error(error, "can't be written to") from error
 
     def _write(self, number: int, at: int, buffers: Sequence[Any]) -> None:
-        views = [view for one in buffers if len(view := _bytes_of(one))]
+        views = [view for one in buffers if (view := _bytes_of(one)).nbytes]
         first = 0
         while first < len(views):
             chosen = views[first : first + _MOST_BUFFERS]
             written = os.pwritev(number, chosen, at)
             at += written
-            for view in chosen:
-                if written < len(view):
-                    break
-                written -= len(view)
+            while chosen and written >= chosen[0].nbytes:
+                written -= chosen.pop(0).nbytes
                 first += 1
             if written:
                 views[first] = views[first][written:]

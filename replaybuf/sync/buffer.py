@@ -2,23 +2,125 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import operator
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from replaybuf.buffer.lease import Cursors, Lease, Leasing, not_begun
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import refused
+from replaybuf.errors import NotPicklableError
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.policies import ReplayPolicy
 from replaybuf.storage.values import Leased, R, StorageItem
 from replaybuf.sync.loop import end, run
-from replaybuf.sync.mirror import SyncBuffer, as_it_is, mirrored
 
+P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+
+    class _Method(Generic[P, T]):
+        """A method, as type checkers see it."""
+
+        @overload
+        def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, P], T]: ...
+        @overload
+        def __get__(self, instance: object, owner: type) -> Callable[P, T]: ...
+        def __get__(self, instance: Any, owner: type) -> Any: ...
+
+
+def mirrored(
+    method: Callable[Concatenate[Any, P], S],
+    turn: Callable[[S], T],
+    *,
+    returns: str | None = None,
+    doc: str | None = None,
+) -> _Method[P, T]:
+    """Return a method that calls this one of `self.asynchronous`, and turns its result into that of a synchronous one.
+
+    `turn` is `run` for coroutines. `returns` is the annotation of the result, and `doc` the docstring, where they
+    differ.
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> T:
+        return turn(getattr(self.asynchronous, name)(*args, **kwargs))
+
+    if returns is not None:
+        call.__signature__ = inspect.signature(method).replace(return_annotation=returns)  # type: ignore[attr-defined]
+    call.__doc__ = doc or (method.__doc__ or "").replace("`await ", "`")
+    return cast("_Method[P, T]", call)
+
+
+def shared(name: str, doc: str) -> Any:
+    """Return a property with the value that `self.asynchronous` has under this name."""
+    return property(operator.attrgetter(f"asynchronous.{name}"), doc=doc)
+
+
+def as_it_is(result: T) -> T:
+    """Return the result of a method that is synchronous already."""
+    return result
+
+
+class Opened(Protocol):
+    """A buffer that is opened by `async with`."""
+
+    def __len__(self) -> int: ...
+    def __aenter__(self) -> Coroutine[Any, Any, object]: ...
+    def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Coroutine[Any, Any, None]: ...
+
+
+B = TypeVar("B", bound=Opened)
+
+
+class SyncBuffer(Generic[B]):
+    """What all synchronous buffers share: opening by `with`, and looking like the buffer that they are a face of."""
+
+    def __init__(self, buffer: B) -> None:
+        self.asynchronous = buffer
+
+    def __enter__(self) -> Self:
+        run(self.asynchronous.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end(self.asynchronous.__aexit__(kind, error, trace))
+
+    if not TYPE_CHECKING:
+        __aenter__ = __aexit__ = refused(
+            "the calls of this buffer block: open it by `with`; for `async with`, make one by build() of the config"
+        )
+
+    def __reduce__(self) -> str:
+        raise NotPicklableError
+
+    def __repr__(self) -> str:
+        return f"Sync{self.asynchronous!r}"
+
+    def _repr_html_(self) -> str | None:
+        shown = getattr(self.asynchronous, "_repr_html_", None)
+        return None if shown is None else shown()
+
+    def __len__(self) -> int:
+        return len(self.asynchronous)
+
+    def __bool__(self) -> bool:
+        """Return True, also for an empty buffer: `if buffer:` tests whether there is one."""
+        return True
+
 
 # Large groups come one by one; of small ones as many as make the way to the background thread worth its time.
 _AHEAD_SECONDS = 0.001
@@ -87,50 +189,22 @@ class SyncLease(Generic[R]):
     def _repr_html_(self) -> str:
         return self.asynchronous._repr_html_()
 
-    @property
-    def seconds(self) -> float:
-        """How long the lease lasts after its last heartbeat."""
-        return self.asynchronous.seconds
-
-    @property
-    def token(self) -> int:
-        """The fencing token: a later lease has a higher one."""
-        return self.asynchronous.token
-
-    @property
-    def until(self) -> float:
-        """When the lease ends unless it is extended, in seconds since the epoch by the store's clock."""
-        return self.asynchronous.until
-
-    @property
-    def handle(self) -> Leased:
-        """What another process needs to go on with this lease (`adopt`): open groups, without rollouts; picklable."""
-        return self.asynchronous.handle
-
-    @property
-    def items(self) -> dict[str, list[StorageItem[R]]]:
-        """The groups by task, with their metadata."""
-        return self.asynchronous.items
-
-    @property
-    def batch(self) -> dict[str, list[list[R]]]:
-        """The groups by task."""
-        return self.asynchronous.batch
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The number of groups by task."""
-        return self.asynchronous.counts
-
-    @property
-    def open(self) -> frozenset[int]:
-        """The uids of the groups that aren't settled yet."""
-        return self.asynchronous.open
-
-    @property
-    def lost(self) -> bool:
-        """Whether the heartbeat has found that open groups aren't ours any more; `Lease.lost` says when it does."""
-        return self.asynchronous.lost
+    seconds: float = shared("seconds", "How long the lease lasts after its last heartbeat.")
+    token: int = shared("token", "The fencing token: a later lease has a higher one.")
+    until: float = shared(
+        "until", "When the lease ends unless it is extended, in seconds since the epoch by the store's clock."
+    )
+    handle: Leased = shared(
+        "handle",
+        "What another process needs to go on with this lease (`adopt`): open groups, without rollouts. Picklable.",
+    )
+    items: dict[str, list[StorageItem[R]]] = shared("items", "The groups by task, with their metadata.")
+    batch: dict[str, list[list[R]]] = shared("batch", "The groups by task.")
+    counts: dict[str, int] = shared("counts", "The number of groups by task.")
+    open: frozenset[int] = shared("open", "The uids of the groups that aren't settled yet.")
+    lost: bool = shared(
+        "lost", "Whether the heartbeat has found that open groups aren't ours any more; `Lease.lost` says when it does."
+    )
 
     acknowledge = mirrored(Lease[R].acknowledge, run)
     finish = mirrored(Lease[R].finish, run)
@@ -201,30 +275,16 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     `asynchronous` is the same buffer for coroutines; `replaybuf.sync.run` runs one that is given it.
     """
 
-    @property
-    def policy(self) -> ReplayPolicy:
-        """The policy by which groups are drawn."""
-        return self.asynchronous.policy
-
-    @property
-    def limits(self) -> Limits:
-        """How many groups of a task the buffer holds, how often they are drawn, and at what rate."""
-        return self.asynchronous.limits
-
-    @property
-    def durable(self) -> bool:
-        """Whether groups outlive this process, and others can open the same buffer."""
-        return self.asynchronous.durable
-
-    @property
-    def worker(self) -> str:
-        """The name under which groups are put and drawn: that of `working_as`, else the config's, else "host:pid"."""
-        return self.asynchronous.worker
-
-    @property
-    def rollout_type(self) -> RolloutType:
-        """The class of the rollouts, and what is known of it."""
-        return self.asynchronous.rollout_type
+    policy: ReplayPolicy = shared("policy", "The policy by which groups are drawn.")
+    limits: Limits = shared(
+        "limits", "How many groups of a task the buffer holds, how often they are drawn, and at what rate."
+    )
+    durable: bool = shared("durable", "Whether groups outlive this process, and others can open the same buffer.")
+    worker: str = shared(
+        "worker",
+        'The name under which groups are put and drawn: that of `working_as`, else the config\'s, else "host:pid".',
+    )
+    rollout_type: RolloutType = shared("rollout_type", "The class of the rollouts, and what is known of it.")
 
     @property
     def cursors(self) -> SyncCursors:

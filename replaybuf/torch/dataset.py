@@ -11,9 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from replaybuf.buffer.drawing import AtLeast, Wanted
 from replaybuf.buffer.lease import Lease, Leasing
@@ -25,10 +28,111 @@ from replaybuf.query import Query
 from replaybuf.redact import redact
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
-from replaybuf.storage.values import StorageItem
+from replaybuf.rules.diagnosis import Diagnosis
+from replaybuf.storage.values import Leased, StorageItem
 from replaybuf.sync import SyncReplayBuffer, run
 from replaybuf.sync.loop import end
-from replaybuf.torch.handover import Delivery, GaveUp, Handover
+
+#: The highest number of workers.
+MOST_WORKERS = 1024
+
+_STATE, _WAITING_SINCE = 0, 1  # places in the shared numbers
+_NONE, _RUNNING, _STOPPED = 0, 1, 2  # states
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A batch on its way: the `number`-th of its worker in this pass, what was leased for it, and when.
+
+    `leased_at` is the host's monotonic time. (A class that torch's own collate functions don't look into.)
+    """
+
+    worker: int
+    number: int
+    leased: Leased
+    leased_at: float
+    batch: Any
+
+    def pin_memory(self) -> Delivery:
+        """Return it with the batch's tensors in pinned memory; the DataLoader calls this."""
+        return replace(self, batch=pin_memory(self.batch))
+
+
+@dataclass(frozen=True)
+class GaveUp:
+    """In place of a batch, at the end: the trainer has waited for too long.
+
+    Sent like a batch, because of an error that a worker raises torch keeps nothing but the class and a text.
+    """
+
+    message: str
+    diagnosis: Diagnosis | None
+
+    def error(self) -> NotReadyError:
+        """Return the error for the trainer."""
+        error = NotReadyError(self.message)
+        error.diagnosis = self.diagnosis
+        return error
+
+
+class Handover:
+    """Shared state of the training process and its workers, during one pass at a time over the DataLoader."""
+
+    def __init__(self) -> None:
+        self._received = torch.zeros(MOST_WORKERS, dtype=torch.int64).share_memory_()
+        self._times = torch.zeros(2, dtype=torch.float64).share_memory_()
+
+    # The training process
+
+    def begin(self) -> None:
+        """Begin a pass, in which nothing has been delivered. Raises InputError if another one is on."""
+        if self.begun:
+            raise InputError("this GroupDataset is being iterated over: end that pass first, or make another dataset")
+        self._received.zero_()
+        self._times[_WAITING_SINCE] = 0
+        self._times[_STATE] = _RUNNING
+
+    def stop(self) -> None:
+        """Let the workers end, also those that wait for groups."""
+        self._times[_STATE] = _STOPPED
+
+    def end(self) -> None:
+        """Note that the pass is over: no worker is loading."""
+        self._times[_STATE] = _NONE
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let the workers know that the trainer waits for a batch, and since when."""
+        self._times[_WAITING_SINCE] = time.monotonic()
+        try:
+            yield
+        finally:
+            self._times[_WAITING_SINCE] = 0
+
+    def receive(self, delivery: Delivery) -> None:
+        """Let the worker know that its batch is here: the lease is extended by this process from now on."""
+        self._received[delivery.worker] = delivery.number
+
+    # A worker
+
+    @property
+    def begun(self) -> bool:
+        return int(self._times[_STATE]) != _NONE
+
+    @property
+    def stopped(self) -> bool:
+        return int(self._times[_STATE]) != _RUNNING
+
+    @property
+    def waited(self) -> float:
+        """The seconds for which the trainer has been waiting by now; 0 while it trains."""
+        since = float(self._times[_WAITING_SINCE])
+        return time.monotonic() - since if since else 0.0
+
+    def received(self, worker: int) -> int:
+        """Return the number of batches that the trainer has received from this worker."""
+        return int(self._received[worker])
+
 
 #: What makes a batch of the groups of a draw: task by task in the order of `sizes`, each with its metadata.
 Collate = Callable[[list[StorageItem[Any]]], Any]
@@ -128,7 +232,8 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
         worker = 0 if info is None else info.id
         sent: deque[Lease[Any]] = deque()  # with heartbeats until the trainer has received them
         for number in itertools.count(1):
-            _stop(sent, len(sent) - (number - 1 - handover.received(worker)))
+            for _ in range(len(sent) - (number - 1 - handover.received(worker))):
+                sent.popleft().stop()
             begun = time.monotonic()
             lease = run(self._next_lease(buffer, handover))
             if lease is None:
@@ -159,7 +264,7 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
         if self.patience == 0:
             lease = await self._begin_lease(buffer, 0)
             return lease if lease.open else None
-        leasing = asyncio.ensure_future(_awaited(self._begin_lease(buffer, None)))
+        leasing = asyncio.ensure_future(self._begin_lease(buffer, None))
         try:
             while not (await asyncio.wait([leasing], timeout=_LOOK_SECONDS))[0]:
                 over = handover.waited >= self.patience
@@ -188,16 +293,6 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
 
     def _build(self) -> ReplayBuffer[Any]:
         return self.source if isinstance(self.source, ReplayBuffer) else self.source.build()
-
-
-async def _awaited(leasing: Leasing[Any]) -> Lease[Any]:
-    return await leasing
-
-
-def _stop(leases: deque[Lease[Any]], count: int) -> None:
-    """Leave the heartbeats of the first leases to the trainer."""
-    for _ in range(count):
-        leases.popleft().stop()
 
 
 def _end_with_the_trainer() -> None:

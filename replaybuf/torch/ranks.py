@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -99,6 +100,7 @@ def unpack(data: torch.Tensor) -> Any:
 _STEP, _END, _ERROR = "step", "end", "error"
 
 
+@dataclass(eq=False, repr=False)
 class RankStep:
     """A Step that several ranks settle together.
 
@@ -109,22 +111,12 @@ class RankStep:
     `train_step` is that of the Step (`Step.train_step`), on every rank; the rank that has leased the groups may set it.
     """
 
-    def __init__(
-        self,
-        batch: Any,
-        items: dict[str, list[StorageItem[Any]]],
-        step: AnyStep | None,
-        link: Link,
-        *,
-        in_advance: bool = False,
-        train_step: int | None = None,
-    ) -> None:
-        self.batch = batch
-        self.items = items
-        self.in_advance = in_advance
-        self.train_step = train_step
-        self._step = step
-        self._link = link
+    batch: Any
+    items: dict[str, list[StorageItem[Any]]]
+    _step: AnyStep | None
+    _link: Link
+    in_advance: bool = False
+    train_step: int | None = None
 
     def acknowledge(self, *, train_step: int | None = None) -> None:
         """Report all groups as trained on, once all ranks do. Raises LeaseLostError and RankError.
@@ -268,15 +260,15 @@ def _packed(
 ) -> tuple[torch.Tensor, Exception | None]:
     """Return what the source sends, and the error that it raises afterwards, also if the batch can't be sent."""
     try:
-        if failure is None and step is None:
+        if failure is not None:
+            raise failure
+        if step is None:
             return pack((_END, None)), None
-        if failure is None and step is not None:
-            if parts is not None and not (isinstance(step.batch, list | tuple) and len(step.batch) == parts):
-                raise InputError(f"split_steps needs batches that are lists of {parts} parts, one for each rank")
-            return pack((_STEP, (step.batch, step.items, step.in_advance, step.train_step))), None
+        if parts is not None and not (isinstance(step.batch, list | tuple) and len(step.batch) == parts):
+            raise InputError(f"split_steps needs batches that are lists of {parts} parts, one for each rank")
+        return pack((_STEP, (step.batch, step.items, step.in_advance, step.train_step))), None
     except Exception as error:
-        failure = error
-    return pack((_ERROR, _said(failure))), failure
+        return pack((_ERROR, _said(error))), error
 
 
 def _said(error: Exception | None) -> str:

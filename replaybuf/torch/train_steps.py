@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,12 +20,12 @@ from replaybuf.errors import InputError, LeaseLostError, ReplayBufError
 from replaybuf.storage.values import StorageItem
 from replaybuf.sync import run
 from replaybuf.sync.loop import end
-from replaybuf.torch.dataset import GroupDataset
-from replaybuf.torch.handover import MOST_WORKERS, Delivery, GaveUp
+from replaybuf.torch.dataset import MOST_WORKERS, Delivery, GaveUp, GroupDataset
 
 _logger = logging.getLogger("replaybuf.torch")
 
 
+@dataclass(eq=False, repr=False)
 class Step:
     """A batch to train on: `batch` is what `collate` made of it, `items` has its groups by task, without rollouts.
 
@@ -40,13 +41,10 @@ class Step:
     acknowledged for it. Where it is None, they are for the step of the last `refresh_staleness` before that.
     """
 
-    def __init__(
-        self, batch: Any, lease: Lease[Any], *, in_advance: bool = False, train_step: int | None = None
-    ) -> None:
-        self.batch = batch
-        self.in_advance = in_advance
-        self.train_step = train_step
-        self._lease = lease
+    batch: Any
+    _lease: Lease[Any]
+    in_advance: bool = False
+    train_step: int | None = None
 
     def __repr__(self) -> str:
         return f"<Step of {self._lease!r}>"

@@ -7,7 +7,7 @@ from typing import Any
 
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import whole
+from replaybuf.checks import check_whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, MissingDriverError
 from replaybuf.rollouts.rollout import RolloutState, Status
@@ -32,8 +32,7 @@ class BufferQueueClient:
         self, config: ReplayBufferConfig, required_samples: int, *, task_name: str = "train", seconds: float = 60.0
     ) -> None:
         """Raise ConfigError for options with which this is no queue of samples."""
-        if whole(required_samples) is None or required_samples < 1:
-            raise ConfigError(f"required_samples must be a whole number of at least 1, got {required_samples!r:.100}")
+        check_whole(required_samples, "required_samples", 1, ConfigError)
         for option, wanted in (("max_times_sampled", 1), ("rollout_type", RolloutState), ("tensors", "torch")):
             if getattr(config, option) != wanted:
                 raise ConfigError(

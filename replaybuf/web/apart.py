@@ -37,17 +37,6 @@ class Answer:
     is_cut: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A statement for a database, with its limits; `ours` if the page wrote it."""
-
-    url: str
-    statement: str
-    seconds: float
-    rows: int
-    ours: bool
-
-
 def run_apart(reader: Reader, statement: str, seconds: float, rows: int, *, ours: bool) -> Answer:
     """Return the answer to a statement: at most so many rows, and as many as `ANSWER` holds.
 
@@ -84,14 +73,15 @@ def _too_long(seconds: float) -> LockedError:
     )
 
 
-def answer(job: Job) -> Answer:
-    """Return the answer to a statement in this process. Raises what `run_apart` does, without its last limit."""
-    names, rows = run_statement(
-        open_reader(job.url), job.statement, job.seconds, most=job.rows + 1, guarded=not job.ours
-    )
+def answer(url: str, statement: str, seconds: float, most: int, ours: bool) -> Answer:
+    """Return the answer to a statement for a database, with its limits, in this process; `ours` if the page wrote it.
+
+    Raises what `run_apart` does, without its last limit.
+    """
+    names, rows = run_statement(open_reader(url), statement, seconds, most=most + 1, guarded=not ours)
     kept: list[list[Any]] = []
     size = 0
-    for row in rows[: job.rows]:
+    for row in rows[:most]:
         kept.append([_portable(value) for value in row])
         size += sum(len(value) for value in kept[-1] if isinstance(value, str | bytes))
         if size > ANSWER:
@@ -122,9 +112,9 @@ def _main() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    job = Job(*msgpack.unpackb(sys.stdin.buffer.read()))
+    job = msgpack.unpackb(sys.stdin.buffer.read())
     try:
-        found = answer(job)
+        found = answer(*job)
         told: list[Any] = ["answer", found.names, found.rows, found.is_cut]
     except ReplayBufError as error:
         known = isinstance(getattr(errors, type(error).__name__, None), type)

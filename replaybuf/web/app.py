@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from replaybuf import __version__, units
 from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageError
 from replaybuf.observe import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.redact import escape, redact_words
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.run_records import last_sign_of
 from replaybuf.web.ask import LARGEST, PARAMETERS, Ask, NotThereError
 from replaybuf.web.other_runs import OtherRun, other_runs
@@ -39,8 +40,8 @@ _STATIC = ("page.css", "page.js", "plots.js", "complete.js", "icon.svg")
 _REASONS = {401: "This page needs a token", 404: "Not found", 405: "Not allowed", 421: "Another name"}
 
 Answer = Callable[[Request], Awaitable[Response]]
-#: Makes the answer of a page's data; with the transaction that they were read in, if there was one.
-Respond = Callable[[Ask, Data, ReadTransaction | None], Response]
+#: Makes the answer of a page's data, and of the sentence that says since when no process has the buffer open.
+Respond = Callable[[Request, Page, Ask, Data, str], Response]
 
 
 def create_app(
@@ -113,10 +114,10 @@ class _Site:
         found = []
         for name, page in PAGES.items():
             path = f"/{name}" if page.path == "/" else page.path
-            found.append(Route(page.path, self._html(name, page), name=name))
-            found.append(Route(f"/api{path}.json", self._json(page), name=f"{name}.json"))
+            found.append(Route(page.path, self._page(page, partial(self._html, name)), name=name))
+            found.append(Route(f"/api{path}.json", self._page(page, self._json), name=f"{name}.json"))
             if page.rows is not None:
-                found.append(Route(f"/csv{path}.csv", self._csv(page, page.rows), name=f"{name}.csv"))
+                found.append(Route(f"/csv{path}.csv", self._page(page, self._csv, CSV_ROWS), name=f"{name}.csv"))
         return [*found, Route("/metrics", self._metrics, name="metrics")]
 
     async def _metrics(self, request: Request) -> Response:
@@ -126,67 +127,53 @@ class _Site:
         )
         return Response(prometheus(figures), headers={"Content-Type": CONTENT_TYPE})
 
-    def _html(self, name: str, page: Page) -> Answer:
-        async def answer(request: Request) -> Response:
-            def respond(ask: Ask, data: Data, tx: ReadTransaction | None) -> Response:
-                where = "/overview" if request.url.path == "/" else request.url.path
-                files = {
-                    "json": ask.same(f"/api{where}.json"),
-                    "csv": ask.same(f"/csv{where}.csv") if page.rows else None,
-                }
-                idle = "" if tx is None else _idle(tx, ask)
-                values = {**data, **page.draw(data, ask), "idle": idle, "as_file": files}
-                return HTMLResponse(
-                    self._render(f"{name}.html", ask, name=name, title=page.title, **values), _status(data)
-                )
+    def _page(self, page: Page, respond: Respond, rows: int = ROWS) -> Answer:
+        """Return what answers a page by its data, in the transaction in which they were read if they have one.
 
-            return await self._read(request, page, respond)
+        A statement gives so many rows.
+        """
+
+        async def answer(request: Request) -> Response:
+            ask = self._ask(request)
+
+            def work(reader: Reader, seconds: float) -> Response:
+                if page.read is not None:
+                    read, asked = page.read, self._compared(ask, seconds) if page.compares else ask
+                    return reader.read(
+                        lambda tx: respond(request, page, asked, read(tx, asked), _idle(tx, asked)), timeout=seconds
+                    )
+                assert page.run is not None
+                if self._buffer is not None:
+                    raise NotThereError(f"this page is of the buffer {self._buffer!r:.100} only, and SQL reads all")
+                return respond(request, page, ask, page.run(reader, ask, seconds, rows), "")
+
+            return await (self._readings if page.read else self._statements).run(work)
 
         return answer
 
-    def _json(self, page: Page) -> Answer:
-        async def answer(request: Request) -> Response:
-            def respond(ask: Ask, data: Data, tx: ReadTransaction | None) -> Response:
-                return Response(_as_json(data), _status(data), media_type="application/json")
+    def _html(self, name: str, request: Request, page: Page, ask: Ask, data: Data, idle: str) -> Response:
+        where = "/overview" if request.url.path == "/" else request.url.path
+        csv = ask.same(f"/csv{where}.csv") if page.rows else None
+        values = {**data, **page.draw(data, ask), "as_file": {"json": ask.same(f"/api{where}.json"), "csv": csv}}
+        text = self._render(f"{name}.html", ask, name=name, title=page.title, idle=idle, **values)
+        return HTMLResponse(text, _status(data))
 
-            return await self._read(request, page, respond)
+    def _json(self, request: Request, page: Page, ask: Ask, data: Data, idle: str) -> Response:
+        return Response(_as_json(data), _status(data), media_type="application/json")
 
-        return answer
-
-    def _csv(self, page: Page, rows: Callable[[dict[str, Any]], Sequence[Any]]) -> Answer:
-        """Answer the table of a page as a file."""
-
-        async def answer(request: Request) -> Response:
-            def respond(ask: Ask, data: Data, tx: ReadTransaction | None) -> Response:
-                found = [units.plain(row, datetime.isoformat) for row in rows(data)]
-                name = request.url.path.rsplit("/", 1)[1]
-                headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-                lines = units.csv_lines(found, for_spreadsheets=True)
-                return Response("".join(lines).encode(errors="replace"), headers=headers, media_type="text/csv")
-
-            return await self._read(request, page, respond, as_csv=True)
-
-        return answer
-
-    async def _read(self, request: Request, page: Page, respond: Respond, *, as_csv: bool = False) -> Response:
-        """Return what is made of a page's data, in the transaction in which it was read if it has one."""
-        ask = self._ask(request)
-
-        def work(reader: Reader, seconds: float) -> Response:
-            if page.read is not None:
-                read, asked = page.read, self._compared(ask, seconds) if page.compares else ask
-                return reader.read(lambda tx: respond(asked, read(tx, asked), tx), timeout=seconds)
-            assert page.run is not None
-            if self._buffer is not None:
-                raise NotThereError(f"this page is of the buffer {self._buffer!r:.100} only, and SQL reads all")
-            return respond(ask, page.run(reader, ask, seconds, CSV_ROWS if as_csv else ROWS), None)
-
-        return await (self._readings if page.read else self._statements).run(work)
+    def _csv(self, request: Request, page: Page, ask: Ask, data: Data, idle: str) -> Response:
+        """Return the table of a page as a file."""
+        assert page.rows is not None
+        found = [units.plain(row, datetime.isoformat) for row in page.rows(data)]
+        name = request.url.path.rsplit("/", 1)[1]
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        lines = units.csv_lines(found, for_spreadsheets=True)
+        return Response("".join(lines).encode(errors="replace"), headers=headers, media_type="text/csv")
 
     def _compared(self, ask: Ask, seconds: float) -> Ask:
         """Return what is asked for, with the train steps of another run if one is to be plotted beside."""
-        other = self._others.get(ask.text("beside") or "")
-        elsewhere = None if other is None else other.steps(ask.number("before", least=-LARGEST), seconds)
+        steps_of = self._others.get(ask.text("beside") or "")
+        elsewhere = None if steps_of is None else steps_of(ask.number("before", least=-LARGEST), seconds)
         return replace(ask, others=[*self._others], elsewhere=elsewhere)
 
     def _ask(self, request: Request) -> Ask:

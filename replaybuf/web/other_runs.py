@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 from replaybuf.errors import InputError
 from replaybuf.files.row_format import FileGroup
@@ -23,38 +21,23 @@ MOST_STEPS = 1000
 _REWARD_KEY = "score"
 
 
-class OtherRun(Protocol):
-    """A run whose train steps can be asked for."""
-
-    def steps(self, before: int | None, seconds: float) -> Sequence[StepSummary]:
-        """Return the last steps before one, newest first."""
+#: Returns the last train steps of a run before one, newest first, within so many seconds.
+OtherRun = Callable[[int | None, float], Sequence[StepSummary]]
 
 
-@dataclass(frozen=True, slots=True)
-class BufferRun:
-    """A buffer of another database."""
+def _of_buffer(reader: Reader, buffer: str) -> OtherRun:
+    """Return a run that is a buffer of another database."""
 
-    reader: Reader
-    buffer: str
+    def steps(before: int | None, seconds: float) -> Sequence[StepSummary]:
+        return reader.read(lambda tx: summarise_steps(tx, buffer, before=before, limit=MOST_STEPS), timeout=seconds)
 
-    def steps(self, before: int | None, seconds: float) -> Sequence[StepSummary]:
-        return self.reader.read(
-            lambda tx: summarise_steps(tx, self.buffer, before=before, limit=MOST_STEPS), timeout=seconds
-        )
+    return steps
 
 
-@dataclass(slots=True)
-class ExportedRun:
-    """The groups of an export that were trained on, by train step; the file is read once."""
-
-    path: str
-    _steps: list[StepSummary] | None = field(default=None, init=False)
-
-    def steps(self, before: int | None, seconds: float) -> Sequence[StepSummary]:
-        if self._steps is None:
-            self._steps = _summaries(self.path)
-        found = [one for one in self._steps if before is None or one.step < before]
-        return found[:MOST_STEPS]
+def _of_export(path: str) -> OtherRun:
+    """Return a run that is an export, with the groups that were trained on; the file is read once, at first."""
+    found = _summaries(path)
+    return lambda before, seconds: [one for one in found if before is None or one.step < before][:MOST_STEPS]
 
 
 def other_runs(sources: Sequence[str]) -> dict[str, OtherRun]:
@@ -63,12 +46,11 @@ def other_runs(sources: Sequence[str]) -> dict[str, OtherRun]:
     for source in sources:
         name = Path(source.partition("?")[0]).name or source
         if _is_export(source):
-            runs: Mapping[str, OtherRun] = {name: ExportedRun(source)}
-            runs[name].steps(None, 0.0)
+            runs = {name: _of_export(source)}
         else:
             reader = open_reader(source)
             buffers = reader.read(buffers_of) or ["default"]
-            runs = {name if len(buffers) == 1 else f"{name} {buffer}": BufferRun(reader, buffer) for buffer in buffers}
+            runs = {name if len(buffers) == 1 else f"{name} {buffer}": _of_buffer(reader, buffer) for buffer in buffers}
         for label, run in runs.items():
             number, unique = 1, label
             while unique in found:
@@ -99,7 +81,9 @@ def _summaries(path: str) -> list[StepSummary]:
 
 
 def _summary(step: int, groups: Sequence[FileGroup]) -> StepSummary:
-    rewards = [reward for one in groups if (reward := _mean_reward(one)) is not None]
+    known = ([reward_value(rollout["reward"], _REWARD_KEY) for rollout in one.rollouts] for one in groups)
+    numbers = ([reward for reward in of_group if reward is not None] for of_group in known)
+    rewards = [sum(of_group) / len(of_group) for of_group in numbers if of_group]
     staleness = [one.staleness for one in groups]
     times = [datetime.fromtimestamp(one.created_at or 0.0, UTC) for one in groups]
     return StepSummary(
@@ -121,8 +105,3 @@ def _summary(step: int, groups: Sequence[FileGroup]) -> StepSummary:
         newest_model_step=None,
         taken_by=[],
     )
-
-
-def _mean_reward(group: FileGroup) -> float | None:
-    known = [value for one in group.rollouts if (value := reward_value(one["reward"], _REWARD_KEY)) is not None]
-    return sum(known) / len(known) if known else None

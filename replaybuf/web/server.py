@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -17,10 +17,6 @@ from starlette.types import ASGIApp
 
 from replaybuf.errors import ConfigError, LockedError, StorageError
 from replaybuf.storage.sql.inspection.reader import Reader
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import ReadTransaction
-
 
 #: Connections that are open at the same time, idle ones included; others are refused (503). Few of them read at once.
 CONNECTIONS = 512
@@ -111,12 +107,11 @@ class Readings:
         """Return readings of the same database with turns of their own."""
         return Readings(self.reader, seconds=self._seconds, at_once=at_once)
 
-    async def read(self, function: Callable[[ReadTransaction], T]) -> T:
-        """Return what the function returns. Raises LockedError when it, or the wait for its turn, took too long."""
-        return await self.run(lambda reader, seconds: reader.read(function, timeout=seconds))
-
     async def run(self, work: Callable[[Reader, float], T]) -> T:
-        """Do the same with a function of the reader and of the seconds that its read may take."""
+        """Return what a function of the reader, and of the seconds that its read may take, returns.
+
+        Raises LockedError when it, or the wait for its turn, took too long.
+        """
         try:
             with anyio.fail_after(TURN_SECONDS):
                 await self._turns.acquire()

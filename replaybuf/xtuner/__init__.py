@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from replaybuf.xtuner.database_storage import DatabaseStorage as DatabaseStorage
     from replaybuf.xtuner.parts import BetweenNode as BetweenNode
     from replaybuf.xtuner.parts import ConditionNode as ConditionNode
+    from replaybuf.xtuner.parts import DatabaseStorage as DatabaseStorage
     from replaybuf.xtuner.parts import FIFOReplayPolicy as FIFOReplayPolicy
     from replaybuf.xtuner.parts import LogicNode as LogicNode
     from replaybuf.xtuner.parts import QueryNode as QueryNode
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "xtuner_configs": "AsyncReplayBufferConfig SyncReplayBufferConfig",
-    "database_storage": "DatabaseStorage",
     "parts": """
-        BetweenNode ConditionNode FIFOReplayPolicy LogicNode QueryNode ReplayPolicy ScalarNode SetNode
+        BetweenNode ConditionNode DatabaseStorage FIFOReplayPolicy LogicNode QueryNode ReplayPolicy ScalarNode SetNode
         StalenessReplayPolicy StorageBackend StorageItem parse_query
     """,
     "xtuner_buffer": "ReplayBuffer",

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from replaybuf import query as ours
-from replaybuf.errors import QueryError
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.errors import QueryError, UnsupportedError
 from replaybuf.query.nodes import SCALAR_OPERATORS
+from replaybuf.rules.policies import FIFOPolicy, Order, StalenessPolicy, in_order
+from replaybuf.storage.values import StorageItem as OurItem
+from replaybuf.xtuner.installed import their_status
 
 
 @dataclass
@@ -81,7 +85,8 @@ class ReplayPolicy(ABC):
 class _Ordered(ReplayPolicy):
     """Takes the first groups in an order."""
 
-    #: The policy of replaybuf with the same order. A DatabaseStorage that has it draws by itself, in one transaction.
+    order: Order
+    #: The policy of replaybuf with this order. A DatabaseStorage that has it draws by itself, in one transaction.
     same_as: str
 
     async def put(self, item: StorageItem, storage_backend: StorageBackend) -> None:
@@ -91,34 +96,22 @@ class _Ordered(ReplayPolicy):
     async def get(self, count: int, query: Query, storage_backend: StorageBackend) -> list[list[Any]]:
         if count <= 0:
             return []
-        first = sorted(await storage_backend.get(query), key=self._place)[:count]
+        first = in_order(await storage_backend.get(query), self.order)[:count]
         if first:
             await storage_backend.delete([one.uid for one in first])
         return [one.item for one in first]
-
-    @staticmethod
-    @abstractmethod
-    def _place(item: StorageItem) -> Any: ...
 
 
 class FIFOReplayPolicy(_Ordered):
     """Oldest first."""
 
-    same_as = "fifo"
-
-    @staticmethod
-    def _place(item: StorageItem) -> Any:
-        return item.timestamp_id
+    order, same_as = FIFOPolicy.order, FIFOPolicy.name
 
 
 class StalenessReplayPolicy(_Ordered):
     """Most stale first, then oldest."""
 
-    same_as = "staleness"
-
-    @staticmethod
-    def _place(item: StorageItem) -> Any:
-        return (-item.staleness, item.timestamp_id)
+    order, same_as = StalenessPolicy.order, StalenessPolicy.name
 
 
 class QueryNode(ABC):  # noqa: B024
@@ -128,21 +121,16 @@ class QueryNode(ABC):  # noqa: B024
 class ConditionNode(QueryNode):
     """A condition on one field of a `StorageItem`."""
 
-    field: str
+    def __init__(self, field: str, op: str, value: Any) -> None:
+        self.field, self.op, self.value = field, op, value
 
 
 class ScalarNode(ConditionNode):
     """`field op value`, where op is one of $eq $ne $gt $gte $lt $lte."""
 
-    def __init__(self, field: str, op: str, value: Any) -> None:
-        self.field, self.op, self.value = field, op, value
-
 
 class SetNode(ConditionNode):
     """The field is ($in) or is not ($not_in) one of the values."""
-
-    def __init__(self, field: str, op: str, value: Sequence[Any]) -> None:
-        self.field, self.op, self.value = field, op, value
 
 
 class BetweenNode(ConditionNode):
@@ -151,7 +139,8 @@ class BetweenNode(ConditionNode):
     def __init__(self, field: str, lower: Any, upper: Any) -> None:
         if lower > upper:
             raise QueryError(f"$between needs its lower bound first, got {lower!r:.50} and {upper!r:.50}", field)
-        self.field, self.op, self.lower, self.upper = field, "$between", lower, upper
+        super().__init__(field, "$between", [lower, upper])
+        self.lower, self.upper = lower, upper
 
 
 class LogicNode(QueryNode):
@@ -208,6 +197,54 @@ def as_ours(query: Query) -> ours.Query:
     node: Any = query
     if hasattr(node, "conditions"):
         return {node.relation: [*map(as_ours, node.conditions)]}
-    if hasattr(node, "lower"):
+    if hasattr(node, "lower"):  # xtuner's own has no value
         return {node.field: {"$between": [node.lower, node.upper]}}
     return {node.field: {node.op: node.value}}
+
+
+# As many uids as a query takes in one $in.
+_UIDS = 500
+
+
+class DatabaseStorage(StorageBackend):
+    """The groups of a replaybuf buffer, for replay policies of your own: `ReplayBuffer(MyPolicy(), storage)`.
+
+    `get` reads all groups that match, and taking them out is another transaction: two processes may get the same ones.
+    The policies that replaybuf has, which a config names, draw in one transaction and read only what they return.
+    """
+
+    def __init__(self, buffer: ReplayBuffer[Any]) -> None:
+        self.buffer = buffer
+
+    async def put(self, item: StorageItem) -> int:
+        return await self.buffer.put(item.item, item.task_name, status=item.status) or 0
+
+    async def get(self, query: Query) -> list[StorageItem]:
+        return [_as_theirs(one) async for one in self.buffer.find(as_ours(query))]
+
+    async def count(self, query: Query) -> int:
+        return await self.buffer.count_where(as_ours(query))
+
+    async def delete(self, uids: list[int]) -> None:
+        for first in range(0, len(uids), _UIDS):
+            await self.buffer.delete({"uid": {"$in": list(uids[first : first + _UIDS])}})
+
+    async def update(self, items: list[StorageItem]) -> None:
+        """Raise UnsupportedError: rollouts that are stored don't change, and `refresh_staleness` does the rest."""
+        raise UnsupportedError(
+            "update() can't replace the rollouts of a group that is in the database; put it anew, or set its status "
+            "with storage.buffer.update(query, status=...)"
+        )
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.buffer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.buffer.load_state_dict(state)
+
+
+def _as_theirs(one: OurItem) -> StorageItem:
+    return StorageItem(one.item, one.uid, one.timestamp_id, one.task_name, their_status(one.status), one.staleness)

@@ -12,10 +12,9 @@ from replaybuf.errors import ConfigError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import OUR_STATUSES, StatusLike
-from replaybuf.xtuner.database_storage import DatabaseOperations, DatabaseStorage, GroupOperations, GroupPut, status_of
 from replaybuf.xtuner.installed import release
-from replaybuf.xtuner.own_parts import OwnOperations, OwnOrder
-from replaybuf.xtuner.parts import ReplayPolicy, StorageBackend
+from replaybuf.xtuner.operations import DatabaseOperations, GroupPut, OwnOperations, status_of
+from replaybuf.xtuner.parts import DatabaseStorage, ReplayPolicy, StorageBackend
 
 Group = list[Any]
 """The rollouts of a prompt, xtuner's RolloutStates."""
@@ -35,7 +34,7 @@ class ReplayBuffer:
 
     def __init__(self, policy: ReplayPolicy | None, storage_backend: StorageBackend) -> None:
         self._storage = storage_backend
-        self._operations = _operations(policy, storage_backend)
+        self._operations, self._upkeep = _operations(policy, storage_backend)
 
     @property
     def buffer(self) -> OurBuffer[Any]:
@@ -132,7 +131,7 @@ class ReplayBuffer:
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(OUR_STATUSES.check, statuses))
         dropped: list[Group] = []
         try:
-            return await self._operations.refresh(
+            return await self._upkeep.refresh(
                 rules, current_train_step, [one for one in chosen if one in EXPIRING_STATUSES], dropped
             )
         finally:
@@ -146,7 +145,7 @@ class ReplayBuffer:
         """Write all groups to the folder `path`, which is made if it isn't there."""
         folder = Path(path)
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        await self._operations.save(folder)
+        await self._upkeep.save(folder)
 
     async def resume(self, path: str | Path) -> None:
         """Load what `save` wrote to `path`. What an earlier run has left in the database goes; see `docs/xtuner.md`.
@@ -155,7 +154,7 @@ class ReplayBuffer:
         SnapshotMismatchError, a ValueError, for a snapshot of another policy; MissingSnapshotError, a
         FileNotFoundError.
         """
-        await self._operations.resume(Path(path))
+        await self._upkeep.resume(Path(path))
 
     async def close(self) -> None:
         """Release the database. xtuner doesn't call this, and need not: everything is committed."""
@@ -163,12 +162,21 @@ class ReplayBuffer:
             await self._storage.buffer.close()
 
 
-def _operations(policy: ReplayPolicy | None, storage: StorageBackend) -> GroupOperations:
-    """Return the database itself where it has this policy, and otherwise what calls the policy and storage."""
+_Operations = DatabaseOperations | OwnOperations
+
+
+def _operations(policy: ReplayPolicy | None, storage: StorageBackend) -> tuple[_Operations, _Operations]:
+    """Return what puts, draws and counts, and what refreshes and saves.
+
+    Both are the database itself where it has this policy. Of a storage of the user's own they call the policy and the
+    storage, and over a database with a policy of the user's own, only draws do.
+    """
     if not isinstance(storage, DatabaseStorage):
         if policy is None:
             raise ConfigError(f"a {type(storage).__name__} needs a policy, such as FIFOReplayPolicy()")
-        return OwnOperations(policy, storage)
+        own = OwnOperations(policy, storage)
+        return own, own
+    database = DatabaseOperations(storage.buffer)
     if policy is None or getattr(policy, "same_as", None) == storage.buffer.policy.name:
-        return DatabaseOperations(storage.buffer)
-    return OwnOrder(policy, storage)
+        return database, database
+    return OwnOperations(policy, storage), database

@@ -11,8 +11,8 @@ from pydantic import Field, ImportString
 
 from replaybuf import config
 from replaybuf.rules.policies import ReplayPolicy
-from replaybuf.xtuner.database_storage import DatabaseStorage
 from replaybuf.xtuner.installed import config_class, rollout_class
+from replaybuf.xtuner.parts import DatabaseStorage
 from replaybuf.xtuner.xtuner_buffer import ReplayBuffer
 
 _TheirSync: Any = config_class("SyncReplayBufferConfig")

@@ -74,15 +74,15 @@ async def test_race__a_chunk_is_made_once_by_those_who_complete_it_together(stor
 
 async def test_race__a_delayed_first_cursor_and_a_fragment_put_again_make_no_second_chunk(stores: Stores) -> None:
     chunks = stores.open(1)
-    ledger, fragment = chunks._ledger, Fragment({"n": 0}, W, 0, 1, 0).numbered(1)
+    ledger, fragment = chunks._ledger, Fragment({"n": 0}, W, 0, 1, 0)
     await ledger.move(1, 0)
     await ledger.begin(W, 1, 0)
-    await ledger.store(fragment, last=True)
+    await ledger.store(fragment, 1, last=True)
     progress = await ledger.progress(W, 1)
     assert progress is not None
     await ledger._make(W, 1, progress)  # and this process dies before it puts the next cursor
     await ledger.begin(W, 1, 0)  # the delayed one
-    await ledger.store(fragment, last=True)
+    await ledger.store(fragment, 1, last=True)
     await ledger.settle(W, 1)
     await ledger.settle(W, 1)
     assert await starts(chunks) == [0]

@@ -87,7 +87,10 @@ DAMAGE = {
     "a payload leaked": (
         "leaked payloads",
         "problem",
-        [f"INSERT INTO rb_payload SELECT -1, outline, prompt, data FROM rb_payload WHERE uid = {ONE}"],
+        [
+            "INSERT INTO rb_payload (uid, outline, prompt, data) "
+            f"SELECT -1, outline, prompt, data FROM rb_payload WHERE uid = {ONE}"
+        ],
     ),
     "a group is to be swept": ("garbage", "warning", ["INSERT INTO rb_garbage SELECT min(uid), 0 FROM rb_group"]),
     "a payload is damaged": (
@@ -114,7 +117,7 @@ def break_it(url: str, statements: list[str]) -> None:
     damaged = any("uid = -1" in statement for statement in statements)
     data = "'x'" if url.startswith("sqlite") else r"'\x00'::bytea"
     if damaged:
-        execute(url, f"INSERT INTO rb_payload VALUES (-1, '[]', NULL, {data})")
+        execute(url, f"INSERT INTO rb_payload (uid, outline, data) VALUES (-1, '[]', {data})")
     execute(url, *statements)
     if damaged:
         execute(url, "DELETE FROM rb_payload WHERE uid = -1")

@@ -224,8 +224,8 @@ def test_the_worst_and_the_best_answers_of_a_task_are_found(filled: str, option:
 
 
 def test_an_answer_whose_group_has_left_meanwhile_is_left_out(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = show._places
-    monkeypatch.setattr(show, "_places", lambda *args: [(4711, 0), *places(*args)])
+    places = show.extreme_rollouts
+    monkeypatch.setattr(show, "extreme_rollouts", lambda *args, **more: [(4711, 0), *places(*args, **more)])
     shown = run("show", filled, "--worst", 3, "--task", "math")
     assert shown.stdout.count("The answer is") == 3
     assert "1 of them left the buffer" in shown.stderr

@@ -7,13 +7,12 @@ import pytest
 from rich.console import Console
 
 from replaybuf import ConfigError, FencedError, ReplayBufError, RolloutState, Status
-from replaybuf.demo import Mode, production
+from replaybuf.demo import Mode, trainer
 from replaybuf.demo.display import Display
 from replaybuf.demo.policy import Policy
-from replaybuf.demo.production import Disaggregated
 from replaybuf.demo.run_folder import Run, RunFolder
 from replaybuf.demo.settings import TASK, buffer_config, sampler_of
-from replaybuf.demo.trainer import Training, begin, clear, default_folder
+from replaybuf.demo.trainer import Disaggregated, Training, begin, clear, default_folder
 from replaybuf.demo.worker import WorkerSettings
 from replaybuf.produce import TrainState, publish, published
 
@@ -142,7 +141,7 @@ async def test_a_run_that_is_done_does_as_many_steps_more(buffer, folder):
 
 
 def test_a_worker_that_fails_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(production, "_COMMAND", (sys.executable, "-c", "raise SystemExit('error: no such thing')"))
+    monkeypatch.setattr(trainer, "_COMMAND", (sys.executable, "-c", "raise SystemExit('error: no such thing')"))
     settings, run = WorkerSettings("", "", 0, 0, 32), Run(Policy.create(), 0)
     workers = Disaggregated(None, run, RunFolder(tmp_path), [settings], print)
     for process in workers._processes.values():

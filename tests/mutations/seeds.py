@@ -26,7 +26,7 @@ class Mutation:
         return None if times == 1 else f"{self.name}: found {times} times in replaybuf/{self.file}: {self.old!r}"
 
 
-_LIMITS, _LEVEL, _RATE = "rules/limits.py", "rules/rate.py", "rules/rate.py"
+_LIMITS, _LEVEL, _RATE = "rules/limits.py", "rules/limits.py", "rules/limits.py"
 _RACE, _TRANSITIONS = "rules/policies.py", "rules/transitions.py"
 _STALENESS, _MODEL_STEPS = "rollouts/staleness.py", "rollouts/model_steps.py"
 _MARKS, _NORMALISE = "rollouts/marks.py", "rollouts/normalise.py"
@@ -193,10 +193,10 @@ _PROMPTS = [
     ("prompts-uid-not-moved", "prompts/prompt_ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "prompts/prompt_ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "prompts/prompt_ledger.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
-    ("epochs-one-more", "prompts/dataset_readers.py", "end = min(end, size * self._epochs)", "end = min(end, size * self._epochs + 1)", "a dataset is read so many times"),
-    ("shuffle-every-epoch-alike", "prompts/dataset_readers.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
-    ("shuffle-other-seed", "prompts/dataset_readers.py", "if seed_then != self._shuffle:", "if False:", "a run goes on with its own order"),
-    ("shuffle-other-size", "prompts/dataset_readers.py", "if size_then != size:", "if False:", "a shuffled dataset can't change its size"),
+    ("epochs-one-more", "prompts/datasets.py", "end = min(end, size * self._epochs)", "end = min(end, size * self._epochs + 1)", "a dataset is read so many times"),
+    ("shuffle-every-epoch-alike", "prompts/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
+    ("shuffle-other-seed", "prompts/datasets.py", "if seed_then != self._shuffle:", "if False:", "a run goes on with its own order"),
+    ("shuffle-other-size", "prompts/datasets.py", "if size_then != size:", "if False:", "a shuffled dataset can't change its size"),
 ]  # fmt: skip
 
 _PRODUCE = [
@@ -207,8 +207,8 @@ _PRODUCE = [
     ("produce-tail-runs-ahead", "produce/strategies.py", "batch.ahead = 0 if tail else", "batch.ahead = 1 if tail else", "a tail batch runs ahead of nothing"),
     ("produce-concurrency", "produce/strategies.py", "self.max_concurrency - running)", "self.max_concurrency - running + 1)", "max_concurrency bounds what is generated at once"),
     ("produce-waste", "produce/strategies.py", "if failures.wasted >= self.give_up_after * batch.size:", "if False:", "what is generated in vain has an end"),
-    ("produce-keeps-aborted", "produce/agent_loop.py", "    begin_anew(aborted, kind)\n", "", "without partial rollouts what was interrupted begins anew"),
-    ("produce-init-is-fine", "produce/agent_loop.py", "if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):", "if status in (Status.EXPIRED, Status.ARCHIVED):", "a group of which nothing was generated is refused"),
+    ("produce-keeps-aborted", "produce/generations.py", "    begin_anew(aborted, kind)\n", "", "without partial rollouts what was interrupted begins anew"),
+    ("produce-init-is-fine", "produce/generations.py", "if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):", "if status in (Status.EXPIRED, Status.ARCHIVED):", "a group of which nothing was generated is refused"),
     ("produce-room", "produce/strategies.py", "wanted = min(wanted, room - flying)", "wanted = min(wanted, room)", "what is in flight needs room, too"),
 ]  # fmt: skip
 
@@ -230,12 +230,12 @@ _VIEWS = [
     ("text-of-another", "codec/payload.py", "at = max(start, since)", "at = since", "a text is that of its own rollout"),
     ("text-with-nul", "codec/payload.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
-    ("doctor-loses-places", "doctor/check_texts.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
+    ("doctor-loses-places", "doctor/check_payloads.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
 ]  # fmt: skip
 
 _DIAGNOSIS = [
-    ("leased-when-new-ones-come", "rules/withheld.py", "for one in own) < need.missing < about.rate(", "for one in held) < need.missing < about.rate(", "others' leases are the reason though groups come"),
-    ("failures-of-long-ago", "rules/spoilt.py", "    if bad.lately < share * put.lately:\n        return None\n", "", "what failed long ago is no reason now"),
+    ("leased-when-new-ones-come", "rules/causes.py", "for one in own) < need.missing < about.rate(", "for one in held) < need.missing < about.rate(", "others' leases are the reason though groups come"),
+    ("failures-of-long-ago", "rules/causes.py", "    if bad.lately < share * put.lately:\n        return None\n", "", "what failed long ago is no reason now"),
     ("one-of-two-waits", "rules/producing.py", "if all(one.name in waiting for one in about.alive)", "if any(one.name in waiting for one in about.alive)", "it is a deadlock only if all producers wait"),
     ("first-task-is-named", "rules/diagnosis.py", "sorted(explained, key=lambda one: _ORDER.index(one[1][0].reason))", "explained", "of several tasks the worst is named"),
     ("texts-as-they-are", "rules/wording.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),

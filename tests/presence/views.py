@@ -80,7 +80,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """The figures of each task at some moment of a minute (`rules.totals`); those that are 0 are left out."""
+    """The figures of each task at some moment of a minute (`rules.transitions`); those that are 0 are left out."""
 
     buffer: str
     since: datetime

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf.errors import InputError
-from replaybuf.prompts.dataset_readers import epoch_order
-from replaybuf.prompts.datasets import PromptDataset
+from replaybuf.prompts.datasets import PromptDataset, epoch_order
 
 
 class Again:

@@ -12,9 +12,8 @@ from replaybuf.errors import ConflictError, FullError
 from replaybuf.query import LogicNode, ScalarNode, SetNode
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
-from replaybuf.rules.limits import Rules
+from replaybuf.rules.limits import Level, Rules
 from replaybuf.rules.policies import KEYS, Order
-from replaybuf.rules.rate import Level
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition, levels
 from replaybuf.storage.values import Draw, NewGroup, StorageItem
 from tests.reference.items import Items, Races, in_lane

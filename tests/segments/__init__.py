@@ -1,1 +1,1 @@
-"""Payloads that are kept apart: the places for segments, what lies in them, and buffers under every fault."""
+"""Payloads that are kept apart from the database."""

@@ -7,7 +7,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,11 @@ def test_a_defect_is_answered_without_its_traceback(
     assert "division by zero" in capsys.readouterr().err
 
 
+def read(readings: server.Readings, function: Callable[[Any], Any]) -> Coroutine[Any, Any, Any]:
+    """Run a function in a read transaction, in its turn."""
+    return readings.run(lambda reader, seconds: reader.read(function, timeout=seconds))
+
+
 @pytest.mark.parametrize("filled", ["sqlite", "postgres"], indirect=True)
 def test_a_read_that_takes_too_long_is_stopped(filled: str) -> None:
     endless = (
@@ -59,7 +66,7 @@ def test_a_read_that_takes_too_long_is_stopped(filled: str) -> None:
     readings = server.Readings(open_reader(filled), seconds=0.2)
     started = time.monotonic()
     with pytest.raises(LockedError, match=r"took longer than 0\.2 s"):
-        asyncio.run(readings.read(lambda tx: tx.table(endless)))
+        asyncio.run(read(readings, lambda tx: tx.table(endless)))
     assert time.monotonic() - started < 10
 
 
@@ -77,7 +84,7 @@ def test_few_reads_go_on_at_the_same_time(file: Path) -> None:
             now -= 1
 
     async def many() -> None:
-        await asyncio.gather(*(readings.read(work) for _ in range(4 * server.AT_ONCE)))
+        await asyncio.gather(*(read(readings, work) for _ in range(4 * server.AT_ONCE)))
 
     asyncio.run(many())
     assert most <= server.AT_ONCE
@@ -88,10 +95,10 @@ def test_a_read_whose_turn_doesnt_come_says_so(file: Path, monkeypatch: pytest.M
     readings, release = server.Readings(open_reader(str(file))), threading.Event()
 
     async def many() -> None:
-        busy = [asyncio.create_task(readings.read(lambda tx: release.wait(10))) for _ in range(server.AT_ONCE)]
+        busy = [asyncio.create_task(read(readings, lambda tx: release.wait(10))) for _ in range(server.AT_ONCE)]
         await asyncio.sleep(0)
         try:
-            await readings.read(lambda tx: None)
+            await read(readings, lambda tx: None)
         finally:
             release.set()
             await asyncio.gather(*busy)

@@ -10,8 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf.units import bins
-from replaybuf.web.axes import STEPS, TIMES, value_axis
-from replaybuf.web.plots import BARS, HEIGHT, POINTS, WIDTH, Across, areas, histogram, lines, whole_bins
+from replaybuf.web.plots import (
+    BARS,
+    HEIGHT,
+    POINTS,
+    STEPS,
+    TIMES,
+    WIDTH,
+    Across,
+    areas,
+    histogram,
+    lines,
+    value_axis,
+    whole_bins,
+)
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
 

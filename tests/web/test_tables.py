@@ -13,9 +13,8 @@ import pytest
 
 from replaybuf.errors import InputError
 from replaybuf.query import parse
-from replaybuf.web import tables
-from replaybuf.web.ask import Ask
-from replaybuf.web.tables import facet_of, listed, toggled
+from replaybuf.web import ask as tables
+from replaybuf.web.ask import Ask, facet_of, listed, toggled
 from tests.web.conftest import Client
 from tests.web.example import SCRIPT
 

@@ -20,6 +20,7 @@ from replaybuf.errors import (
     QueryError,
     UnsupportedError,
 )
+from replaybuf.rules.policies import OrderTerm
 from tests.frameworks import XtunerRollout, XtunerStatus
 from tests.xtuner import stand_in
 
@@ -249,11 +250,7 @@ def test_what_is_no_query_is_a_value_error(xtuner: ModuleType, query: Any) -> No
 
 async def test_a_policy_of_ones_own_draws_from_the_database(xtuner: ModuleType, buffer: Any) -> None:
     class Newest(xtuner.FIFOReplayPolicy):  # type: ignore[misc, name-defined]
-        same_as = ""
-
-        @staticmethod
-        def _place(item: Any) -> int:
-            return -int(item.timestamp_id)
+        order, same_as = (OrderTerm("timestamp_id", descending=True),), ""
 
     own = xtuner.ReplayBuffer(Newest(), xtuner.DatabaseStorage(buffer.buffer))
     for number, step in ((1, 0), (2, 2), (3, 3)):

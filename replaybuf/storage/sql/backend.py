@@ -17,7 +17,7 @@ from replaybuf.rules.policies import Order
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.presence import Waiting, WorkerEvent
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
-from replaybuf.storage.sql.copies.state_dict import load_state, read_state
+from replaybuf.storage.sql.copies.state_dict import load_state, save_state
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.circumstances import circumstances_of
 from replaybuf.storage.sql.statements import cursors, leases, matching, put
@@ -55,7 +55,7 @@ class SQLStorage(Store):
 
     def places(self) -> Tallied:
         """Return how many groups there are of each task and status, leased ones apart; callable as `len` is."""
-        tallies = self._blocking(lambda tx: read_tallies(tx, self.name))
+        tallies = self._blocking(lambda: self.transactions.read(lambda tx: read_tallies(tx, self.name)))
         return {name: n for name, n in tallies.items() if n and name[2] in (Tally.SIZE, Tally.LEASED)}
 
     # Putting and taking
@@ -72,8 +72,21 @@ class SQLStorage(Store):
         a group to be replaced isn't there, and LeaseLostError when its lease no longer holds it; then nothing is
         stored.
         """
+        [outcome] = await self.put_many([group])
+        if isinstance(outcome, BaseException):
+            try:
+                raise outcome
+            finally:
+                del outcome  # its traceback has this frame, and would keep the group
+        return outcome
+
+    async def put_many(self, groups: Sequence[NewGroup]) -> list[int | BaseException]:
+        """Store groups in as few transactions as their sizes allow; return the uid of each, or why it wasn't stored.
+
+        Each is stored as by `put`, or refused by itself.
+        """
         await self.open()
-        return await self.commits.put(group)
+        return await self.commits.put(groups)
 
     async def put_together(self, groups: Sequence[tuple[SQLStorage, NewGroup]]) -> list[int]:
         """Store groups in their buffers, all or none; return their uids.
@@ -381,31 +394,36 @@ class SQLStorage(Store):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole buffer as a dict of plain values and bytes, for any database. Blocks the caller."""
-        return self._blocking(partial(read_state, codec=self.codec))
+        return self._blocking(lambda: save_state(self.transactions, self.codec))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of `state_dict` into this buffer, which must be empty. Blocks the caller.
 
         Raises NotEmptyError when it isn't, SnapshotMismatchError for a dict of another version.
         """
-        self._blocking(partial(load_state, codec=self.codec, state=state), write=True)
+        self._blocking(lambda: load_state(self.transactions, self.segments, self.codec, state))
 
-    async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
+    async def save(
+        self, path: str, about: Mapping[str, str], progress: OnProgress | None = None, *, whole: bool = True
+    ) -> None:
         """Write a consistent snapshot to the SQLite file `path`, replacing it, while others go on writing.
 
         `about` is kept in the snapshot; `resume` compares it. `progress` is called from time to time, in any thread.
+        Unless it is to be `whole`, it refers to payloads that are kept apart, and is good as long as they stay there.
         """
-        await self._run(lambda: copy_to(self.engine, self.transactions.scope, path, about, progress))
+        await self._run(lambda: copy_to(self.engine, self.transactions.scope, path, about, progress, whole=whole))
 
     async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
         """Load the snapshot at `path` into this buffer, wholly or not at all.
 
         Raises NotEmptyError when the buffer isn't empty, SnapshotMismatchError when the snapshot's `about` differs from
-        `expected`, and SnapshotError when it isn't whole. `progress` is called from time to time, in any thread.
+        `expected`, SnapshotError when it isn't whole, or refers to payloads that have left, and PayloadStoreError when
+        these can't be reached. `progress` is called from time to time, in any thread.
         """
 
         async def work() -> None:
-            await copy_from(self.engine, self.transactions.scope, path, expected, progress)
+            scope, codec = self.transactions.scope, self.codec
+            await copy_from(self.engine, scope, path, expected, progress, codec, self.segments)
             self.watch.committed()
 
         await self._run(work)

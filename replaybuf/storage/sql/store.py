@@ -234,19 +234,15 @@ class Store:
             lambda: self.transactions.write(lambda tx: function(tx, *args), alone=alone, brief=brief)
         )
 
-    def _blocking(self, function: Callable[[Transaction], T], *, write: bool = False) -> T:
-        """Return `function(tx)` of a transaction, blocking the calling thread."""
+    def _blocking(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run `work()` in the database's thread, blocking the calling one."""
         self.begin()
 
-        async def work() -> T:
+        async def prepared() -> T:
             await self._prepare()
-            if not write:
-                return await self.transactions.read(function)
-            result = await self.engine.write(function, self.transactions.scope, fenced=False)
-            self.watch.committed()
-            return result
+            return await work()
 
-        return self.thread.run_blocking(work, self._lock_timeout + _BLOCKING_SECONDS)
+        return self.thread.run_blocking(prepared, self._lock_timeout + _BLOCKING_SECONDS)
 
     def read_parts(self, parts: Parts, timeout: float) -> list[bytes | None]:
         """Return parts of payloads, for handles of arrays; blocks."""

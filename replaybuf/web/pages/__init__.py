@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.web.ask import Ask
 from replaybuf.web.pages.group import draw_group, read_group
 from replaybuf.web.pages.groups import draw_groups, read_groups
@@ -20,21 +21,17 @@ from replaybuf.web.pages.steps import (
     draw_batch,
     draw_step,
     draw_steps,
+    draw_worker,
+    draw_workers,
     groups_of_step,
     read_batch,
     read_step,
     read_steps,
+    read_worker,
+    read_workers,
 )
-from replaybuf.web.pages.workers import draw_worker, draw_workers, read_worker, read_workers
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
 Data = dict[str, Any]
-
-
-def _nothing(data: Data, ask: Ask) -> Data:
-    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class Page:
     path: str
     title: str
     read: Callable[[ReadTransaction, Ask], Data] | None
-    draw: Callable[[Data, Ask], Mapping[str, Any]] = _nothing
+    draw: Callable[[Data, Ask], Mapping[str, Any]]
     in_menu: bool = True
     rows: Callable[[Data], Sequence[Any]] | None = None
     run: Callable[[Reader, Ask, float, int], Data] | None = None

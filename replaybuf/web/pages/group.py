@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf import units
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.files.foreign_rows import SYNONYMS
-from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.inspection.group_payloads import show_group
+from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
+from replaybuf.storage.sql.inspection.groups import describe_group, facts_of
 from replaybuf.storage.sql.inspection.lives import Life, life_of, timeline
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.tokens import SHADES, strip
 from replaybuf.web.ask import Ask, NotThereError
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 #: Rollouts that are shown at once, characters of a text, messages, tokens of a response and of all responses together.
 CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 20_000, 100, 2_000, 20_000
@@ -90,19 +88,18 @@ def read_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 def _read(
     tx: ReadTransaction, uid: int, *, everything: bool
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]], list[dict[str, Any]], str | None]:
-    """Return the metadata of a group and of its rollouts, the rollouts, and why they can't be shown in full.
+    """Return the metadata of a group and of its rollouts, the rollouts, and why not all of them can be shown.
 
-    All of them are empty when the group has left.
+    All of it is empty when the group has left.
     """
-    shown = show_group(tx, uid, payload=False)
-    if shown is None:
+    found = describe_group(tx, uid)
+    if found is None:
         return None, [], [], None
-    group, rows = shown.group, shown.rollouts
+    group, rows = found.group, found.rollouts
     if group["bytes"] > _LARGE and not everything:
         return group, rows, [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
     try:
-        full = show_group(tx, uid, payload=True)
-        return group, rows, [] if full is None or full.stored is None else full.decode(), None
+        return (group, rows, *decode_payload(uid, read_payload(tx, uid)))
     except DecodeError as error:
         return group, rows, [], str(error).removesuffix(" (without --full its metadata can be shown)")
 
@@ -203,8 +200,9 @@ def draw_group(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     strips = [one["tokens"] for one in data["rollouts"] if one["tokens"]]
     shades = [name for name in SHADES if any(name in one.shades for one in strips)]
     rewards = [one["reward"] for one in data["rollouts"] if one["reward"] is not None]
+    facts = {} if data["group"] is None else facts_of(data["group"], data["now"], units.moment)
     return {
-        "facts": [(label, value) for label, value in _facts(data["group"], data["now"]) if value],
+        "facts": [(name, value) for name, value in facts.items() if value and name not in ("status", "error")],
         "happenings": _happenings(data["life"]),
         "shades": shades,
         "by": next((one.by for one in strips if one.by), ""),
@@ -213,36 +211,6 @@ def draw_group(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         "sorts": _SORTS,
         "sort": ask.choice("sort", _SORTS),
     }
-
-
-def _facts(group: Mapping[str, Any] | None, now: datetime) -> list[tuple[str, str]]:
-    """Return what is known of a group besides its rollouts; empty texts for what isn't."""
-    if group is None:
-        return []
-
-    def when(name: str) -> str:
-        return "" if group[name] is None else f"{units.moment(group[name])} ({units.ago(group[name], now)})"
-
-    holder = group["leased_by"]
-    return [
-        ("task", group["task_name"]),
-        ("buffer", group["buffer"]),
-        ("reward", units.figure(group["reward"])),
-        ("staleness", units.figure(group["staleness"])),
-        ("put", when("created_at")),
-        ("by", group["worker"] or ""),
-        ("put at step", _known(group["put_step"])),
-        ("leased", when("leased_until") and f"until {when('leased_until')}{f' by {holder}' if holder else ''}"),
-        ("trained on at step", _known(group["trained_step"])),
-        ("archived", when("archived_at") if group["status"] == Status.ARCHIVED else ""),
-        ("deliveries", str(group["deliveries"] or "")),
-        ("times drawn", str(group["times_sampled"] or "")),
-        ("priority", f"{group['priority']:g}"),
-        ("tokens", f"{units.number(group['prompt_tokens'])} prompt, {units.number(group['response_tokens'])} response"),
-        ("payload", units.size(group["bytes"])),
-        ("key", group["key"] or ""),
-        ("tags", "  ".join(f"{name}={_text(value)}" for name, value in (group["tags"] or {}).items())),
-    ]
 
 
 def _happenings(life: Life) -> list[tuple[datetime | None, str, str]]:

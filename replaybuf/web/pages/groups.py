@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
@@ -15,11 +15,8 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, parse_order
 from replaybuf.storage.sql.inspection.group_queries import COUNTED, Chosen, Key, page_of_groups, values_of_groups
 from replaybuf.storage.sql.inspection.measures import tallies_of
-from replaybuf.web.ask import Ask
-from replaybuf.web.tables import facet_of
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.web.ask import Ask, facet_of
 
 _SIZE, _MOST = 50, 500
 STATUSES = tuple(map(str, Status))
@@ -48,7 +45,8 @@ def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         raise InputError(f"status must be one of {', '.join(STATUSES)}, not {status!r:.100}")
     size = ask.number("size", _SIZE, least=1, most=_MOST) or _SIZE
     where = ask.text("where") or ""
-    tasks = _counted(tx, ask.text("buffer"))
+    of_buffers = tallies_of(tx, ask.text("buffer")).values()
+    tasks = [{"task": one, **numbers} for tallies in of_buffers for one, numbers in of_tasks(tallies).items()]
     data: dict[str, Any] = {
         "now": tx.now(),
         "where": where,
@@ -67,11 +65,11 @@ def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         return {**data, "error": query}
     order = _order(ask)
     chosen = Chosen(query, order, ask.text("buffer"), task, status)
-    found = page_of_groups(tx, chosen, _after(ask, order), size)
-    last = None if found.last is None else json.dumps([found.last.value, found.last.uid])
+    rows, key = page_of_groups(tx, chosen, _after(ask, order), size)
+    last = None if key is None else json.dumps([key.value, key.uid])
     looked_at, counts = values_of_groups(tx, chosen)
     values = {name: [*of_name.items()] for name, of_name in counts.items() if of_name}
-    return {**data, "rows": found.rows, "next": last, "looked_at": looked_at, "values": values}
+    return {**data, "rows": rows, "next": last, "looked_at": looked_at, "values": values}
 
 
 _PARAMETERS = {"status": "status", "task_name": "task"}
@@ -130,14 +128,6 @@ def _after(ask: Ask, order: OrderTerm) -> Key | None:
         return Key(value, uid)
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError("after must be as the link to the next page has it") from error
-
-
-def _counted(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any]]:
-    return [
-        {"task": task, **numbers}
-        for tallies in tallies_of(tx, buffer).values()
-        for task, numbers in of_tasks(tallies).items()
-    ]
 
 
 def _total(tasks: list[dict[str, Any]], task: str | None, status: str | None) -> int | None:

@@ -6,29 +6,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.inspection.dashboard import newest_groups
-from replaybuf.storage.sql.inspection.measures import tallies_of
-from replaybuf.storage.sql.inspection.run_records import (
-    CHECKPOINTS,
-    EVENTS,
-    history_of,
-    last_batches,
-    last_sign_of,
-    newest,
-)
+from replaybuf.storage.sql.inspection.measures import segments_of_places, tallies_of
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
+from replaybuf.storage.sql.inspection.waits import newest_groups
 from replaybuf.units import time_of
-from replaybuf.web.ask import Ask
+from replaybuf.web.ask import Ask, listed
 from replaybuf.web.pages.records import read_waits
 from replaybuf.web.plots import BARS, Plot, areas, histogram, lines, whole_bins
-from replaybuf.web.tables import listed
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 #: The columns by which tasks are ordered, beside the numbers of groups of each status.
 _TASKS = ("task", "buffer", "leased", "archived", "put", "sampled_new", "sampled_again", "expired", "evicted")
@@ -62,6 +52,7 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "tasks": [{"buffer": name, "task": one, **more} for name, of in figures.items() for one, more in of.items()],
         "rates": _rates_now(history),
         "bytes": tx.database_bytes(),
+        "places": segments_of_places(tx),
         **read_waits(tx, buffer, task),
         "newest": newest_groups(tx, buffer, task),
         "batches": [
@@ -69,8 +60,8 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
             for one in last_batches(tx, buffer, _BATCHES, completed=True, until=end.timestamp())[::-1]
         ],
         "history": history,
-        "checkpoint": next(iter(newest(tx, CHECKPOINTS, buffer, 1)), None),
-        "events": newest(tx, EVENTS, buffer, _EVENTS),
+        "checkpoint": next(iter(newest(tx, "checkpoints", buffer, 1)), None),
+        "events": newest(tx, "events", buffer, _EVENTS),
     }
 
 

@@ -7,10 +7,9 @@ from typing import Any
 from replaybuf.rules.circumstances import in_force
 from replaybuf.storage.sql.inspection.groups import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import CHECKPOINTS, EVENTS, newest
+from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.storage.sql.inspection.waits import Explained, Question, explain
-from replaybuf.web.ask import LARGEST, Ask
-from replaybuf.web.tables import facet_of, listed
+from replaybuf.web.ask import LARGEST, Ask, facet_of, listed
 
 _MOST_WAITS = 50
 
@@ -27,15 +26,8 @@ def read_waits(tx: ReadTransaction, buffer: str | None, task: str | None = None)
 
 
 def _row(buffer: str, one: Explained, *, asked: bool) -> dict[str, Any]:
-    return {
-        "buffer": buffer,
-        "asked": asked,
-        **one.fields,
-        "reason": str(one.diagnosis.reason),
-        "sentence": one.diagnosis.sentence,
-        "facts": [fact.text for fact in one.diagnosis.facts],
-        "limits": {} if one.limits is None else in_force(one.limits),
-    }
+    facts = [fact.text for fact in one.diagnosis.facts]
+    return {**one.row(buffer), "asked": asked, "facts": facts, "limits": (one.limits and in_force(one.limits)) or {}}
 
 
 _MOST_ROWS = 10_000
@@ -44,7 +36,7 @@ _CHECKPOINTS = ("step", "buffer", "created_at", "groups", "bytes")
 
 def read_checkpoints(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return the checkpoints, newest first."""
-    return {"now": tx.now(), "rows": newest(tx, CHECKPOINTS, ask.text("buffer"), _MOST_ROWS)}
+    return {"now": tx.now(), "rows": newest(tx, "checkpoints", ask.text("buffer"), _MOST_ROWS)}
 
 
 def draw_checkpoints(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
@@ -66,7 +58,7 @@ def read_events(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     given = {column: text for column, name in _CHOSEN.items() if (text := ask.text(name)) is not None}
     conditions = ["id < :before", *(f"{column} = :{column}" for column in given)]
     before = ask.number("before", LARGEST)
-    found = newest(tx, EVENTS, ask.text("buffer"), _EVENTS_SHOWN + 1, *conditions, before=before, **given)
+    found = newest(tx, "events", ask.text("buffer"), _EVENTS_SHOWN + 1, *conditions, before=before, **given)
     rows = found[:_EVENTS_SHOWN]
     return {
         "now": tx.now(),

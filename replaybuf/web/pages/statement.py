@@ -7,19 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf.errors import AccessError, InputError, LockedError, QueryError
 from replaybuf.storage.sql.inspection.questions import QUESTIONS
-from replaybuf.storage.sql.inspection.run_records import BATCHES, newest
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, View, ViewColumn, without_markup
 from replaybuf.web.apart import Answer, run_apart
 from replaybuf.web.ask import Ask
-from replaybuf.web.axes import STEPS, TIMES
-from replaybuf.web.plots import Across, Plot, bars, lines
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+from replaybuf.web.plots import STEPS, TIMES, Across, Plot, bars, lines
 
 #: Rows on the page and in JSON, and in CSV.
 ROWS, CSV_ROWS = 500, 100_000
@@ -55,7 +52,7 @@ def run_typed(reader: Reader, ask: Ask, seconds: float, rows: int) -> dict[str, 
 
 def _questions(tx: ReadTransaction, buffer: str | None) -> dict[str, list[dict[str, str]]]:
     """Return the questions by topic, about the last train step."""
-    found = newest(tx, BATCHES, buffer, 1, "step IS NOT NULL")
+    found = newest(tx, "batches", buffer, 1, "step IS NOT NULL")
     step = str(found[0]["step"]) if found else _STEP
     topics: dict[str, list[dict[str, str]]] = {}
     for one in QUESTIONS:

@@ -1,9 +1,9 @@
-"""The train steps of a run, one of them with the groups that it was trained on, and one draw."""
+"""The train steps of a run, one of them with its groups, one draw; and the workers: what they made of the steps."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from operator import itemgetter
@@ -13,20 +13,21 @@ from replaybuf.rules.comparison import by_worker, tabulate
 from replaybuf.storage.sql.inspection.drawn_batches import Member, recorded
 from replaybuf.storage.sql.inspection.groups import check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import BATCH_GROUPS, BATCHES, newest
+from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.storage.sql.inspection.traces import (
     StepSummary,
+    WorkerStep,
     judge_steps,
     lowest_answers,
+    steps_by_worker,
     summarise_steps,
     trace_step,
+    trace_worker,
 )
-from replaybuf.web.ask import LARGEST, Ask, NotThereError
-from replaybuf.web.axes import STEPS
+from replaybuf.web.ask import LARGEST, Ask, NotThereError, listed
 from replaybuf.web.other_runs import MOST_STEPS
-from replaybuf.web.pages.records import one_buffer
-from replaybuf.web.plots import Across, lines
-from replaybuf.web.tables import listed
+from replaybuf.web.pages.records import one_buffer, read_waits
+from replaybuf.web.plots import STEPS, Across, Plot, lines
 
 _SIZE = 50
 #: Groups that are read to find out what stands out of the steps.
@@ -60,7 +61,7 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     more = len(numbers) > _SIZE
     steps = [one for one in plotted if not more or one.step > numbers[_SIZE]]
     without = recorded(tx, buffer).without_step
-    unnamed = newest(tx, BATCHES, buffer, _SIZE, "step IS NULL") if without and before is None else []
+    unnamed = newest(tx, "batches", buffer, _SIZE, "step IS NULL") if without and before is None else []
     return {
         "now": tx.now(),
         "chosen": buffer,
@@ -165,10 +166,10 @@ def draw_step(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
 def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return a draw with its groups, and those by who made them. Raises NotThereError."""
     number = ask.number("batch")
-    found = newest(tx, BATCHES, None, 1, "id = :id", id=number)
+    found = newest(tx, "batches", None, 1, "id = :id", id=number)
     if not found:
         raise NotThereError(f"there is no draw {number} on record; the oldest are forgotten")
-    groups = newest(tx, BATCH_GROUPS, None, _MOST_GROUPS, "batch = :batch", batch=number)
+    groups = newest(tx, "batch_groups", None, _MOST_GROUPS, "batch = :batch", batch=number)
     members = [Member(**{name: row[name] for name in Member.__slots__}) for row in groups]
     return {"now": tx.now(), "batch": found[0], "groups": members, "workers": by_worker(tabulate(members), {})}
 
@@ -176,3 +177,111 @@ def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 def draw_batch(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return a page of the groups of a draw in the order that is asked for."""
     return {"page": listed(data["groups"], ask, _MEMBERS)}
+
+
+_MOST_ROWS = 10_000
+#: The columns by which workers are ordered: what they made, and their last hour.
+_MADE = ("name", "groups", "reward", "lead", "worse", "staleness")
+_WORKERS = (
+    *("worker", "host", "pid", "last_seen", "started_at", "groups_last_hour", "rollouts_last_hour"),
+    *("tokens_last_hour", "failures_last_hour", "taken_last_hour"),
+)
+_STEPS_OF_WORKERS = 50
+_MOST_LINES, _LOWEST_SHOWN = 8, 50
+
+
+def read_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return the workers, those heard of last first, what they made of the last steps, and the waits under way."""
+    buffer = ask.text("buffer")
+    chosen, _ = one_buffer(tx, ask)
+    made = [_total(name, steps) for name, steps in steps_by_worker(tx, chosen, _STEPS_OF_WORKERS).items()]
+    return {
+        "now": tx.now(),
+        "chosen": chosen,
+        "workers": newest(tx, "workers", buffer, _MOST_ROWS),
+        "made": sorted(made, key=lambda one: (-one["worse"], one["lead"], one["name"] or "")),
+        **read_waits(tx, buffer),
+    }
+
+
+def draw_workers(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    """Return plots of the workers side by side: mean reward and staleness over the last steps."""
+    shown = data["made"][:_MOST_LINES]
+    return {
+        "plots": plot_workers({one["name"] or "unknown": one["steps"] for one in shown}),
+        "lines": len(shown),
+        "compared": listed(data["made"], ask, _MADE, order="sort", after="page"),
+        "page": listed(data["workers"], ask, _WORKERS),
+    }
+
+
+def _total(name: str | None, steps: Sequence[WorkerStep]) -> dict[str, Any]:
+    """Return what a worker made of several steps: means, its lead over the others, and in how many it stands out."""
+
+    def mean_of(values: Iterable[tuple[float | None, int]]) -> float | None:
+        known = [(value, groups) for value, groups in values if value is not None]
+        return sum(value * groups for value, groups in known) / sum(n for _, n in known) if known else None
+
+    parts = [one.part for one in steps]
+    below = mean_of((part.below, part.groups) for part in parts)
+    return {
+        "name": name,
+        "groups": sum(part.groups for part in parts),
+        "steps": steps,
+        "reward": mean_of((part.reward, part.groups) for part in parts),
+        "lead": 0.0 if below is None else -below,
+        "staleness": mean_of((part.staleness, part.groups) for part in parts),
+        "worse": sum(part.stands_out for part in parts),
+    }
+
+
+def plot_workers(made: Mapping[str, Sequence[WorkerStep]]) -> list[Plot]:
+    """Return plots of the mean rewards and of the staleness of workers over train steps."""
+
+    def of(field: str) -> dict[str, list[tuple[float, float]]]:
+        return {
+            name: sorted(
+                (float(one.summary.step), value)
+                for one in steps
+                if not one.summary.undone and (value := getattr(one.part, field)) is not None
+            )
+            for name, steps in made.items()
+        }
+
+    worse = {
+        float(one.summary.step): f"{name} stands out: mean reward {one.part.reward:.3f}, others {one.part.others:.3f}"
+        for name, steps in [*made.items()][:1]
+        for one in steps
+        if one.part.stands_out
+    }
+    across = Across(STEPS, "step", None)
+    plots = [
+        lines("Mean reward by worker", of("reward"), across=across, fitted=True, marks=worse),
+        lines("Staleness by worker", of("staleness"), across=across),
+    ]
+    return [one for one in plots if one]
+
+
+def read_worker(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return what a worker made and drew. Raises NotThereError."""
+    buffer, _ = one_buffer(tx, ask)
+    name = ask.text("worker") or ""
+    found = trace_worker(tx, buffer, name, _STEPS_OF_WORKERS)
+    rows = newest(tx, "workers", buffer, 1, "worker = :name", name=name)
+    if found is None and not rows:
+        raise NotThereError(f"nothing is known of a worker {name!r:.100} in the buffer {buffer!r:.100}")
+    return {
+        "now": tx.now(),
+        "chosen": buffer,
+        "worker": name,
+        "row": rows[0] if rows else None,
+        "steps": found.steps if found else [],
+        "buffered": found.buffered if found else [],
+        "draws": found.draws if found else [],
+        "lowest": [one for _, one in found.lowest[:_LOWEST_SHOWN]] if found else [],
+    }
+
+
+def draw_worker(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    """Return the plots of a worker's rewards and staleness over steps."""
+    return {"plots": plot_workers({data["worker"]: data["steps"]}) if data["steps"] else []}

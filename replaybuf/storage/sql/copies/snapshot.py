@@ -3,24 +3,33 @@
 Rows are copied unchanged, in batches, from one transaction of the source, so that the snapshot is consistent while
 others write. Copies go between SQLite and PostgreSQL in both directions. The file appears under its name only when
 complete.
+
+Payloads that are kept apart are whole in a snapshot, or it refers to where they are. In a buffer that is loaded they
+are its own, in either case: nothing that this database doesn't know of keeps the segments of another one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Table, func, insert, select
 
 from replaybuf.atomic_file import partial_file, publish
-from replaybuf.errors import SnapshotError
+from replaybuf.codec.payload import Codec
+from replaybuf.codec.tails import joined, names_its_arrays
+from replaybuf.errors import DecodeError, PayloadStoreError, SnapshotError
 from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
+from replaybuf.segments.extents import EXTENT_BYTES, Extent
+from replaybuf.segments.store import SegmentLostError
 from replaybuf.storage.sql.copies.snapshot_file import (
+    PAYLOADS_OF,
     check_facts,
     close_file,
     damaged,
@@ -31,11 +40,12 @@ from replaybuf.storage.sql.copies.snapshot_file import (
     same_file,
     write_facts,
 )
+from replaybuf.storage.sql.copies.whole import BATCH_BYTES, keeping_segments, read_whole, tails_of
 from replaybuf.storage.sql.engine.database import Database, Steps
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
-from replaybuf.storage.sql.schema.tables import group, lane, payload, tally
+from replaybuf.storage.sql.schema.tables import group, lane, payload, place, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
 from replaybuf.storage.sql.statements.columns import rescoped_key
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
@@ -43,19 +53,34 @@ from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.lanes import CLOCKS, all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
-from replaybuf.storage.sql.statements.restore import free_shift, make_room, raise_uid
+from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
+from replaybuf.storage.sql.statements.segments import check_open, read_places
 
-_BATCH_BYTES = 16 * 1024 * 1024
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.tasks.segments import SegmentBatch, Segments
+
 _BATCH_GROUPS = 1000
 _FEW_GROUPS = 50
 
 T = TypeVar("T")
+Row = dict[str, Any]
+#: The columns of a row of `rb_payload` that has its whole payload.
+_INSIDE: Row = {"segment": None, "size": None}
 
 
 async def copy_to(
-    source: Database, scope: Scope, path: str, about: Mapping[str, str], progress: OnProgress | None = None
+    source: Database,
+    scope: Scope,
+    path: str,
+    about: Mapping[str, str],
+    progress: OnProgress | None = None,
+    *,
+    whole: bool = True,
 ) -> None:
-    """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one."""
+    """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one.
+
+    Unless it is to be `whole`, it refers to the payloads that are kept apart, and is good as long as they stay there.
+    """
     if source.path is not None and same_file(path, source.path):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
     with partial_file(path) as partial:
@@ -63,11 +88,23 @@ async def copy_to(
         try:
             await target.write(lambda tx: create_schema(tx, path))
             async with (
+                keeping_segments(source, scope) as kept,
                 source.transaction(scope, write=False) as reading,
                 target.transaction(held, write=True) as writing,
             ):
                 ends = _CopyEnd(source, scope, reading), _CopyEnd(target, held, writing)
-                digest = await _copy_rows(*ends, progress)
+                places = await ends[0].run(read_places)
+
+                async def convert(rows: list[Row]) -> list[Row]:
+                    if not whole:
+                        return [row | {"segment": None} for row in rows]  # the file owns none
+                    payloads = await read_whole([row["data"] for row in rows], places, kept=kept)
+                    return [row | {"data": data} | _INSIDE for row, data in zip(rows, payloads, strict=True)]
+
+                digest = await _copy_rows(*ends, convert, progress)
+                if places and not whole:
+                    about = {**about, PAYLOADS_OF: scope.database or ""}
+                    await ends[1].run(_insert_rows, place, [{"id": id, "url": url} for id, url in places.items()])
                 await ends[1].run(return_all)
                 await ends[1].run(write_facts, about, digest)
         finally:
@@ -76,24 +113,107 @@ async def copy_to(
 
 
 async def copy_from(
-    target: Database, scope: Scope, path: str, expected: Mapping[str, str], progress: OnProgress | None = None
+    target: Database,
+    scope: Scope,
+    path: str,
+    expected: Mapping[str, str],
+    progress: OnProgress | None,
+    codec: Codec,
+    segments: Segments,
 ) -> None:
-    """Load the snapshot at `path` into a buffer in `target`, which must be empty."""
+    """Load the snapshot at `path` into a buffer in `target`, which must be empty, and whose segments these are."""
     source = await open_file(path, expected)
     try:
-        async with target.transaction(scope, write=True, alone=True) as writing:
-            await writing.run(check_fence)
-            await writing.run(make_room)
-            async with source.transaction(write=False) as reading:
-                ends = _CopyEnd(source, DEFAULT, reading, path), _CopyEnd(target, scope, writing)
+        async with source.transaction(write=False) as reading:
+            snapshot = _Loading(_CopyEnd(source, DEFAULT, reading, path), path, codec, segments)
+            while True:
+                if segments.writes:
+                    await target.read(_check_room, scope)
+                    await snapshot.write_apart()
                 try:
-                    digest = await _copy_rows(*ends, progress, anew=True)
-                except Exception:
-                    await ends[0].run(_check_file, path)  # damage may be the reason
-                    raise
-                await ends[0].run(check_facts, path, digest)
+                    async with target.transaction(scope, write=True, alone=True) as writing:
+                        await writing.run(check_fence)
+                        await writing.run(make_room)
+                        ends = snapshot.end, _CopyEnd(target, scope, writing)
+                        try:
+                            digest = await _copy_rows(*ends, snapshot.converted, progress, anew=True)
+                        except (SegmentLostError, PayloadStoreError, SnapshotError):
+                            raise
+                        except Exception:
+                            await ends[0].run(_check_file, path)  # damage may be the reason
+                            raise
+                        await writing.run(check_open, {extent.segment for extent in snapshot.extents.values()})
+                        await ends[0].run(check_facts, path, digest)
+                    return
+                except SegmentLostError:
+                    segments.lost()
     finally:
         await source.dispose()
+
+
+def _check_room(tx: Transaction) -> None:
+    check_fence(tx)
+    check_no_groups(tx)
+
+
+class _Loading:
+    """A snapshot that is loaded. `extents` are the payloads that were written to segments of the buffer, by uid."""
+
+    def __init__(self, end: _CopyEnd, path: str, codec: Codec, segments: Segments) -> None:
+        self.end = end
+        self.extents: dict[int, Extent] = {}
+        self._path = path
+        self._codec = codec
+        self._segments = segments
+
+    async def write_apart(self) -> None:
+        """Write the payloads that are to be kept apart, before the transaction that names them."""
+        self.extents, after, size = {}, 0, 1
+        while batch := await self._segments.ready():
+            groups, rows = await self.end.run(_batch, after, size, batch.threshold)
+            if not groups:
+                return
+            after, size = groups[-1]["uid"], _next_size(groups)
+            self.extents |= await asyncio.to_thread(self._add, batch, await self._whole(rows))
+
+    def _add(self, batch: SegmentBatch, rows: Sequence[Row]) -> dict[int, Extent]:
+        extents = {}
+        for row in rows:
+            with suppress(DecodeError):  # a damaged payload stays in the database
+                split = self._codec.split(row["data"])
+                if split.size >= batch.threshold:
+                    extents[row["uid"]] = batch.add(split)
+        batch.flush()
+        return extents
+
+    async def converted(self, rows: list[Row]) -> list[Row]:
+        """Return rows of `rb_payload` as they will be in the buffer."""
+        there = [row for row in rows if row["uid"] not in self.extents]
+        return [self._named(row) for row in rows if row["uid"] in self.extents] + await self._whole(there)
+
+    def _named(self, row: Row) -> Row:
+        extent, data = self.extents[row["uid"]], row["data"]
+        head = data[:-EXTENT_BYTES] if names_its_arrays(data) else self._codec.split(data).head
+        return row | {"data": head + extent.packed(), "segment": extent.segment, "size": extent.size}
+
+    async def _whole(self, rows: list[Row]) -> list[Row]:
+        """Return rows with whole payloads. Raises SnapshotError where one that the snapshot refers to isn't there."""
+        tails = await tails_of([row["data"] for row in rows], await self.end.run(read_places))
+        whole = []
+        for row, tail in zip(rows, tails, strict=True):
+            data = row["data"]
+            if tail is not None and names_its_arrays(data):
+                try:
+                    data = joined(data, tail)
+                    self._codec.verify(data)
+                except DecodeError as error:
+                    raise SnapshotError(
+                        f"the snapshot {self._path} refers to payloads, and that of group {row['uid']} has left the "
+                        f"place where it was kept ({error}); nothing was loaded. Resume from a snapshot that has its "
+                        "payloads in it, as save() makes them without payloads='keep'"
+                    ) from error
+            whole.append(row | {"data": data} | _INSIDE)
+        return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +235,18 @@ class _CopyEnd:
             raise damaged(self.snapshot, error) from error
 
 
-async def _copy_rows(source: _CopyEnd, target: _CopyEnd, progress: OnProgress | None, *, anew: bool = False) -> int:
-    """Copy a buffer, and return the digest of its payloads."""
+async def _copy_rows(
+    source: _CopyEnd,
+    target: _CopyEnd,
+    convert: Callable[[list[Row]], Awaitable[list[Row]]],
+    progress: OnProgress | None,
+    *,
+    anew: bool = False,
+) -> int:
+    """Copy a buffer, and return the digest of its payloads as they are in the snapshot.
+
+    `convert` returns rows of `rb_payload` as they are to be in the copy.
+    """
     lanes, tallies = await source.run(_read_lanes)
     last, ticket = await source.run(_read_ends)
     shift = await target.run(free_shift, last)
@@ -131,9 +261,9 @@ async def _copy_rows(source: _CopyEnd, target: _CopyEnd, progress: OnProgress | 
         groups, payloads = await source.run(_batch, after, size)
         if not groups:
             break
-        after, nbytes = groups[-1]["uid"], sum(row["bytes"] for row in groups)
-        size = max(1, min(_BATCH_GROUPS, int(_BATCH_BYTES * len(groups) / max(nbytes, 1))))
-        digest += payloads_digest(payloads)
+        after, size = groups[-1]["uid"], _next_size(groups)
+        converted = await convert(payloads)
+        digest += payloads_digest(payloads if anew else converted)
         for row in groups:
             row["lane"] = ids[row["lane"]]
             row["made_from"] = None  # checkpoints stay behind
@@ -142,17 +272,26 @@ async def _copy_rows(source: _CopyEnd, target: _CopyEnd, progress: OnProgress | 
             row["uid"] += shift
             if row["scoped_key"] is not None:
                 row["scoped_key"] = rescoped_key(row["scoped_key"], target.scope.buffer)
-        for row in payloads:
+        for row in converted:
             row["uid"] += shift
-        await target.run(_check_sizes, payloads)
+        await target.run(_check_sizes, converted)
         await target.run(_insert_rows, group, groups)
-        await target.run(_insert_rows, payload, payloads)
-        reporter.add(len(groups), nbytes)
+        await target.run(_insert_rows, payload, converted)
+        reporter.add(len(groups), _bytes_of(groups))
     await target.run(raise_uid, last + shift)
     await target.run(set_next_ticket, ticket)
     await target.run(write_cursors, await source.run(lambda tx: read_cursors(tx, tx.scope.buffer or "")))
     reporter.finish()
     return digest
+
+
+def _bytes_of(groups: Sequence[Row]) -> int:
+    return sum(row["bytes"] for row in groups)
+
+
+def _next_size(groups: Sequence[Row]) -> int:
+    """Return how many groups to read next, after these."""
+    return max(1, min(_BATCH_GROUPS, int(BATCH_BYTES * len(groups) / max(_bytes_of(groups), 1))))
 
 
 def _read_lanes(tx: Transaction) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -205,14 +344,16 @@ def _check_sizes(tx: Transaction, payloads: Sequence[Mapping[str, Any]]) -> None
         limit.check(f"group {row['uid']}", (row["data"], row["prompt"]))
 
 
-def _batch(tx: Transaction, after: int, size: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _batch(tx: Transaction, after: int, size: int, least: int = 0) -> tuple[list[Row], list[Row]]:
+    """Return the next groups, of `least` bytes, as rows of `rb_group` and `rb_payload`."""
     lanes = [row.id for row in all_lanes(tx)]
-    chosen = select(group).where(group.c.uid > after, group.c.lane.in_(lanes)).order_by(group.c.uid).limit(size)
+    ours = [group.c.lane.in_(lanes), group.c.bytes >= least]
+    chosen = select(group).where(group.c.uid > after, *ours).order_by(group.c.uid).limit(size)
     groups = [dict(row) for row in tx.execute(chosen).mappings()]
     if not groups:
         return [], []
     between = payload.c.uid.between(groups[0]["uid"], groups[-1]["uid"])
-    wanted = select(payload).join(group, group.c.uid == payload.c.uid).where(between, group.c.lane.in_(lanes))
+    wanted = select(payload).join(group, group.c.uid == payload.c.uid).where(between, *ours)
     payloads = [dict(row) for row in tx.execute(wanted).mappings()]
     for row in payloads:
         if not isinstance(row["data"], bytes):  # changed by hand, or damaged: copied as an undecodable payload
@@ -235,6 +376,6 @@ def _look_through(tx: Transaction, progress: OnProgress | None) -> int:
             break
         after = groups[-1]["uid"]
         digest += payloads_digest(payloads)
-        reporter.add(len(groups), sum(row["bytes"] for row in groups))
+        reporter.add(len(groups), _bytes_of(groups))
     reporter.finish()
     return digest

@@ -24,12 +24,14 @@ from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
-from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, tally
+from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, place, tally
 
 GROUPS, BYTES = "groups", "bytes"
+#: The number of the database whose payloads the file refers to. One that has all payloads in it has no such fact.
+PAYLOADS_OF = "payloads_of"
 
 # A snapshot has no checkpoints and no garbage.
-_TABLES = (lane, group, tally, counter, buffer, cursor, info)
+_TABLES = (lane, group, tally, counter, buffer, cursor, info, place)
 _BATCH = 5000
 _BITS = (1 << 64) - 1
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select, update
 
@@ -16,7 +18,9 @@ from replaybuf.rules import transitions
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.segments.store import SegmentLostError
 from replaybuf.storage.portable import BufferState, StoredGroup, pack_state, unpack_state
+from replaybuf.storage.sql.copies.whole import in_batches, keeping_segments, read_whole
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors, read_tallies
@@ -26,6 +30,7 @@ from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.new_rows import (
+    Apart,
     EncodedGroup,
     check_size,
     describe,
@@ -34,28 +39,60 @@ from replaybuf.storage.sql.statements.new_rows import (
     payload_row,
 )
 from replaybuf.storage.sql.statements.ordering import new_keys
-from replaybuf.storage.sql.statements.restore import free_shift, make_room, raise_uid
+from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.segments import read_places
 from replaybuf.storage.values import NewGroup
 
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.tasks.segments import Segments
+    from replaybuf.storage.sql.tasks.transactions import Transactions
 
-def read_state(tx: Transaction, codec: Codec) -> dict[str, Any]:
-    """Return the portable state of the buffer."""
-    codec = codec.as_stored()
+
+async def save_state(transactions: Transactions, codec: Codec) -> dict[str, Any]:
+    """Return the portable state of a buffer, with whole payloads."""
+    async with keeping_segments(transactions.engine, transactions.scope) as kept:
+        read = await transactions.read(_read_state)
+        for rows in in_batches(read.rows, lambda row: row.column("bytes") or 0):
+            stored = [row for row in rows if row.payload is not None]
+            payloads = await read_whole([row.payload or b"" for row in stored], read.places, kept=kept)
+            for row, payload in zip(stored, payloads, strict=True):
+                row.payload = payload
+    return await transactions.compute(partial(_pack, codec.as_stored(), transactions.scope.rules), read)
+
+
+@dataclass(slots=True)
+class _ReadState:
+    """What was read of a buffer: the rows of its groups, its lanes by name, all places, and the rest of its state."""
+
+    rows: list[GroupRow]
+    homes: dict[LaneName, Lane]
+    places: dict[int, str]
+    state: BufferState
+
+
+def _read_state(tx: Transaction) -> _ReadState:
     name = tx.scope.buffer or ""
     tallies = Counter(read_tallies(tx, name))
     homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
-    groups = []
-    for found in map(GroupRow.of, tx.execute(_all_groups(tx))):
-        stored = _stored(found, codec, homes[(found.task_name, found.status)])
-        if found.column("lease") is not None:
-            stored = _given_back(stored, tx.scope.rules, homes[(found.task_name, found.status)], tallies)
-        groups.append(stored)
+    rows = [GroupRow.of(row) for row in tx.execute(_all_groups(tx))]
     clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
     next_uid = last_uid(tx) + 1
     join(tx)
     steps = {name: one.step for name, one in homes.items() if one.step is not None}
-    return pack_state(BufferState(groups, next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx, name), steps))
+    state = BufferState([], next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx, name), steps)
+    return _ReadState(rows, homes, read_places(tx), state)
+
+
+def _pack(codec: Codec, rules: Rules, read: _ReadState) -> dict[str, Any]:
+    tallies = Counter(read.state.tallies)
+    for found in read.rows:
+        home = read.homes[(found.task_name, found.status)]
+        stored = _stored(found, codec, home)
+        if found.column("lease") is not None:
+            stored = _given_back(stored, rules, home, tallies)
+        read.state.groups.append(stored)
+    return pack_state(replace(read.state, tallies=tallies))
 
 
 def _all_groups(tx: Transaction) -> Any:
@@ -91,9 +128,26 @@ def _given_back(
     return StoredGroup(item, stored.payload, stored.ticket, keys, archived_at, stored.due)
 
 
-def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
-    """Load a portable state into the buffer, which must be empty."""
-    loaded = unpack_state(state)
+async def load_state(transactions: Transactions, segments: Segments, codec: Codec, state: dict[str, Any]) -> None:
+    """Load a portable state into a buffer, which must be empty; its large payloads are kept apart if new ones are."""
+    loaded, copying = unpack_state(state), codec.as_stored()
+    await transactions.read(check_no_groups)
+    while True:
+        encoded: list[EncodedGroup] = []
+        for groups in in_batches(loaded.groups, lambda one: len(one.payload)):
+            apart = await segments.ready()
+            encoded += await transactions.compute(partial(_encoded, copying, apart), groups)
+        load = partial(_load, loaded=loaded, encoded=encoded)
+        try:
+            await transactions.engine.write(load, transactions.scope, fenced=False)
+        except SegmentLostError:
+            segments.lost()
+        else:
+            transactions.committed()
+            return
+
+
+def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup]) -> None:
     check_fence(tx)
     make_room(tx)
     shift = free_shift(tx, loaded.next_uid - 1)
@@ -103,13 +157,11 @@ def load_state(tx: Transaction, codec: Codec, state: dict[str, Any]) -> None:
     used = {(one.item.task_name, one.item.status) for one in loaded.groups}
     used |= {(task, status) for task, status, _ in loaded.clocks}
     _set_clocks(tx, {name: lanes[name] for name in used}, loaded.clocks)
-    copying = codec.as_stored()
-    rows = [(one, _encoded(copying, one)) for one in loaded.groups]
-    for _, encoded in rows:
-        check_size(tx, encoded)
+    for new in encoded:
+        check_size(tx, new)
     keyed = [
-        (one.item.uid + shift, encoded, scoped_key(tx.scope.buffer, one.item.task_name, one.item.key), one.ticket)
-        for one, encoded in rows
+        (one.item.uid + shift, new, scoped_key(tx.scope.buffer, one.item.task_name, one.item.key), one.ticket)
+        for one, new in zip(loaded.groups, encoded, strict=True)
     ]
     groups = [group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None) for uid, one, key, ticket in keyed]
     insert_groups(tx, groups, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
@@ -156,7 +208,15 @@ def _set_clocks(tx: Transaction, lanes: dict[LaneName, Lane], clocks: dict[tuple
         tx.execute(update(lane).where(lane.c.id == one.id).values(values))
 
 
-def _encoded(codec: Codec, stored: StoredGroup) -> EncodedGroup:
+def _encoded(codec: Codec, apart: Apart | None, groups: Sequence[StoredGroup]) -> list[EncodedGroup]:
+    """Return groups ready to be inserted; what is kept apart of them is written when this returns."""
+    encoded = [_encoded_one(codec, apart, one) for one in groups]
+    if apart is not None:
+        apart.flush()
+    return encoded
+
+
+def _encoded_one(codec: Codec, apart: Apart | None, stored: StoredGroup) -> EncodedGroup:
     item = stored.item
     new = NewGroup(
         item.task_name,
@@ -170,6 +230,11 @@ def _encoded(codec: Codec, stored: StoredGroup) -> EncodedGroup:
         worker=item.worker,
     )
     try:
-        return describe(new, codec.decode(stored.payload), stored.payload, codec.rollout_type, due=stored.due)
+        rollouts = codec.decode(stored.payload)
     except DecodeError:
         return describe(new, [], stored.payload, codec.rollout_type)
+    split = codec.split(stored.payload)
+    if apart is None or split.size < apart.threshold:
+        return describe(new, rollouts, stored.payload, codec.rollout_type, due=stored.due)
+    extent = apart.add(split)
+    return describe(new, rollouts, split.head + extent.packed(), codec.rollout_type, due=stored.due, extent=extent)

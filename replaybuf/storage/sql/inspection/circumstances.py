@@ -101,11 +101,11 @@ def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) 
     return Circumstances(
         now,
         tallies,
-        held=_read_held(tx, buffer),
+        held=[Held(task, Status(status), *more) for task, status, *more in tx.table(_HELD, buffer=buffer)[1]],
         workers=workers,
         waits=waits,
         trainer=_read_trainer(tx, buffer),
-        steps=_read_steps(tx, buffer),
+        steps=dict(tx.table(_STEPS, buffer=buffer)[1]),
         before=_an_hour_ago(minutes, workers, now),
         recent=_before(*recent[0]) if recent else None,
         last_put=_latest(_read_last_puts(tx, buffer, drawn), _last_changes(minutes, _puts(tallies))),
@@ -186,11 +186,6 @@ FROM (SELECT * FROM rb_worker WHERE buffer = :buffer ORDER BY seen_at DESC LIMIT
 GROUP BY w.id, w.name, w.started_at, w.seen_at, w.ended_at, w.host, w.pid ORDER BY w.seen_at DESC, w.id"""
 
 
-def _read_held(tx: ReadTransaction, buffer: str) -> list[Held]:
-    _, rows = tx.table(_HELD, buffer=buffer)
-    return [Held(task, Status(status), *more) for task, status, *more in rows]
-
-
 def _read_workers(tx: ReadTransaction, buffer: str) -> list[Worker]:
     """Return the workers, the last seen first, with what they did as far as it is kept."""
     _, rows = tx.table(_WORKERS, buffer=buffer)
@@ -212,6 +207,7 @@ _OF_NEWEST = """
 _LAST_PUTS = (
     f"SELECT l.id, l.task_name, {_OF_NEWEST.format(column='created_at')} FROM rb_lane l WHERE l.buffer = :buffer"  # noqa: S608
 )
+_STEPS = "SELECT task_name, max(step) FROM rb_lane WHERE buffer = :buffer AND step IS NOT NULL GROUP BY task_name"
 _LAST_BATCH = """
 SELECT worker, taken_at AS time, groups, members FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT 1"""
 
@@ -292,11 +288,6 @@ def _read_last_batch(tx: ReadTransaction, buffer: str) -> dict[str, Any] | None:
             row["members"] = json.loads(row["members"])
         return row
     return None
-
-
-def _read_steps(tx: ReadTransaction, buffer: str) -> dict[str, int]:
-    steps = "SELECT task_name, max(step) FROM rb_lane WHERE buffer = :buffer AND step IS NOT NULL GROUP BY task_name"
-    return dict(tx.table(steps, buffer=buffer)[1])
 
 
 def _read_trainer(tx: ReadTransaction, buffer: str) -> TrainState | None:

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf.rollouts.statuses import Status
+from replaybuf.storage.sql.inspection.groups import rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.units import time_of
 
@@ -20,8 +21,6 @@ from replaybuf.units import time_of
 STEPS_BEFORE = 10
 #: Where a group is that has left, and its texts with it.
 GONE = "gone"
-
-_CHUNK = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +186,8 @@ def whereabouts(tx: ReadTransaction, batches: Iterable[Batch]) -> dict[int, str]
     "archived".
     """
     drawn = {member.uid: one for one in batches for member in one.members}
-    uids, found = list(drawn), dict.fromkeys(drawn, GONE)
-    for start in range(0, len(uids), _CHUNK):
-        listed = ", ".join(str(int(uid)) for uid in uids[start : start + _CHUNK])
-        for row in tx.rows(_THERE.format(uids=listed)):
-            found[row["uid"]] = _place(row, drawn[row["uid"]])
-    return found
+    there = rows_of(tx, _THERE, list(drawn))
+    return dict.fromkeys(drawn, GONE) | {row["uid"]: _place(row, drawn[row["uid"]]) for row in there}
 
 
 _THERE = """

@@ -1,15 +1,13 @@
-"""A group with its rollouts in full, for people."""
+"""The rollouts of a group in full, for people. Imports the codec, which most questions can do without."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.stored import decode_stored
+from replaybuf.codec.tails import decode_shown
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.storage.sql.inspection.groups import Described, describe_group
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 #: Decodes rollouts as dicts, whatever their class and those in their fields were, and needs neither torch nor Ray.
@@ -18,31 +16,29 @@ AS_DICTS = Codec(RolloutType(dict), tensors="numpy", object_refs="value", as_pla
 _PAYLOAD = """
 SELECT p.data, g.marks, CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid WHERE g.uid = :uid"""
+_PLACES = "SELECT id, url FROM rb_place"
 
 
-@dataclass(slots=True)
-class Shown(Described):
-    """A group and its rollouts; its payload, marks and the step of its last refresh if they were read."""
-
-    stored: tuple[bytes | None, str, int | None] | None = None
-
-    def decode(self) -> list[dict[str, Any]]:
-        """Return the full rollouts, if the payload was read. Raises DecodeError."""
-        assert self.stored is not None
-        uid = self.group["uid"]
-        try:
-            return decode_stored(AS_DICTS, uid, *self.stored)
-        except DecodeError as error:
-            raise DecodeError(f"group {uid}: {error} (without --full its metadata can be shown)") from error
+Stored = tuple[bytes | None, str, int | None, dict[int, str]]
 
 
-def show_group(tx: ReadTransaction, uid: int, *, payload: bool) -> Shown | None:
-    """Return a group of any buffer, or None when it isn't there."""
-    described = describe_group(tx, uid)
-    if described is None:
-        return None
-    stored = None
-    if payload:
-        [(data, marks, refreshed_to)] = tx.tuples(_PAYLOAD, uid=uid)
-        stored = (None if data is None else bytes(data), marks, refreshed_to)
-    return Shown(described.group, described.rollouts, described.now, described.several, stored)
+def read_payload(tx: ReadTransaction, uid: int) -> Stored:
+    """Return what `decode_payload` needs of a group that is there.
+
+    That are its payload, its marks, the step of its last refresh, and all places.
+    """
+    [(data, marks, refreshed_to)] = tx.tuples(_PAYLOAD, uid=uid)
+    return None if data is None else bytes(data), marks, refreshed_to, read_places(tx)
+
+
+def read_places(tx: ReadTransaction) -> dict[int, str]:
+    """Return the places of payloads that are kept apart, by number, for `read_tails`."""
+    return dict(map(tuple, tx.tuples(_PLACES)))
+
+
+def decode_payload(uid: int, stored: Stored) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the full rollouts of a group, without arrays that can't be read, and then why. Raises DecodeError."""
+    try:
+        return decode_shown(AS_DICTS, uid, *stored)
+    except DecodeError as error:
+        raise DecodeError(f"group {uid}: {error} (without --full its metadata can be shown)") from error

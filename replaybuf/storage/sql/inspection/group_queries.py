@@ -26,6 +26,7 @@ from replaybuf.storage.sql.inspection.groups import (
     check_buffer,
     extreme_rollouts,
     read_metadata,
+    rows_of,
 )
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane
@@ -91,24 +92,21 @@ class Key:
     uid: int
 
 
-@dataclass(slots=True)
-class GroupPage:
-    """The metadata of the groups of a page, and the key of its last group if there are more behind it."""
+def page_of_groups(
+    tx: ReadTransaction, chosen: Chosen, after: Key | None, size: int
+) -> tuple[list[dict[str, Any]], Key | None]:
+    """Return the metadata of the page of `size` groups behind a key, or the first; and the key of its last group.
 
-    rows: list[dict[str, Any]]
-    last: Key | None
-
-
-def page_of_groups(tx: ReadTransaction, chosen: Chosen, after: Key | None, size: int) -> GroupPage:
-    """Return the page of `size` groups behind a key, or the first."""
+    There is no such key if there are no more groups behind it.
+    """
     looking = looking_at(tx, chosen.buffer)
     lanes = _lanes(looking, chosen)
     if not lanes:
-        return GroupPage([], None)
+        return [], None
     keys = [(uid, value) for uid, value in looking.execute(_statement(looking, chosen, lanes, after, size + 1))]
     rows = read_metadata(tx, [uid for uid, _ in keys[:size]])
     last = Key(keys[size - 1][1], keys[size - 1][0]) if len(keys) > size else None
-    return GroupPage(rows, last)
+    return rows, last
 
 
 #: Groups of which it is counted how many have which values.
@@ -128,7 +126,7 @@ def values_of_groups(tx: ReadTransaction, chosen: Chosen) -> tuple[int, dict[str
     newest = replace(chosen, order=OrderTerm("uid", descending=True))
     uids = [uid for uid, _ in looking.execute(_statement(looking, newest, lanes, None, COUNTED))] if lanes else []
     counts: dict[str, Counter[Any]] = {"status": Counter(), "task_name": Counter(), "worker": Counter()}
-    for row in tx.rows(_VALUES.format(uids=", ".join(map(str, uids)))) if uids else ():
+    for row in rows_of(tx, _VALUES, uids):
         tags = row.pop("tags") or {}
         values = {**row, **{f"{TAG_PREFIX}{name}": value for name, value in tags.items()}}
         for name, value in values.items():
@@ -233,16 +231,16 @@ def explain_draw(
     return [_explain(drawing, *one) for one in Source(home, where).selects(drawing, size, order)]
 
 
+#: The number of groups in the database, which is what a scan reads.
+_COUNT = "SELECT sum(amount) FROM rb_tally WHERE name IN ('size', 'leased')"
+
+
 def _explain(tx: Transaction, statement: Select[Any], values: dict[str, Any]) -> QueryPlan:
     sql, parameters = tx.bound(statement, values)
     plan = tx.dialect.explain(tx, sql, parameters)
-    sentence = _sentence(plan, _count(tx), limited=statement._limit_clause is not None)
+    groups = int(tx.value(_COUNT) or 0)
+    sentence = _sentence(plan, groups, limited=statement._limit_clause is not None)
     return QueryPlan(sql, list(parameters), plan, sentence)
-
-
-def _count(tx: ReadTransaction) -> int:
-    """Return the number of groups in the database, which is what a scan reads."""
-    return int(tx.value("SELECT sum(amount) FROM rb_tally WHERE name IN ('size', 'leased')") or 0)
 
 
 def _sentence(plan: Sequence[PlanStep], groups: int, *, limited: bool) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from replaybuf import units
 from replaybuf.errors import InputError
 from replaybuf.redact import redact_path
+from replaybuf.rollouts.statuses import Status
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 DEFAULT = "default"
@@ -100,11 +103,14 @@ FROM rollouts WHERE uid IN ({uids}) ORDER BY uid, position"""
 
 def read_metadata(tx: ReadTransaction, uids: Sequence[int]) -> list[dict[str, Any]]:
     """Return the metadata of these groups of any buffer, in this order, of those that are there."""
-    found: dict[int, dict[str, Any]] = {}
-    for start in range(0, len(uids), _CHUNK):
-        listed = ", ".join(str(int(uid)) for uid in uids[start : start + _CHUNK])
-        found |= {row["uid"]: row for row in tx.rows(_GROUPS.format(uids=listed))}
+    found = {row["uid"]: row for row in rows_of(tx, _GROUPS, uids)}
     return [found[uid] for uid in uids if uid in found]
+
+
+def rows_of(tx: ReadTransaction, statement: str, uids: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a statement for the groups with these uids, which it has at `{uids}`."""
+    for listed in _listed(uids):
+        yield from tx.rows(statement.format(uids=listed))
 
 
 def describe_group(tx: ReadTransaction, uid: int) -> Described | None:
@@ -112,7 +118,7 @@ def describe_group(tx: ReadTransaction, uid: int) -> Described | None:
     found = read_metadata(tx, [uid])
     if not found:
         return None
-    rollouts = tx.rows(_ROLLOUTS.format(uids=int(uid)))
+    rollouts = list(rows_of(tx, _ROLLOUTS, [uid]))
     return Described(found[0], rollouts, tx.now(), len(buffers_of(tx)) > 1)
 
 
@@ -182,7 +188,7 @@ _Row = Sequence[Any]
 
 def _extremes(tx: ReadTransaction, part: str, given: dict[str, str], count: int, *, worst: bool) -> Sequence[_Row]:
     """Return uid, position, place in its group and reward of the first rollouts of some groups."""
-    where = "".join(f" AND {name} = :{name}" for name in given) + part
+    where = "".join(f" AND {name} = :{name}" for name in given) + f" AND uid IN ({part})"
     order, lowest = ("ASC", "min") if worst else ("DESC", "max")
     return tx.table(_EXTREMES.format(where=where, order=order, lowest=lowest, count=int(count)), **given)[1]
 
@@ -230,6 +236,65 @@ def _is_settled(
 
 
 def _listed(uids: Sequence[int]) -> Iterator[str]:
-    """Return conditions that a row is of one of these groups, for some of them each."""
+    """Yield the uids as SQL lists them, some at a time."""
     for start in range(0, len(uids), _CHUNK):
-        yield f" AND uid IN ({', '.join(str(int(uid)) for uid in uids[start : start + _CHUNK])})"
+        yield ", ".join(str(int(uid)) for uid in uids[start : start + _CHUNK])
+
+
+# Groups in words, for the terminal and the page
+
+
+def archived_at(row: Mapping[str, Any]) -> datetime | None:
+    """Return when a group was archived. (For filtered and failed ones the column has the time when they became so.)"""
+    return row["archived_at"] if row["status"] == Status.ARCHIVED else None
+
+
+def lease_text(until: datetime | None, now: datetime) -> str:
+    """Return when a lease ends ("in 45s"), or that it has ended, and its groups come back when they are drawn."""
+    if until is None:
+        return "-"
+    left = (until - now).total_seconds()
+    return f"in {units.age(left)}" if left > 0 else f"over {units.age(-left)} ago"
+
+
+def tags_text(tags: Mapping[str, Any] | None) -> str:
+    """Return tags on one line: name=value."""
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in (tags or {}).items()
+    )
+
+
+def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime], str] = units.iso) -> dict[str, str]:
+    """Return what is known of a group that is there, in words, by name; empty ones of what isn't known."""
+
+    def when(moment: datetime | None) -> str:
+        return "" if moment is None else f"{time(moment)} ({units.ago(moment, now)})"
+
+    def step(name: str, of: str = "") -> str:
+        return "" if group[name] is None else f"{of}{group[name]:,}"
+
+    until = group["leased_until"]
+    return {
+        "buffer": group["buffer"],
+        "status": group["status"],
+        "leased": "" if until is None else f"until {time(until)} ({lease_text(until, now)})",
+        "deliveries": units.number(group["deliveries"]) if group["deliveries"] else "",
+        "task": group["task_name"],
+        "staleness": units.number(group["staleness"]),
+        "reward": units.number(group["reward"], 3),
+        "priority": f"{group['priority']:g}",
+        "times sampled": units.number(group["times_sampled"]),
+        "created": when(group["created_at"]),
+        "made by": group["worker"] or "",
+        "put for step": step("put_step"),
+        "leased by": group["leased_by"] or "",
+        "trained at": step("trained_step", "step "),
+        "archived": when(archived_at(group)),
+        "rollouts": units.number(group["rollouts"]),
+        "tokens": f"{units.number(group['prompt_tokens'])} prompt, {units.number(group['response_tokens'])} response",
+        "finished by": group["finish_reasons"] or "",
+        "payload": units.size(group["bytes"]),
+        "key": group["key"] or "",
+        "tags": tags_text(group["tags"]),
+        "error": group["error"] or "",
+    }

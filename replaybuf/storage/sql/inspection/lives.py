@@ -70,8 +70,9 @@ def life_of(tx: ReadTransaction, uid: int) -> Life | None:
     buffers = buffers_of(tx)
     for buffer in [rows[0]["buffer"]] if rows else buffers:
         draws = batches_with(tx, buffer, uid)
-        happenings = [_happening(row) for row in tx.rows(_EVENTS[tx.dialect_name].format(uid=int(uid)), buffer=buffer)]
-        later = [row["uid"] for row in tx.rows(_LATER[tx.dialect_name].format(uid=int(uid)), buffer=buffer)]
+        events = tx.table(_EVENTS[tx.dialect_name].format(uid=int(uid)), buffer=buffer)[1]
+        happenings = [Happening(time_of(at), *more) for at, *more in events]
+        later = [one for (one,) in tx.table(_LATER[tx.dialect_name].format(uid=int(uid)), buffer=buffer)[1]]
         if rows or draws or happenings or later:
             break
     else:
@@ -80,7 +81,7 @@ def life_of(tx: ReadTransaction, uid: int) -> Life | None:
     made_from = rows[0]["made_from"] if rows else None
     return Life(
         uid=uid,
-        origin=_origin_of_row(rows[0]) if rows else _origin_of_draw(buffer, draws),
+        origin=_origin(buffer, rows[0] if rows else None, draws),
         there=there[0] if there else None,
         draws=draws,
         happenings=happenings,
@@ -116,32 +117,20 @@ _LATER = {
 }
 
 
-def _origin_of_row(row: dict[str, Any]) -> Origin:
-    at, step = time_of(row["put_at"]), row["put_step"]
-    return Origin(row["buffer"], row["task_name"], at, row["worker"], step, row["oldest_step"], row["reward"])
-
-
-def _origin_of_draw(buffer: str, draws: Sequence[Batch]) -> Origin:
+def _origin(buffer: str, row: dict[str, Any] | None, draws: Sequence[Batch]) -> Origin:
+    if row is not None:
+        at, step = time_of(row["put_at"]), row["put_step"]
+        return Origin(row["buffer"], row["task_name"], at, row["worker"], step, row["oldest_step"], row["reward"])
     if not draws:
         return Origin(buffer, "", None, None, None, None, None)
     [mine] = draws[0].members
     return Origin(buffer, mine.task_name, mine.created_at, mine.worker, None, mine.oldest_model_step, mine.reward)
 
 
-def _happening(row: dict[str, Any]) -> Happening:
-    at = time_of(row["at"])
-    assert at is not None
-    return Happening(at, row["kind"], row["worker"], row["step"], row["detail"])
-
-
 # In order
 
 #: What the kinds of events are called in a group's life; others are shown as they are.
-_KINDS = {
-    "lease_lapsed": "lease over, back",
-    "given_back": "given back",
-    "set_aside": "set aside",
-}
+_KINDS = {"lease_lapsed": "lease over, back", "given_back": "given back", "set_aside": "set aside"}
 
 _RETURNS = ("lease_lapsed", "given_back")
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import SILENT_SECONDS
-from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction
 from replaybuf.storage.sql.inspection.circumstances import read_waiters
 from replaybuf.storage.sql.inspection.groups import chosen_buffers, in_order
 from replaybuf.storage.sql.inspection.run_records import last_batches
 from replaybuf.storage.sql.statements.buffer_facts import (
     Contents,
+    StoredCheckpoint,
     Tallied,
-    histogram_of,
     list_checkpoints,
     list_leased,
     read_contents,
     read_cursors,
     read_tallies,
 )
+from replaybuf.storage.sql.statements.buffer_facts import histogram_of as histogram_of
 
 if TYPE_CHECKING:
     from replaybuf.storage.values import Cursor
@@ -31,42 +31,29 @@ if TYPE_CHECKING:
 _HOUR = 3600.0
 _STATUSES = [*map(str, Status)]
 
-# All figures
 
+class BufferMeasures(NamedTuple):
+    """A buffer's tallies, cursors and checkpoints, and what its groups hold.
 
-@dataclass(slots=True)
-class BufferFigures:
-    """A buffer's tallies, its numbers of groups by value of each field, its cursors, and its checkpoints' steps."""
+    `contents` is None where there are too many groups to look at all of them.
+    """
 
     tallies: Tallied
-    histograms: dict[str, dict[LaneName, dict[int, int]]]
     cursors: list[Cursor]
-    checkpoints: list[int]
+    checkpoints: list[StoredCheckpoint]
+    contents: Contents | None
 
 
-@dataclass(slots=True)
-class Overview:
-    """A row for each buffer, task and status, the figures of each buffer and of the whole database, and the time."""
-
-    rows: list[dict[str, Any]]
-    buffers: dict[str, BufferFigures]
-    database: dict[str, Any]
-    now: datetime
+def measure(tx: ReadTransaction, buffer: str | None, scanned: int | None = None) -> dict[str, BufferMeasures]:
+    """Return the measures of one buffer or of all, by name; groups are looked at up to this number in a buffer."""
+    return {name: _measure(tx, name, scanned) for name in chosen_buffers(tx, buffer)}
 
 
-def overview(tx: ReadTransaction, buffer: str | None, fields: Iterable[str]) -> Overview:
-    """Return the figures of one buffer or of all, with histograms of these fields (`staleness`, `times_sampled`)."""
-    fields, buffers = list(fields), {}
-    for name in chosen_buffers(tx, buffer):
-        contents = read_contents(tx, name)
-        buffers[name] = BufferFigures(
-            read_tallies(tx, name),
-            {field: histogram_of(contents, field) for field in fields},
-            read_cursors(tx, name),
-            [one.step for one in list_checkpoints(tx, name)],
-        )
-    database = {"schema": tx.revision(), "database_bytes": tx.database_bytes(), "unswept_payloads": _unswept(tx)}
-    return Overview(_groups(tx, buffer), buffers, database, tx.now())
+def _measure(tx: ReadTransaction, name: str, scanned: int | None) -> BufferMeasures:
+    tallies = read_tallies(tx, name)
+    groups = sum(n for (_, _, tally), n in tallies.items() if tally in (Tally.SIZE, Tally.LEASED))
+    contents = read_contents(tx, name) if scanned is None or groups <= scanned else None
+    return BufferMeasures(tallies, read_cursors(tx, name), list_checkpoints(tx, name), contents)
 
 
 def tallies_of(tx: ReadTransaction, buffer: str | None) -> dict[str, Tallied]:
@@ -75,67 +62,40 @@ def tallies_of(tx: ReadTransaction, buffer: str | None) -> dict[str, Tallied]:
     return {name: read_tallies(tx, name) for name in (there if buffer is None else [buffer])}
 
 
-def _unswept(tx: ReadTransaction) -> int:
+def count_unswept(tx: ReadTransaction) -> int:
+    """Return the number of payloads that wait to be swept."""
     return int(tx.value("SELECT count(*) FROM rb_garbage"))
+
+
+def segments_of_places(tx: ReadTransaction) -> list[dict[str, Any]]:
+    """Return a row for each place where payloads are kept apart: its segments, and how many of their bytes are live."""
+    return tx.rows("SELECT * FROM places ORDER BY url")
+
+
+# Rows by task and status
 
 
 _GROUPS = """
 SELECT
     buffer, task_name, status, count(*) - count(leased_until) AS groups, count(leased_until) AS leased,
     sum(rollouts) AS rollouts, avg(reward) AS reward, avg(staleness) AS staleness, max(staleness) AS max_staleness,
-    sum(bytes) AS bytes, min(created_at) AS oldest, max(created_at) AS newest
-FROM groups{where} GROUP BY buffer, task_name, status"""
-# Tokens of the groups of each lane, those of expired responses left out, and the rewards that are no numbers.
-_TOKENS = {
-    # One walk through each outline. Parts of rewards, which may have these names, have a "." in their path.
-    "sqlite": """
-WITH tokens AS MATERIALIZED (
-    SELECT g.lane AS lane, sum(CASE r.key WHEN 'prompt_tokens' THEN r.atom END) AS prompt_tokens,
-        sum(CASE WHEN r.key = 'response_tokens' AND (instr(g.marks, '"expired"') = 0
-            OR coalesce(json_extract(g.marks, '$.expired' || substr(r.path, 2)), 0) = 0) THEN r.atom END)
-            AS response_tokens,
-        count(CASE r.key WHEN 'unreadable' THEN 1 END) AS unreadable
-    FROM rb_group g JOIN rb_payload p ON p.uid = g.uid, json_tree(p.outline) r
-    WHERE r.key IN ('prompt_tokens', 'response_tokens', 'unreadable') AND instr(r.path, '.') = 0
-    GROUP BY g.uid)
-SELECT l.buffer, l.task_name, l.status, sum(t.prompt_tokens) AS prompt_tokens,
-    sum(t.response_tokens) AS response_tokens, sum(t.unreadable) AS unreadable
-FROM tokens t JOIN rb_lane l ON l.id = t.lane WHERE true{buffer} GROUP BY 1, 2, 3""",
-    "postgresql": """
-SELECT l.buffer, l.task_name, l.status,
-    sum((r.value ->> 'prompt_tokens')::bigint) AS prompt_tokens,
-    sum((r.value ->> 'response_tokens')::bigint)
-        FILTER (WHERE NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)) AS response_tokens,
-    count(r.value -> 'unreadable') AS unreadable
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid
-CROSS JOIN LATERAL jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
-WHERE true{buffer} GROUP BY 1, 2, 3""",
-}
+    sum(bytes) AS bytes, min(created_at) AS oldest, max(created_at) AS newest,
+    sum(prompt_tokens) AS prompt_tokens, sum(response_tokens) AS response_tokens
+FROM groups WHERE buffer = coalesce(:buffer, buffer) GROUP BY buffer, task_name, status"""
 
 
-def _groups(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any]]:
-    given = {} if buffer is None else {"buffer": buffer}
-    of_buffer = " AND l.buffer = :buffer" if given else ""
-    tokens = {
-        (row["buffer"], row["task_name"], row["status"]): row
-        for row in tx.rows(_TOKENS[tx.dialect_name].format(buffer=of_buffer), **given)
-    }
-    unreadable: dict[tuple[str, str, str], int] = {}
-    for one in unreadable_rewards(tx) if any(row["unreadable"] for row in tokens.values()) else ():
-        lane = (one.buffer, one.task_name, one.status)
-        unreadable[lane] = unreadable.get(lane, 0) + one.rollouts
-    overdue = {
-        (one.buffer, one.task_name, str(one.status)): one.overdue for one in list_leased(tx, buffer, tx.seconds())
-    }
-    rows = tx.rows(_GROUPS.format(where=" WHERE buffer = :buffer" if given else ""), **given)
+def rows_of_lanes(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any]]:
+    """Return a row of figures for each buffer, task and status, of one buffer or of all."""
+    unreadable = Counter[tuple[str, str, str]]()
+    for one in unreadable_rewards(tx):
+        unreadable[one.buffer, one.task_name, one.status] += one.rollouts
+    leased = list_leased(tx, buffer, tx.seconds())
+    overdue = {(one.buffer, one.task_name, str(one.status)): one.overdue for one in leased}
+    rows = tx.rows(_GROUPS, buffer=buffer)
     for row in rows:
-        row["staleness"] = float(row["staleness"])
         lane = (row["buffer"], row["task_name"], str(row["status"]))
-        of_lane = tokens.get(lane, {})
-        row["prompt_tokens"] = of_lane.get("prompt_tokens")
-        row["response_tokens"] = of_lane.get("response_tokens") or 0
-        row["overdue"] = overdue.get(lane, 0)
-        row["unreadable_rewards"] = unreadable.get(lane, 0)
+        row |= {"staleness": float(row["staleness"]), "response_tokens": row["response_tokens"] or 0}
+        row |= {"overdue": overdue.get(lane, 0), "unreadable_rewards": unreadable[lane]}
     rows.sort(key=lambda row: (in_order(row["buffer"]), row["task_name"], _STATUSES.index(row["status"])))
     return rows
 
@@ -180,52 +140,6 @@ def unreadable_rewards(tx: ReadTransaction) -> list[Unreadable]:
 # For monitoring
 
 
-@dataclass(slots=True)
-class BufferMeasures:
-    """A buffer's tallies and cursors; its records, as they are shown; and of each task what its groups hold.
-
-    `histograms` and `contents` are empty where there are too many groups to look at all of them.
-    """
-
-    tallies: Tallied
-    cursors: list[Cursor]
-    records: dict[str, Any]
-    overdue: dict[str, int]
-    histograms: dict[str, dict[LaneName, dict[int, int]]]
-    contents: dict[str, dict[str, Any]]
-
-
-@dataclass(slots=True)
-class Measures:
-    """The measures of the whole database, and of each buffer."""
-
-    database: dict[str, Any]
-    buffers: dict[str, BufferMeasures]
-
-
-def measure(tx: ReadTransaction, buffer: str | None, scanned: int) -> Measures:
-    """Return the measures of one buffer or of all; groups are looked at up to this number in a buffer."""
-    database = {"bytes": tx.database_bytes(), "unswept_payloads": _unswept(tx)}
-    now = tx.seconds()
-    return Measures(database, {name: _measure(tx, name, now, scanned) for name in chosen_buffers(tx, buffer)})
-
-
-def _measure(tx: ReadTransaction, name: str, now: float, scanned: int) -> BufferMeasures:
-    tallies, overdue = read_tallies(tx, name), dict[str, int]()
-    for one in list_leased(tx, name, now):
-        overdue[one.task_name] = overdue.get(one.task_name, 0) + one.overdue
-    found = BufferMeasures(tallies, read_cursors(tx, name), _records(tx, name, now), overdue, {}, {})
-    if sum(n for (_, _, tally), n in tallies.items() if tally in (Tally.SIZE, Tally.LEASED)) <= scanned:
-        contents = read_contents(tx, name)
-        found.contents = _contents(contents)
-        for field in ("staleness", "times_sampled"):
-            histogram = histogram_of(contents, field)
-            completed = {lane: counts for lane, counts in histogram.items() if lane[1] == Status.COMPLETED}
-            if completed:
-                found.histograms[field] = completed
-    return found
-
-
 _WORKERS = """
 SELECT CASE WHEN ended_at IS NOT NULL THEN 'ended' WHEN seen_at > :live THEN 'working' ELSE 'silent' END, count(*)
 FROM rb_worker WHERE buffer = :buffer GROUP BY 1"""
@@ -238,9 +152,11 @@ FROM workers WHERE buffer = :buffer"""
 _EVENTS = "SELECT kind, count(*) FROM rb_event WHERE buffer = :buffer AND happened_at > :since GROUP BY kind"
 
 
-def _records(tx: ReadTransaction, name: str, now: float) -> dict[str, Any]:
+def read_records(tx: ReadTransaction, name: str, made: Sequence[StoredCheckpoint]) -> dict[str, Any]:
+    """Return what is recorded of a buffer: restores, its checkpoints, the last draw, waits, workers, the last hour."""
+    now = tx.seconds()
     hour = tx.rows(_LAST_HOUR, buffer=name)[0]
-    made, drawn = list_checkpoints(tx, name), last_batches(tx, name, 1, completed=True)
+    drawn = last_batches(tx, name, 1, completed=True)
     waiters: dict[str, dict[str, Any]] = {}
     for one in read_waiters(tx, name):  # those that wait the longest first
         longest = max(0.0, now - (now if one.wait.since is None else one.wait.since))
@@ -262,7 +178,15 @@ def _counts(tx: ReadTransaction, statement: str, **values: Any) -> dict[str, int
     return {str(name): int(count) for name, count in tx.tuples(statement, **values)}
 
 
-def _contents(contents: Contents) -> dict[str, dict[str, Any]]:
+def count_overdue(tx: ReadTransaction, name: str) -> dict[str, int]:
+    """Return the number of leased groups of each task of a buffer whose lease is over."""
+    overdue: dict[str, int] = {}
+    for one in list_leased(tx, name, tx.seconds()):
+        overdue[one.task_name] = overdue.get(one.task_name, 0) + one.overdue
+    return overdue
+
+
+def held_by_tasks(contents: Contents) -> dict[str, dict[str, Any]]:
     """Return the bytes of each task; of the completed groups that can be drawn the oldest, and their rewards."""
     found: dict[str, dict[str, Any]] = {}
     drawable: dict[str, list[Any]] = {}

@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +24,8 @@ from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction as ReadTransaction
 from replaybuf.storage.sql.engine.read_transaction import Table as Table
 from replaybuf.storage.sql.engine.sqlite_files import quote_path, translate_sqlite
-from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, check_revision
+from replaybuf.storage.sql.schema.revisions import HEAD as HEAD
+from replaybuf.storage.sql.schema.revisions import REVISIONS, check_revision
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -275,17 +275,10 @@ class State(Enum):
     NEWER = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Revision:
-    """The revision of a schema (None when there is none), and the one that this replaybuf works with."""
-
-    found: str | None
-    wanted: str = HEAD
-
-    @property
-    def state(self) -> State:
-        if self.found is None:
-            return State.MISSING
-        if self.found == self.wanted:
-            return State.CURRENT
-        return State.OLDER if self.found in REVISIONS else State.NEWER
+def state_of(revision: str | None) -> State:
+    """Return how the revision of a schema (None when there is none) relates to this version of replaybuf."""
+    if revision is None:
+        return State.MISSING
+    if revision == HEAD:
+        return State.CURRENT
+    return State.OLDER if revision in REVISIONS else State.NEWER

@@ -19,39 +19,14 @@ from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint as St
 from replaybuf.storage.sql.statements.buffer_facts import list_checkpoints
 from replaybuf.units import time_of
 
-
-@dataclass(frozen=True, slots=True)
-class Records:
-    """A view: its name, its columns, and the one that orders it, newest first."""
-
-    view: str
-    columns: str
-    key: str
-
-
-BATCHES = Records(
-    "batches",
-    "id, buffer, taken_at, step, status, worker, lease, tasks, groups, settled, reward, min_reward, max_reward, "
-    "staleness, max_staleness, oldest_model_step, newest_model_step, restores",
-    key="id",
-)
-BATCH_GROUPS = Records(
-    "batch_groups", "uid, task_name, worker, reward, staleness, oldest_model_step, created_at", key="uid"
-)
-EVENTS = Records("events", "id, buffer, happened_at, kind, task_name, worker, step, groups, uids, detail", key="id")
-CHECKPOINTS = Records("checkpoints", "buffer, step, created_at, groups, bytes", key="created_at")
-WORKERS = Records(
-    "workers",
-    "buffer, worker, host, pid, started_at, last_seen, ended_at, groups_last_hour, rollouts_last_hour, "
-    "tokens_last_hour, failures_last_hour, taken_last_hour",
-    key="last_seen",
-)
+#: The column that orders a view, newest first, where it isn't the `id`.
+_KEYS = {"batch_groups": "uid", "checkpoints": "created_at", "workers": "last_seen"}
 
 
 def newest(
-    tx: ReadTransaction, records: Records, buffer: str | None, size: int, *conditions: str, **values: Any
+    tx: ReadTransaction, view: str, buffer: str | None, size: int, *conditions: str, **values: Any
 ) -> list[dict[str, Any]]:
-    """Return the newest rows of one buffer or of all that meet conditions in SQL on these values.
+    """Return the newest rows of a view, of one buffer or of all, that meet conditions in SQL on these values.
 
     Raises InputError when only other buffers exist.
     """
@@ -59,7 +34,7 @@ def newest(
     if buffer is not None:
         conditions, values = (*conditions, "buffer = :buffer"), {**values, "buffer": buffer}
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    statement = f"SELECT {records.columns} FROM {records.view} {where} ORDER BY {records.key} DESC LIMIT :size"  # noqa: S608
+    statement = f"SELECT * FROM {view} {where} ORDER BY {_KEYS.get(view, 'id')} DESC LIMIT :size"  # noqa: S608
     return tx.rows(statement, size=size, **values)
 
 
@@ -93,23 +68,21 @@ class LastSign:
     worker: str
 
 
-_SIGNS = """SELECT max(seen_at), max(ended_at), max(CASE WHEN ended_at IS NULL THEN seen_at END) FROM rb_worker
-WHERE buffer = coalesce(:buffer, buffer)"""
+_SIGNS = """
+SELECT max(seen_at), max(ended_at), max(CASE WHEN ended_at IS NULL THEN seen_at END), (
+    SELECT name FROM rb_worker WHERE buffer = coalesce(:buffer, buffer)
+    ORDER BY coalesce(ended_at, seen_at) DESC, id DESC LIMIT 1)
+FROM rb_worker WHERE buffer = coalesce(:buffer, buffer)"""
 _HISTORY = """SELECT buffer, since, data FROM rb_history
 WHERE since >= :since AND buffer = coalesce(:buffer, buffer) ORDER BY since"""
-
-_LAST_WORKER = """SELECT name FROM rb_worker WHERE buffer = coalesce(:buffer, buffer)
-ORDER BY coalesce(ended_at, seen_at) DESC, id DESC LIMIT 1"""
 
 
 def last_sign_of(tx: ReadTransaction, buffer: str | None, now: datetime) -> LastSign | None:
     """Return when the processes of one buffer, or of all, were seen last; None while one is there, or none is known."""
-    [(seen, ended, open_until)] = tx.tuples(_SIGNS, buffer=buffer)
+    [(seen, ended, open_until, worker)] = tx.tuples(_SIGNS, buffer=buffer)
     if seen is None or (open_until is not None and now.timestamp() - open_until <= SILENT_SECONDS):
         return None
-    last = time_of(max(seen, ended or seen))
-    assert last is not None
-    worker = tx.value(_LAST_WORKER, buffer=buffer)
+    last = time_of(float(max(seen, ended or seen)))
     return LastSign(last, ended is not None and ended >= (open_until or ended), worker)
 
 
@@ -137,7 +110,7 @@ class Since:
 
 def read_checkpoints(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return the checkpoints of one buffer or of all, in the order in which they were made."""
-    made = newest(tx, CHECKPOINTS, buffer, _ALL)
+    made = newest(tx, "checkpoints", buffer, _ALL)
     return sorted(made, key=lambda one: (in_order(one["buffer"]), one["created_at"]))
 
 

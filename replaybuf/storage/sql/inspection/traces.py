@@ -19,7 +19,7 @@ from replaybuf.storage.sql.inspection.drawn_batches import (
     list_steps,
     whereabouts,
 )
-from replaybuf.storage.sql.inspection.groups import extreme_rollouts
+from replaybuf.storage.sql.inspection.groups import extreme_rollouts, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import last_uid as last_uid
 
@@ -68,16 +68,12 @@ class StepSummary:
             groups=sum(one.groups - one.back for one in batches) or sum(one.groups for one in batches),
             settled=sum(one.settled for one in batches),
             reward=_weighted(trained, "reward"),
-            min_reward=min((one.min_reward for one in trained if one.min_reward is not None), default=None),
-            max_reward=max((one.max_reward for one in trained if one.max_reward is not None), default=None),
+            min_reward=min(_known(trained, "min_reward"), default=None),
+            max_reward=max(_known(trained, "max_reward"), default=None),
             staleness=_weighted(trained, "staleness"),
-            max_staleness=max((one.max_staleness for one in trained if one.max_staleness is not None), default=None),
-            oldest_model_step=min(
-                (one.oldest_model_step for one in trained if one.oldest_model_step is not None), default=None
-            ),
-            newest_model_step=max(
-                (one.newest_model_step for one in trained if one.newest_model_step is not None), default=None
-            ),
+            max_staleness=max(_known(trained, "max_staleness"), default=None),
+            oldest_model_step=min(_known(trained, "oldest_model_step"), default=None),
+            newest_model_step=max(_known(trained, "newest_model_step"), default=None),
             taken_by=sorted({one.worker for one in batches if one.worker is not None}),
         )
 
@@ -178,11 +174,14 @@ def _compare(
     return by_worker(tables[key], before), by_task(tables[key], before), every.mean if every.count else None
 
 
+def _last_steps(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[StepKey, list[Batch]]:
+    return batches_of_steps(tx, buffer, list_steps(tx, buffer, limit=limit), members=True)
+
+
 def steps_by_worker(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[str | None, list[WorkerStep]]:
     """Return what each worker made of the last train steps, newest first."""
     found: dict[str | None, list[WorkerStep]] = {}
-    steps = list_steps(tx, buffer, limit=limit)
-    for key, batches in batches_of_steps(tx, buffer, steps, members=True).items():
+    for key, batches in _last_steps(tx, buffer, limit).items():
         summary = StepSummary.of(key, batches)
         for part in by_worker(tabulate(member for _, member in _groups(batches)), {}):
             found.setdefault(part.name, []).append(WorkerStep(summary, part))
@@ -196,9 +195,7 @@ def lowest_answers(tx: ReadTransaction, buffer: str, run: StepTrace, most: int) 
     """Return the rollouts with the lowest rewards of a step, the lowest of each group first, where they still are."""
     there = [one.uid for _, one in run.groups if run.places.get(one.uid) != GONE]
     chosen = extreme_rollouts(tx, buffer, None, most, worst=True, among=there) if there else []
-    if not chosen:
-        return []
-    rows = tx.rows(_ANSWERS.format(uids=", ".join(str(int(uid)) for uid, _ in chosen)))
+    rows = rows_of(tx, _ANSWERS, [uid for uid, _ in chosen])
     found = {(row["uid"], row["position"]): row for row in rows}
     return [found[place] for place in chosen]
 
@@ -207,8 +204,7 @@ def trace_worker(tx: ReadTransaction, buffer: str, worker: str, limit: int | Non
     """Return what a worker made and drew in the last `limit` steps, or None if nothing is known of it."""
     steps: list[WorkerStep] = []
     lowest: list[tuple[Batch, Member]] = []
-    newest = list_steps(tx, buffer, limit=limit)
-    for key, batches in batches_of_steps(tx, buffer, newest, members=True).items():
+    for key, batches in _last_steps(tx, buffer, limit).items():
         groups = _groups(batches)
         parts = [part for part in by_worker(tabulate(one for _, one in groups), {}) if part.name == worker]
         steps += [WorkerStep(StepSummary.of(key, batches), part) for part in parts]
@@ -223,7 +219,7 @@ def trace_worker(tx: ReadTransaction, buffer: str, worker: str, limit: int | Non
 def workers_of(tx: ReadTransaction, buffer: str) -> list[str]:
     """Return the names of those who made the groups in a buffer, or of the last steps."""
     found = {name for (name,) in tx.table(_MAKERS, buffer=buffer)[1]}
-    for batches in batches_of_steps(tx, buffer, list_steps(tx, buffer, limit=STEPS_BEFORE), members=True).values():
+    for batches in _last_steps(tx, buffer, STEPS_BEFORE).values():
         found |= {member.worker for one in batches for member in one.members if member.worker is not None}
         found |= {one.worker for one in batches if one.worker is not None}
     return sorted(found)
@@ -259,6 +255,10 @@ def _groups(batches: Sequence[Batch]) -> list[tuple[Batch, Member]]:
 def _by_reward(drawn: tuple[Batch, Member]) -> tuple[bool, float, int]:
     reward = drawn[1].reward
     return reward is None, 0.0 if reward is None else reward, drawn[1].uid
+
+
+def _known(batches: Sequence[Batch], field: str) -> list[Any]:
+    return [value for one in batches if (value := getattr(one, field)) is not None]
 
 
 def _weighted(batches: Sequence[Batch], field: str) -> float | None:

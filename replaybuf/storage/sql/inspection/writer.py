@@ -1,22 +1,30 @@
-"""Opening a database to mend or upgrade it, without other writers."""
+"""Opening a database to mend or upgrade it, without other writers; snapshots of a buffer, and where they go."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
-from replaybuf.errors import NotADatabaseError, SchemaError
+from replaybuf.errors import ConfigError, NotADatabaseError, SchemaError
+from replaybuf.progress import OnProgress
+from replaybuf.storage.sql.copies.snapshot import copy_to
+from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
-from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
-from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
+from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
+from replaybuf.storage.sql.inspection.group_payloads import read_places
+from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, check_revision
+from replaybuf.storage.sql.statements.fence import joined
 
 T = TypeVar("T")
 
@@ -47,16 +55,13 @@ class Writer:
 
     def empty_log(self) -> bool:
         """Copy a SQLite file's log into the file and restart it; return False while another process reads from it."""
+
+        def work(connection: sqlite3.Connection) -> bool:
+            connection.execute(f"PRAGMA busy_timeout = {_LOG_TIMEOUT_MS}")
+            return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+
         assert isinstance(self._engine, SqliteDatabase)
-        return self._runner.run(_empty_log(self._engine))
-
-
-async def _empty_log(engine: SqliteDatabase) -> bool:
-    def work(connection: sqlite3.Connection) -> bool:
-        connection.execute(f"PRAGMA busy_timeout = {_LOG_TIMEOUT_MS}")
-        return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-
-    return await engine.outside(work)
+        return self._runner.run(self._engine.outside(work))
 
 
 def upgrade_database(reader: Reader) -> tuple[str | None, str]:
@@ -94,3 +99,63 @@ def _check_owner(tx: ReadTransaction, where: str) -> None:
         raise NotADatabaseError(f"{where} belongs to something else (it has tables {some}); nothing was changed")
     if revision not in REVISIONS:
         check_revision(revision, where)
+
+
+def save_snapshot(
+    reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress, *, whole: bool = True
+) -> None:
+    """Write a snapshot of a buffer, with facts about it, and with all payloads if it is to be `whole`."""
+    # Who copies what is kept apart notes that in the database, so that it isn't written over meanwhile.
+    notes = whole and reader.path is None and bool(reader.read(read_places))
+
+    async def save() -> None:
+        read_only = opens_read_only(reader) and not notes
+        engine = open_database(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=read_only)
+        try:
+            scope = await engine.read(joined, Scope(name))
+            await copy_to(engine, scope, file, about, tell, whole=whole)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(save())
+
+
+def opens_read_only(reader: Reader) -> bool:
+    """Return whether the database is to be opened read-only by who only reads: unless it is a SQLite file with a log.
+
+    The last connection to such a file removes the log, unless it is read-only: then an empty one would be left behind.
+    """
+    return not (reader.path is not None and os.access(reader.path, os.W_OK) and is_wal(reader.path))
+
+
+def policy_of(file: str) -> str | None:
+    """Return the policy of a snapshot, None for any. Raises SnapshotError or SchemaError when it isn't a snapshot."""
+    return asyncio.run(read_snapshot_facts(file)).get("policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A database to load a snapshot into, possibly a SQLite file that doesn't exist yet. `where` has no password."""
+
+    url: str
+    where: str
+
+    @classmethod
+    def at(cls, url: str) -> Target:
+        """Return the database of a URL or path. Connects to nothing yet."""
+        parsed = url_or_path(url)
+        if is_memory(parsed):
+            raise ConfigError("a SQLite database in memory would be gone with this command; give a file or a server")
+        return cls(parsed.render_as_string(hide_password=False), public_url(parsed))
+
+
+def exists(target: Target) -> bool:
+    """Return whether the database has replaybuf's tables; a SQLite file that isn't there has none."""
+    path = url_or_path(target.url).database
+    if target.url.startswith("sqlite") and not (path and os.path.exists(path)):
+        return False
+    try:
+        open_reader(target.url).read(lambda tx: None)
+    except NotADatabaseError:
+        return False
+    return True

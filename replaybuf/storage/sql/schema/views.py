@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from replaybuf.rollouts.outline import PREVIEW_CHARS
+from replaybuf.segments.extents import EXTENT_BYTES
 from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS
 
 _STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
@@ -13,11 +14,16 @@ _STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness E
 _ROLLOUT_STEP = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END"
 
 
+# Whether the payload (p) is what was put, as far as its size tells. Where its arrays are kept apart, there is the head
+# of it, with all texts, and their place behind it.
+_IS_WHOLE = f"length(p.data) = g.bytes - coalesce(p.size - {EXTENT_BYTES}, 0)"
+
+
 def _sqlite_text(preview: str, place: str, path: str) -> str:
     """Return a whole text: its preview if that is all of it, else what is at this place in the payload (p)."""
     return f"""CAST(CASE
       WHEN length({preview}) <= {PREVIEW_CHARS} THEN {preview}
-      WHEN length(p.data) = g.bytes
+      WHEN {_IS_WHOLE}
       THEN substr(p.data, json_extract({place}, '{path}[0]') + 1, json_extract({place}, '{path}[1]'))
       END AS TEXT)"""
 
@@ -26,7 +32,7 @@ def _postgres_text(preview: str, place: str) -> str:
     """Return a whole text: its preview if that is all of it, else what is at this place in the payload (p)."""
     return f"""CASE
       WHEN length({preview}) <= {PREVIEW_CHARS} THEN {preview}
-      WHEN length(p.data) = g.bytes
+      WHEN {_IS_WHOLE}
       THEN convert_from(substr(p.data, ({place} ->> 0)::int + 1, ({place} ->> 1)::int), 'UTF8')
       END"""
 
@@ -73,7 +79,7 @@ SELECT
     g.holder AS leased_by,
     g.trained_step AS trained_step,
     {_sqlite_text("p.prompt", "p.outline", "$[0].prompt_at")} AS full_prompt,
-    CAST(CASE WHEN json_type(p.outline, '$[0].messages') IS NOT NULL AND length(p.data) = g.bytes THEN
+    CAST(CASE WHEN json_type(p.outline, '$[0].messages') IS NOT NULL AND {_IS_WHOLE} THEN
       (SELECT json_group_array(json_object('role', json_extract(m.value, '$[0]'), 'content', CAST(
           substr(p.data, json_extract(m.value, '$[1]') + 1, json_extract(m.value, '$[2]')) AS TEXT)))
          FROM json_each(p.outline, '$[0].messages') m)
@@ -161,7 +167,7 @@ SELECT
     g.holder AS leased_by,
     g.trained_step AS trained_step,
     {_postgres_text("p.prompt", "(p.outline -> 0 -> 'prompt_at')")} AS full_prompt,
-    CASE WHEN p.outline -> 0 -> 'messages' IS NOT NULL AND length(p.data) = g.bytes THEN
+    CASE WHEN p.outline -> 0 -> 'messages' IS NOT NULL AND {_IS_WHOLE} THEN
       (SELECT jsonb_agg(jsonb_build_object('role', m.value ->> 0, 'content', convert_from(
           substr(p.data, (m.value ->> 1)::int + 1, (m.value ->> 2)::int), 'UTF8')) ORDER BY m.place)
          FROM jsonb_array_elements(p.outline -> 0 -> 'messages') WITH ORDINALITY m(value, place))
@@ -358,6 +364,28 @@ FROM rb_event e
 """
 
 
+def _places(dialect: str) -> str:
+    def whole(of: str) -> str:
+        return f"CAST(coalesce(sum({of}), 0) AS {_INTEGER[dialect]})"
+
+    # What is in an open segment is counted when it is sealed.
+    return f"""
+CREATE VIEW places AS
+SELECT
+    s.url AS url, count(s.id) AS segments, count(s.id) - count(s.size) AS open_segments,
+    {whole("coalesce(s.size, s.written)")} AS bytes, {whole("coalesce(s.written, s.live)")} AS live_bytes,
+    {whole("s.size - s.live")} AS dead_bytes
+FROM (
+    SELECT
+        p.id AS place, p.url AS url, s.id AS id, s.size AS size, s.live AS live,
+        CASE WHEN s.size IS NULL
+        THEN (SELECT coalesce(sum(y.size), 0) FROM rb_payload y WHERE y.segment = s.id) END AS written
+    FROM rb_place p LEFT JOIN rb_segment s ON s.place = p.id
+) s
+GROUP BY s.place, s.url
+"""
+
+
 _MAKERS = {
     "batches": _batches,
     "batch_groups": _batch_groups,
@@ -366,6 +394,7 @@ _MAKERS = {
     "waiters": _waiters,
     "workers": _workers,
     "events": _events,
+    "places": _places,
 }
 #: The statements that create the views, by dialect and view.
 RECORD_VIEWS = {

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, bindparam, case, delete, func, literal, se
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
-from replaybuf.rules.rate import Level
+from replaybuf.rules.limits import Level
 from replaybuf.rules.transitions import LaneName, Tally, Transition, levels
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.dialect import Dialect

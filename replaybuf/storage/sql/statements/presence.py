@@ -14,8 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, case, delete, func, or_, select, update
 
 from replaybuf.rules.circumstances import in_force
-from replaybuf.rules.totals import of_tasks
-from replaybuf.rules.transitions import Tally, expired_ever
+from replaybuf.rules.transitions import Tally, expired_ever, of_tasks
 from replaybuf.storage.presence import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.records import (

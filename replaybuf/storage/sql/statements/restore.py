@@ -59,21 +59,27 @@ def uids_in_checkpoints(tx: Transaction, uids: Iterable[int]) -> list[int]:
     return sorted(tx.execute(union(copied, to_be_copied)).scalars())
 
 
+def check_no_groups(tx: Transaction) -> None:
+    """Raise NotEmptyError when the buffer has groups."""
+    ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
+    check_empty(int(tx.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one()), ())
+
+
 def make_room(tx: Transaction) -> None:
     """Remove the remains of an empty buffer. Raises NotEmptyError when it isn't empty."""
+    check_no_groups(tx)
     ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
-    count = int(tx.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one())
     forget(tx, marks_of_buffer(tx))
     steps = select(checkpoint.c.step).where(checkpoint.c.buffer == tx.scope.buffer).order_by(checkpoint.c.id)
-    check_empty(count, list(tx.execute(steps).scalars()))
+    check_empty(0, list(tx.execute(steps).scalars()))
     tx.execute(delete(cursor).where(cursor.c.buffer == tx.scope.buffer))
     tx.execute(delete(tally).where(tally.c.lane.in_(ours)))
     tx.execute(delete(lane).where(lane.c.buffer == tx.scope.buffer))
     # Garbage of other buffers may yet be given back to them, or belong to their checkpoints: the sweep knows when to
-    # delete it.
+    # delete it. And what is kept apart of this one's may be being read.
     if not tx.execute(select(exists().where(lane.c.buffer != tx.scope.buffer))).scalar():
-        tx.execute(delete(payload).where(payload.c.uid.in_(select(garbage.c.uid))))
-        tx.execute(delete(garbage))
+        tx.execute(delete(payload).where(payload.c.segment.is_(None), payload.c.uid.in_(select(garbage.c.uid))))
+        tx.execute(delete(garbage).where(~exists().where(payload.c.uid == garbage.c.uid)))
 
 
 def free_shift(tx: Transaction, last: int) -> int:

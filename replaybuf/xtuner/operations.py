@@ -1,27 +1,27 @@
-"""A replaybuf buffer as xtuner's storage backend, and the operations on groups that the database does by itself."""
+"""The operations of xtuner's buffer on groups: those of a database, and those of a user's own policy and storage."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_step
-from replaybuf.errors import MissingSnapshotError, NotEmptyError, UnsupportedError
+from replaybuf.errors import MissingSnapshotError, NotEmptyError, SnapshotMismatchError
 from replaybuf.rollouts.model_steps import fill_model_steps
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.normalise import Normalised, normalise
+from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rollouts.statuses import OUR_STATUSES
 from replaybuf.storage.values import StorageItem as OurItem
-from replaybuf.xtuner.installed import THEIR_FILE, their_status
-from replaybuf.xtuner.parts import Query, StorageBackend, StorageItem, as_ours
-
-#: xtuner's order of precedence: the status of a group is the first that any of its rollouts has, or COMPLETED.
-_PRECEDENCE: Final = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)
+from replaybuf.xtuner.installed import THEIR_FILE, rollout_class, their_status
+from replaybuf.xtuner.parts import ReplayPolicy, StorageBackend, StorageItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +39,6 @@ class GroupPut:
     rule: ExpiryRule
 
 
-class GroupOperations(Protocol):
-    """The operations of a buffer on groups. Groups that leave without a draw are appended to `dropped`."""
-
-    async def put(self, new: GroupPut, dropped: list[list[Any]]) -> None: ...
-
-    async def take(self, sizes: Mapping[str, int], status: Status) -> dict[str, list[list[Any]]]: ...
-
-    async def count(self, tasks: Sequence[str], statuses: Sequence[Status]) -> dict[str, dict[Status, int]]: ...
-
-    async def is_ready(self, sizes: Mapping[str, int], status: Status) -> bool: ...
-
-    async def refresh(
-        self, rules: Mapping[str, ExpiryRule], step: int, statuses: Sequence[Status], dropped: list[list[Any]]
-    ) -> dict[str, int]: ...
-
-    async def save(self, folder: Path) -> Path: ...
-
-    async def resume(self, folder: Path) -> None: ...
-
-
 def fill_tokens(new: GroupPut, kind: RolloutType) -> None:
     """Fill the model steps of the group's tokens as xtuner does: a response without token ids stays without any.
 
@@ -72,56 +52,8 @@ def fill_tokens(new: GroupPut, kind: RolloutType) -> None:
 
 def status_of(group: Iterable[Any]) -> Status:
     """Return the status of a group by its rollouts, as xtuner has it: one without FAILED, ... ones is COMPLETED."""
-    present = {OUR_STATUSES.check(rollout.status) for rollout in group}
-    return next((status for status in _PRECEDENCE if status in present), Status.COMPLETED)
-
-
-# As many uids as a query takes in one $in.
-_UIDS = 500
-
-
-class DatabaseStorage(StorageBackend):
-    """The groups of a replaybuf buffer, for replay policies of your own: `ReplayBuffer(MyPolicy(), storage)`.
-
-    `get` reads all groups that match, and taking them out is another transaction: two processes may get the same ones.
-    The policies that replaybuf has, which a config names, draw in one transaction and read only what they return.
-    """
-
-    def __init__(self, buffer: ReplayBuffer[Any]) -> None:
-        self.buffer = buffer
-
-    async def put(self, item: StorageItem) -> int:
-        return await self.buffer.put(item.item, item.task_name, status=item.status) or 0
-
-    async def get(self, query: Query) -> list[StorageItem]:
-        return [_as_theirs(one) async for one in self.buffer.find(as_ours(query))]
-
-    async def count(self, query: Query) -> int:
-        return await self.buffer.count_where(as_ours(query))
-
-    async def delete(self, uids: list[int]) -> None:
-        for first in range(0, len(uids), _UIDS):
-            await self.buffer.delete({"uid": {"$in": list(uids[first : first + _UIDS])}})
-
-    async def update(self, items: list[StorageItem]) -> None:
-        """Raise UnsupportedError: rollouts that are stored don't change, and `refresh_staleness` does the rest."""
-        raise UnsupportedError(
-            "update() can't replace the rollouts of a group that is in the database; put it anew, or set its status "
-            "with storage.buffer.update(query, status=...)"
-        )
-
-    def __len__(self) -> int:
-        return len(self.buffer)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.buffer.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.buffer.load_state_dict(state)
-
-
-def _as_theirs(one: OurItem) -> StorageItem:
-    return StorageItem(one.item, one.uid, one.timestamp_id, one.task_name, their_status(one.status), one.staleness)
+    statuses = (OUR_STATUSES.check(rollout.status) for rollout in group)
+    return group_status(status for status in statuses if status not in (Status.INIT, Status.ARCHIVED))
 
 
 class DatabaseOperations:
@@ -223,3 +155,99 @@ class DatabaseOperations:
 
 def _groups(left: Sequence[OurItem]) -> list[list[Any]]:
     return [one.item for one in left if one.item]  # none where a group can't be decoded
+
+
+class OwnOperations:
+    """Does the operations by a policy and a storage, one at a time: these know only this process."""
+
+    def __init__(self, policy: ReplayPolicy, storage: StorageBackend) -> None:
+        self._policy = policy
+        self._storage = storage
+        self._lock = asyncio.Lock()
+
+    @cached_property
+    def _kind(self) -> RolloutType:
+        return RolloutType(rollout_class())
+
+    async def put(self, new: GroupPut, dropped: list[list[Any]]) -> None:
+        fill_tokens(new, self._kind)
+        normal = await normalise(new.group, self._kind, None, new.train_step, new.rule, new.status)
+        if normal.dropped:
+            dropped.append(new.group)
+            return
+        status = their_status(normal.status)
+        async with self._lock:
+            await self._policy.put(StorageItem(new.group, 0, 0, new.task_name, status, normal.staleness), self._storage)
+
+    async def take(self, sizes: Mapping[str, int], status: Status) -> dict[str, list[list[Any]]]:
+        take = self._policy.get
+        async with self._lock:
+            return {task: await take(size, _lane(task, status), self._storage) for task, size in sizes.items()}
+
+    async def count(self, tasks: Sequence[str], statuses: Sequence[Status]) -> dict[str, dict[Status, int]]:
+        async with self._lock:
+            return {
+                task: {one: await self._policy.count(_lane(task, one), self._storage) for one in statuses}
+                for task in tasks
+            }
+
+    async def is_ready(self, sizes: Mapping[str, int], status: Status) -> bool:
+        counts = await self.count(list(sizes), [status])
+        return all(counts[task][status] >= size for task, size in sizes.items())
+
+    async def refresh(
+        self, rules: Mapping[str, ExpiryRule], step: int, statuses: Sequence[Status], dropped: list[list[Any]]
+    ) -> dict[str, int]:
+        async with self._lock:
+            return {task: await self._refresh(task, rule, step, statuses, dropped) for task, rule in rules.items()}
+
+    async def _refresh(
+        self, task: str, rule: ExpiryRule, step: int, statuses: Sequence[Status], dropped: list[list[Any]]
+    ) -> int:
+        theirs = [their_status(status) for status in statuses]
+        records = await self._storage.get({"$and": [{"task_name": task}, {"status": {"$in": theirs}}]})
+        refreshed: list[tuple[StorageItem, Normalised]] = [
+            (one, await normalise(one.item, self._kind, None, step, rule, status_of(one.item))) for one in records
+        ]
+        gone = [one for one, normal in refreshed if normal.dropped]
+        await self._storage.delete([one.uid for one in gone])
+        dropped += [one.item for one in gone]
+        await self._storage.update(
+            [
+                replace(one, status=their_status(normal.status), staleness=normal.staleness)
+                for one, normal in refreshed
+                if not normal.dropped
+            ]
+        )
+        return sum(normal.status == Status.EXPIRED for _, normal in refreshed)
+
+    async def save(self, folder: Path) -> Path:
+        async with self._lock:
+            state = {**self._about(), "storage_state": self._storage.state_dict()}
+        await asyncio.to_thread(_torch().save, state, folder / THEIR_FILE)
+        return folder / THEIR_FILE
+
+    async def resume(self, folder: Path) -> None:
+        if len(self._storage):
+            raise NotEmptyError
+        file = folder / THEIR_FILE
+        try:  # a file of the user's own storage, with whatever classes its state has: a checkpoint is trusted
+            state = await asyncio.to_thread(_torch().load, file, map_location="cpu", weights_only=False)
+        except FileNotFoundError:
+            raise MissingSnapshotError(f"there is no {THEIR_FILE} in {str(folder)!r:.200}") from None
+        for part, name in self._about().items():
+            if state[part] != name:
+                raise SnapshotMismatchError(f"it was saved with the {part} {state[part]}, and this buffer has {name}")
+        async with self._lock:
+            self._storage.load_state_dict(state["storage_state"])
+
+    def _about(self) -> dict[str, str]:
+        return {"policy": type(self._policy).__name__, "storage": type(self._storage).__name__}
+
+
+def _torch() -> Any:
+    return import_module("torch")  # which xtuner has brought along
+
+
+def _lane(task: str, status: Status) -> dict[str, Any]:
+    return {"$and": [{"task_name": task}, {"status": their_status(status)}]}

@@ -1,48 +1,129 @@
-"""`replaybuf import`: groups from files."""
+"""`replaybuf export`, `replaybuf import`: groups into files of rows, and from files."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from replaybuf import units
-from replaybuf.cli.groups import status_style
+from replaybuf.cli.groups import columns
 from replaybuf.cli.options import (
+    Limit,
     OfStatus,
     OfTask,
+    OneBuffer,
+    OrderBy,
     Url,
+    Where,
     buffer_option,
     file_argument,
     listing,
+    on_storage,
     option,
+    read_size,
+    status_of,
     url_and,
     with_bar,
 )
-from replaybuf.cli.output import Column, Output
+from replaybuf.cli.output import Output
+from replaybuf.cli.queries import nothing_in, query_of
 from replaybuf.errors import InputError
+from replaybuf.files.exporting import TREES, Exported, ExportQuery, export_files, export_rows, writer_to
 from replaybuf.files.foreign_rows import ColumnMapping
-from replaybuf.files.importing import Imported, ImportOptions, Reader, Survey, import_from
+from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
 from replaybuf.files.sources import RolloutFile, is_sqlite
 from replaybuf.progress import OnProgress
 from replaybuf.redact import escape_line, redact, redact_path
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.statuses import OUR_STATUSES
-from replaybuf.rules.limits import Rules
+from replaybuf.rules.policies import parse_order
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
-from replaybuf.storage.sql.inspection.snapshots import DEFAULT, Target, exists
+from replaybuf.storage.sql.inspection.groups import DEFAULT, choose
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
 
-_File = Annotated[
-    str | None,
-    file_argument("JSONL, Parquet, Arrow, or xtuner's saved buffer; - for JSONL on stdin."),
+_ToFile = Annotated[
+    str | None, file_argument("NAME.jsonl (.gz, .zst), NAME.parquet, NAME.arrow; - for JSONL on stdout.")
+]
+_UNREADABLE_SHOWN = 5
+
+
+@listing
+def export(
+    url: Url,
+    output: Output,
+    file: _ToFile = None,
+    where: Where = None,
+    buffer: OneBuffer = None,
+    task: OfTask = None,
+    status: OfStatus = None,
+    order_by: OrderBy = None,
+    limit: Limit = 0,
+    rows: Annotated[
+        Literal["rollouts", "groups"], option("--rows", metavar="KIND", help="A row is one of the rollouts or groups.")
+    ] = "rollouts",
+    max_bytes: Annotated[
+        str | None, option("--max-bytes", metavar="SIZE", help="Begin another file from this size on: 500M, 1G.")
+    ] = None,
+    force: Annotated[bool, option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write groups with their full texts and tokens to a file, while the run goes on.
+
+    Groups aren't consumed. Those that match when the export begins are written; those that leave before they are read
+    are left out, and counted. Leased groups are left out. The file gets its name when it is complete; "replaybuf
+    import" makes the same groups of it.
+
+    \b
+    Examples:
+      replaybuf export run.db rollouts.jsonl
+      replaybuf export run.db good.parquet --where '{"reward": {"$gte": 0.9}}' --rows groups
+      replaybuf export postgresql://rl@db/run7 rollouts.jsonl.zst --task math --max-bytes 1G
+      replaybuf export run.db - --limit 1 | jq .response
+    """
+    url, file = url_and(url, file, "FILE")
+    chosen = ExportQuery(
+        query_of(where, task, status), parse_order([redact(term) for term in order_by or ()]), limit or None, rows
+    )
+    size = None if max_bytes is None else read_size(max_bytes, "--max-bytes")
+    reader = open_reader(url)
+    name = reader.read(lambda tx: choose(tx, buffer))
+
+    async def work(storage: SQLStorage, tell: OnProgress) -> Exported:
+        if file == "-":
+            return await export_rows(storage, chosen, writer_to(sys.stdout.buffer), tell)
+        return await export_files(storage, chosen, Path(file), max_bytes=size, force=force, progress=tell)
+
+    def run(tell: OnProgress) -> Exported:
+        read_only = opens_read_only(reader)
+        return on_storage(reader.url, name, lambda storage: work(storage, tell), TREES, read_only=read_only)
+
+    done, _ = with_bar("exported", run)
+    if done.left:
+        output.note(f"{units.number(done.left)} groups left the buffer before they were read")
+    if done.unreadable:
+        shown = ", ".join(map(str, done.unreadable[:_UNREADABLE_SHOWN]))
+        typer.echo(f"{len(done.unreadable)} groups can't be decoded and were left out: {shown}", err=True)
+    if not done.groups and not done.unreadable and (where or task or status):
+        output.note(nothing_in(reader, name, task))
+    if file == "-":
+        typer.echo(f"{units.number(done.groups)} groups, {units.number(done.rollouts)} rollouts", err=True)
+    else:
+        counts = {"groups": done.groups, "rollouts": done.rollouts, "left": done.left}
+        counts["unreadable"] = len(done.unreadable)
+        files = [
+            {"url": reader.where, "buffer": name, "file": str(path), **counts, "bytes": path.stat().st_size}
+            for path in done.files
+        ]
+        output.rows(files, columns("buffer", "file", "groups", "rollouts", "bytes"))
+
+
+_FromFile = Annotated[
+    str | None, file_argument("JSONL, Parquet, Arrow, or xtuner's saved buffer; - for JSONL on stdin.")
 ]
 _Imported = Annotated[
     str | None, buffer_option("Put the groups into the buffer of this name; else into the one named default.")
@@ -53,18 +134,14 @@ _Imported = Annotated[
 def import_(
     url: Url,
     output: Output,
-    file: _File = None,
+    file: _FromFile = None,
     dry_run: Annotated[bool, option("--dry-run", help="Only say what would be imported.")] = False,
     buffer: _Imported = None,
     task: OfTask = None,
     status: OfStatus = None,
     field: Annotated[
         list[str] | None,
-        option(
-            "--field",
-            metavar="OURS=THEIRS",
-            help="The column of a field, as response=completion. Repeatable.",
-        ),
+        option("--field", metavar="OURS=THEIRS", help="The column of a field, as response=completion. Repeatable."),
     ] = None,
     as_task: Annotated[
         str | None, option("--as-task", metavar="NAME", help="The task of rows that don't name one.")
@@ -98,8 +175,8 @@ def import_(
       zcat old.jsonl.gz | replaybuf import run.db -
     """
     url, file = url_and(url, file, "FILE")
-    wanted = ImportOptions(task, _status(status), partial, again, dry_run)
-    mapped = ColumnMapping(_fields(field), as_task, _status(as_status), key, as_they_are)
+    wanted = ImportOptions(task, status_of(status), partial, again, dry_run)
+    mapped = ColumnMapping(_fields(field), as_task, status_of(as_status), key, as_they_are)
     target, name = Target.at(url), buffer or DEFAULT
     _check_order(url, file)
     with _file(file) as path:
@@ -107,23 +184,17 @@ def import_(
         there = exists(target)
 
         def work(tell: OnProgress) -> Imported:
-            return asyncio.run(_import(target.url if there or not dry_run else None, name, read, wanted, tell))
+            # A dry run without a database imports into nothing, which it doesn't change.
+            into = target.url if there or not dry_run else "memory://"
+            return on_storage(into, name, lambda storage: import_from(storage, read, wanted, tell))
 
-        found = with_bar("imported", work, counting="read").found
+        found = with_bar("imported", work, counting="read")[0].found
     _tell(found, output, file)
     if found.groups or not output.for_people:
-        output.rows(_rows(target.where, name, found), _COLUMNS)
+        names = ("task_name", "status", "groups", "rollouts", "there", "new")
+        output.rows(_rows(target.where, name, found), columns(*names, there="there before"))
     if dry_run:
         output.note("nothing was imported (--dry-run)")
-
-
-async def _import(url: str | None, name: str, read: Reader, wanted: ImportOptions, tell: OnProgress) -> Imported:
-    """Import into the database at `url`; without one, into nothing, which a dry run doesn't change."""
-    storage = SQLStorage("memory://" if url is None else url, AS_DICTS, Rules(), name=name)
-    try:
-        return await import_from(storage, read, wanted, tell)
-    finally:
-        await storage.close()
 
 
 def _check_order(url: str, file: str) -> None:
@@ -160,15 +231,6 @@ def _fields(fields: list[str] | None) -> dict[str, str]:
     return mapping
 
 
-def _status(text: str | None) -> Status | None:
-    if text is None:
-        return None
-    status = OUR_STATUSES.get(text)
-    if status is None:
-        raise InputError(f"unknown status {redact(text)!r:.100}; there are {', '.join(Status)}")
-    return status
-
-
 def _tell(found: Survey, output: Output, file: str) -> None:
     for what, count in found.odd.items():
         output.note(f"{what} ({units.number(count)} groups, the first at {found.examples[what]})")
@@ -194,13 +256,3 @@ def _rows(where: str, buffer: str, found: Survey) -> list[dict[str, Any]]:
         }
         for (task, status), n in sorted(found.groups.items())
     ]
-
-
-_COLUMNS = [
-    Column("task", lambda r: r["task_name"], right=False, text=True),
-    Column("status", lambda r: r["status"], right=False, style=status_style),
-    Column("groups", lambda r: units.number(r["groups"])),
-    Column("rollouts", lambda r: units.number(r["rollouts"])),
-    Column("there before", lambda r: units.number(r["there"])),
-    Column("new", lambda r: units.number(r["new"])),
-]

@@ -1,0 +1,310 @@
+"""What `replaybuf trace` shows: train steps, one of them, the life of a group, and what a worker made."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
+from typing import Any
+
+from replaybuf import units
+from replaybuf.cli.groups import ARCHIVE, age_of, columns
+from replaybuf.cli.output import Column, Row, console, iso, print_facts, print_table, write
+from replaybuf.redact import escape
+from replaybuf.rules.comparison import Part
+from replaybuf.storage.sql.inspection.drawn_batches import GONE, Batch
+from replaybuf.storage.sql.inspection.groups import lease_text
+from replaybuf.storage.sql.inspection.lives import Life, is_settled, stale_text, timeline
+from replaybuf.storage.sql.inspection.traces import StepSummary, StepTrace, WorkerTrace, consumed
+
+_GROUPS = 10
+
+
+def steps_rows(found: Sequence[StepSummary], limit: int | None) -> list[dict[str, Any]]:
+    """Return rows of steps, newest first, with the change of the reward from the step before in the same run."""
+    rows = []
+    kept = sorted({one.step for one in found}, reverse=True)[:limit]
+    for i, one in enumerate(found):
+        earlier = (other for other in found[i + 1 :] if other.step < one.step and other.restores <= one.restores)
+        before = next(earlier, None)
+        change = None
+        if before is not None and one.reward is not None and before.reward is not None:
+            change = one.reward - before.reward
+        if one.step in kept:
+            rows.append({**asdict(one), "change": change})
+    return rows
+
+
+def step_value(runs: Sequence[StepTrace], lowest: Sequence[Sequence[Row]] | None = None) -> dict[str, Any]:
+    """Return a step for programs; with the lowest answers of each run if they were asked for."""
+    values = [_run_value(run) for run in runs]
+    if lowest is not None:
+        values = [value | {"worst": answers} for value, answers in zip(values, lowest, strict=True)]
+    return {"step": runs[0].summary.step, "runs": values}
+
+
+def _run_value(run: StepTrace) -> dict[str, Any]:
+    return {
+        **asdict(run.summary),
+        "reward_before": run.before,
+        "verdict": run.verdict,
+        "workers": [part_row(part, "worker") for part in run.workers],
+        "tasks": [part_row(part, "task_name") for part in run.tasks],
+        "batches": [batch_row(one) for one in run.batches],
+        "groups": group_rows(run),
+    }
+
+
+def part_row(part: Part, name: str) -> dict[str, Any]:
+    """Return a worker's or a task's groups of a step as a row."""
+    return {
+        name: part.name,
+        "groups": part.groups,
+        "reward": part.reward,
+        "others": part.others,
+        "below": part.below,
+        "staleness": part.staleness,
+        "stands_out": part.stands_out,
+    }
+
+
+def batch_row(one: Batch) -> dict[str, Any]:
+    """Return a draw as a row, without its members."""
+    values = asdict(one)
+    del values["members"]
+    return values
+
+
+def group_rows(run: StepTrace) -> list[dict[str, Any]]:
+    """Return the groups that a step was trained on as rows, lowest reward first."""
+    return [
+        {"step": run.summary.step, "restores": run.summary.restores, "batch": drawn.id, "taken_by": drawn.worker}
+        | asdict(one)
+        | {"now": run.places[one.uid]}
+        for drawn, one in run.groups
+    ]
+
+
+def print_step(run: StepTrace, now: datetime, limit: int | None, lowest: Sequence[Row] = ()) -> None:
+    """Print a step: what stands out, then the workers, the groups of lowest reward, the tasks and the draws."""
+    from rich.text import Text
+
+    out = console()
+    stands_out = any(part.stands_out for part in (*run.workers, *run.tasks))
+    print_facts(_title(run.summary), _step_facts(run, now), 11, {"": "red" if stands_out else ""})
+    _print_some([part_row(part, "worker") for part in run.workers], part_columns("worker"), limit, "workers")
+    if lowest:
+        write([f"\nthe lowest {units.number_of(len(lowest), 'answer')}\n"])
+        for answer in lowest:
+            title = f"  group {answer['uid']}, rollout {answer['position']}, reward {units.figure(answer['reward'])}"
+            out.print(Text(title, style="bold"), soft_wrap=True)
+            out.print(Text(textwrap.indent(escape(answer["response"] or "", keep="\n"), "    ")), soft_wrap=True)
+    _print_some(group_rows(run), group_columns(run), limit, "groups, the lowest reward first")
+    if len(run.tasks) > 1:
+        _print_some([part_row(part, "task_name") for part in run.tasks], part_columns("task_name"), limit, "tasks")
+    if len(run.batches) > 1:
+        _print_some([batch_row(one) for one in run.batches], batch_columns(now), limit, "batches")
+    if gone := sum(run.places[one.uid] == GONE for _, one in run.groups):
+        write([f"\n{units.number(gone)} of them are gone, and their texts: {ARCHIVE}\n"])
+    write(["\n"])
+
+
+def _print_some(rows: Sequence[Row], columns: Sequence[Column], limit: int | None, what: str) -> None:
+    more = f" ({limit} of {len(rows):,}; --limit 0 shows all)" if limit is not None and len(rows) > limit else ""
+    write([f"\n{what}{more}\n"])
+    print_table(rows[:limit], columns)
+
+
+def _title(one: StepSummary) -> str:
+    run = ""
+    if one.undone:
+        run = ", before a restore undid it"
+    elif one.resumed:
+        run = f", after restore {one.restores}"
+    batches = "1 batch" if one.batches == 1 else f"{units.number(one.batches)} batches"
+    return f"step {one.step}{run}: {units.number(one.groups)} groups in {batches}"
+
+
+def _step_facts(run: StepTrace, now: datetime) -> dict[str, str]:
+    one = run.summary
+    taken = f"{iso(one.first_at)} ({units.age(age_of(one.first_at, now))} ago)"
+    stale = f"{units.number(one.staleness, 1)} on average, {units.number(one.max_staleness)} at most"
+    return {
+        "": run.verdict,
+        "taken": f"{taken} by {', '.join(one.taken_by) or 'nobody with a name'}",
+        "consumed": "" if one.settled == one.groups else f"{units.number(one.settled)} of {units.number(one.groups)}",
+        "reward": _reward_text(run),
+        "staleness": "" if one.staleness is None else stale,
+        "weights": _weights_text(one),
+    }
+
+
+def _reward_text(run: StepTrace) -> str:
+    one = run.summary
+    if one.reward is None:
+        return ""
+    text = f"{one.reward:.3f} ({units.number(one.min_reward, 3)} to {units.number(one.max_reward, 3)})"
+    if run.before is not None:
+        side = "below" if one.reward < run.before else "above"
+        text += f", {abs(one.reward - run.before):.3f} {side} the steps before ({run.before:.3f})"
+    return text
+
+
+def _weights_text(one: StepSummary) -> str:
+    oldest, newest = one.oldest_model_step, one.newest_model_step
+    if oldest is None:
+        return ""
+    return f"of step {oldest}" if oldest == newest else f"of steps {oldest} to {newest}"
+
+
+def part_columns(name: str) -> list[Column]:
+    """Return the columns of `part_row`."""
+    others = "others" if name == "worker" else "before"
+    found = columns(name, "groups", "reward", "others", "below", "staleness", others=others)
+    return [replace(one, style=_part_style) if one.header in ("worker", "task", "below") else one for one in found]
+
+
+def _part_style(row: Row) -> str:
+    return "red" if row["stands_out"] else ""
+
+
+def group_columns(run: StepTrace) -> list[Column]:
+    """Return the columns of `group_rows`."""
+    batch = ["batch"] if len(consumed(run.batches)) > 1 else []
+    names = ("uid", "worker", "task_name", "reward", "staleness", "oldest_model_step", *batch, "now")
+    return columns(*names, spare=("oldest_model_step", "batch"))
+
+
+def batch_columns(now: datetime) -> list[Column]:
+    """Return the columns of `batch_row`."""
+    return [
+        *columns("id", id="batch"),
+        Column("taken", lambda r: units.age(age_of(r["taken_at"], now))),
+        *columns("step", "groups", "settled", settled="consumed"),
+        Column("back", lambda r: units.number(r["back"]) if r["back"] else "", spare=True),
+        *columns("reward", "staleness", "worker", worker="by"),
+    ]
+
+
+# The life of a group
+
+
+def life_value(life: Life) -> dict[str, Any]:
+    """Return a group's life for programs."""
+    return {
+        "uid": life.uid,
+        **asdict(life.origin),
+        "now": _now(life),
+        "group": life.there,
+        "replaces": life.replaces,
+        "replaced_by": life.replaced_by,
+        "checkpoints": life.checkpoints,
+        "draws": [
+            batch_row(one) | {"reward_then": one.members[0].reward, "staleness_then": one.members[0].staleness}
+            for one in life.draws
+        ],
+        "timeline": timeline(life),
+    }
+
+
+def print_life(life: Life) -> None:
+    """Print a group's life: where it came from, where it is, and what befell it in between."""
+    of = f" of {life.origin.task_name}" if life.origin.task_name else ""
+    print_facts(f"group {life.uid}{of}", _life_facts(life), 13)
+    if rows := timeline(life):
+        write(["\n"])
+        print_table(rows, _life_columns(life.now))
+
+
+def _life_facts(life: Life) -> dict[str, str | None]:
+    put, there = life.origin, life.there
+    return {
+        "buffer": put.buffer if life.several else None,
+        "put by": put.worker,
+        "weights": None if put.oldest_model_step is None else f"of step {put.oldest_model_step}",
+        "reward": None if put.reward is None else f"{put.reward:.3f}",
+        "now": _now(life),
+        "replaces": _uids(life.replaces),
+        "replaced by": _uids(life.replaced_by),
+        "checkpoints": ", ".join(map(str, life.checkpoints)),
+        "error": None if there is None else there["error"],
+        "prompt": None if there is None else there["prompt"],
+        "texts": f"gone with it; {ARCHIVE}" if there is None and any(map(is_settled, life.draws)) else None,
+    }
+
+
+def _uids(uids: Any) -> str:
+    return ", ".join(f"group {uid}" for uid in uids)
+
+
+def _now(life: Life) -> str:
+    """Return where a group is."""
+    there = life.there
+    if there is not None:
+        if there["leased_until"] is not None:
+            return f"leased by {there['leased_by'] or 'somebody'}, {lease_text(there['leased_until'], life.now)}"
+        trained = "" if there["trained_step"] is None else f", trained on at step {there['trained_step']}"
+        return f"{there['status']}{trained}, {stale_text(there['staleness'])}"
+    if life.replaced_by:
+        return f"gone: replaced by {_uids(life.replaced_by)}"
+    for one in reversed(life.draws):
+        if is_settled(one):
+            step = "" if one.step is None else f" at step {one.step}"
+            return f"gone: trained on{step} by {one.worker or 'somebody'}"
+    return f"gone: {life.happenings[-1].kind}" if life.happenings else "gone"
+
+
+def _life_columns(now: datetime) -> list[Column]:
+    return [
+        Column("when", lambda r: "-" if r["at"] is None else iso(r["at"]), right=False),
+        Column("ago", lambda r: units.age(age_of(r["at"], now)), spare=True),
+        Column("what", lambda r: r["what"], right=False),
+        *columns("step", "worker", worker="by"),
+        Column("", lambda r: r["detail"] or "", right=False, text=True),
+    ]
+
+
+# A worker
+
+
+def worker_value(worker: str, found: WorkerTrace) -> dict[str, Any]:
+    """Return what a worker made and drew for programs."""
+    return {
+        "worker": worker,
+        "steps": worker_rows(found),
+        "groups": [{"step": drawn.step, **asdict(one)} for drawn, one in found.lowest],
+        "buffered": found.buffered,
+        "draws": [batch_row(one) for one in found.draws],
+    }
+
+
+def worker_rows(found: WorkerTrace) -> list[dict[str, Any]]:
+    """Return the steps that were trained on a worker's groups as rows."""
+    rows = []
+    for one in found.steps:
+        row = part_row(one.part, "worker")
+        del row["worker"]
+        rows.append({"step": one.summary.step, "restores": one.summary.restores, "of": one.summary.groups, **row})
+    return rows
+
+
+def print_worker(worker: str, found: WorkerTrace, now: datetime) -> None:
+    """Print what was trained of what a worker made, what of it is in the buffer, and what it drew itself."""
+    from rich.text import Text
+
+    console().print(Text(escape(f"worker {worker}"), style="bold"), soft_wrap=True)
+    steps = columns("step", "groups", "of", "reward", "others", "below", "staleness")
+    steps[5] = replace(steps[5], style=_part_style)
+    lowest = [{"step": drawn.step, **asdict(one)} for drawn, one in found.lowest[:_GROUPS]]
+    leased = Column("leased", lambda r: "yes" if r["leased"] else "-", right=False)
+    buffered = [*columns("task_name", "status"), leased, *columns("groups", "reward", "last_uid", last_uid="last uid")]
+    for title, rows, shown in (
+        ("trained on", worker_rows(found), steps),
+        ("groups, the lowest reward first", lowest, columns("uid", "step", "task_name", "reward", "staleness")),
+        ("in the buffer", found.buffered, buffered),
+        ("drawn by it", [batch_row(one) for one in found.draws], batch_columns(now)[:-1]),
+    ):
+        if rows:
+            write([f"\n{title}\n"])
+            print_table(rows, shown)

@@ -1,0 +1,108 @@
+"""Payloads of copies: whole, with the arrays that are kept apart, which stay where they are while they are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from replaybuf.codec.tails import joined, names_its_arrays, read_tails
+from replaybuf.errors import AccessError, DecodeError, PayloadStoreError, ReplayBufError, SnapshotError
+from replaybuf.segments.extents import EXTENT_BYTES
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.transaction import Scope
+from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, begin_use, end_use, read_places, renew_use
+
+#: The bytes of payloads that are in memory at a time.
+BATCH_BYTES = 16 << 20
+_RENEW_SECONDS = SILENT_SECONDS / 6
+#: How long a place is asked for the payloads of a batch, in seconds.
+_PATIENCE = 60.0
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def keeping_segments(engine: Database, scope: Scope) -> AsyncIterator[bool]:
+    """Keep all segments that are there during the block, and yield whether they are: who may only read can't.
+
+    Raises SnapshotError at the end if others took this process for dead meanwhile, and may have written over some.
+    """
+    if not await engine.read(read_places, scope):
+        yield True
+        return
+    try:
+        user = await engine.write(partial(begin_use, keeps=True), scope, fenced=False)
+    except AccessError:
+        yield False
+        return
+
+    def renew() -> Any:
+        return engine.write(partial(renew_use, user=user), scope, fenced=False)
+
+    async def go_on() -> None:
+        while True:
+            await asyncio.sleep(_RENEW_SECONDS)
+            with suppress(ReplayBufError):
+                await renew()
+
+    renewing = asyncio.create_task(go_on())
+    try:
+        yield True
+        if not await renew():
+            raise SnapshotError(
+                f"the database didn't answer for {SILENT_SECONDS:g} s, and what is kept apart of payloads may have "
+                "been written over meanwhile: copy again"
+            )
+    finally:
+        renewing.cancel()
+        with suppress(ReplayBufError):
+            await asyncio.shield(engine.write(partial(end_use, user=user), scope, fenced=False))
+
+
+async def read_whole(payloads: Sequence[bytes], places: Mapping[int, str], *, kept: bool) -> list[bytes]:
+    """Return payloads whole; of one that is damaged where it is kept apart, what the database has of it.
+
+    Raises PayloadStoreError where a place can't be reached, and SnapshotError where a payload was written over because
+    the segments aren't `kept`.
+    """
+    whole = []
+    for payload, tail in zip(payloads, await tails_of(payloads, places), strict=True):
+        try:
+            whole.append(joined(payload, tail))
+        except DecodeError as error:
+            if not kept:
+                raise SnapshotError(
+                    f"{error}; it may have been written over while it was copied, since this user may not write to "
+                    "the database: copy again as one who may"
+                ) from error
+            whole.append(payload[:-EXTENT_BYTES] if names_its_arrays(payload) else payload)
+    return whole
+
+
+async def tails_of(payloads: Sequence[bytes], places: Mapping[int, str]) -> list[Any]:
+    """Return what is kept apart of payloads, as `read_tails` does, in another thread. Raises PayloadStoreError."""
+    if not any(map(names_its_arrays, payloads)):
+        return [None] * len(payloads)
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(read_tails, payloads, places, _PATIENCE), _PATIENCE)
+    except TimeoutError as error:
+        raise PayloadStoreError(
+            f"payloads that are kept apart could not be read within {_PATIENCE:g} s from {', '.join(places.values())}"
+        ) from error
+
+
+def in_batches(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield items in batches whose payloads can be in memory together."""
+    batch: list[T] = []
+    size = 0
+    for item in items:
+        if batch and size + size_of(item) > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += size_of(item)
+    if batch:
+        yield batch
