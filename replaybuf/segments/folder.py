@@ -31,6 +31,8 @@ _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 #: Segments that are kept open for reading.
 _MOST_OPEN = 32
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+#: A file is open whose file system was unmounted, or whose server was started anew.
+_DEAD = (errno.ENOTCONN, errno.ESTALE, errno.ENODEV)
 
 
 class FolderStore(SegmentStore):
@@ -255,6 +257,8 @@ class _FileWriter(SegmentWriter):
                     f"the disk of the folder for payloads {self._store.path} is full; nothing of the put was stored, "
                     "and what was committed before is safe: free some space"
                 ) from error
+            if error.errno in _DEAD:
+                raise SegmentLostError from error
             raise self._store._error(error, "can't be written to") from error
 
     def _write(self, number: int, at: int, buffers: Sequence[Any]) -> None:
