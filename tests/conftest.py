@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,25 @@ settings.register_profile("tests", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("tests")
 
 share_compiled_statements()
+
+#: Of tests' files: more than all of them take.
+_MEMORY_BYTES = 4 * 2**30
+
+
+def _work_in_memory() -> None:
+    """Keep the files of tests in memory where there is room: SQLite waits for a disk at each commit.
+
+    No test needs a disk: a process that is killed, and a server that crashes, leave what the kernel has of a file.
+    """
+    memory = Path("/dev/shm")
+    if "TMPDIR" in os.environ or not memory.is_dir() or shutil.disk_usage(memory).free < _MEMORY_BYTES:
+        return
+    folder = memory / f"rb-{os.getuid()}"  # short, because the path of a socket has at most 107 characters
+    folder.mkdir(mode=0o755, exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
+_work_in_memory()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell, where Ctrl-C is ignored, also by child processes; some tests send it.
@@ -66,6 +87,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what is there by now out of all collections of garbage, which would look through it each time."""
+    _freeze()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The same for what the tests of a file leave behind."""
+    if nextitem is not None and nextitem.path != item.path:
+        _freeze()
+
+
+def _freeze() -> None:
     gc.collect()
     gc.freeze()
 
@@ -84,36 +115,23 @@ def postgres_database(postgres_url: str) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database that several processes can open."""
+def database(request: pytest.FixtureRequest, folder: Path) -> str:
+    """The URL of an empty database of the kind that is the parameter of the fixture."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/buffer.db"
+        return f"sqlite:///{folder}/buffer.db"
     return str(request.getfixturevalue("lent_database"))
 
 
-@pytest.fixture(params=["sqlite", "memory", "postgresql"])
-def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty database: a SQLite file, SQLite in memory, PostgreSQL."""
-    if request.param == "memory":
-        yield "memory://"
-    elif request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/buffer.db"
-    else:
-        with request.getfixturevalue("postgres_databases").lent() as lend:
-            yield lend()
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database that several processes can open."""
+    return database(request, tmp_path)
 
 
-@pytest.fixture(params=["sqlite", "memory", "postgresql"])
-def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty buffer of each kind."""
-    match request.param:
-        case "sqlite":
-            return f"sqlite:///{tmp_path}/buffer.db"
-        case "memory":
-            return "memory://"
-        case _:
-            return str(request.getfixturevalue("postgres_database"))
+@pytest.fixture(params=["sqlite", "memory://", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store: a SQLite file, SQLite in memory, PostgreSQL."""
+    return request.param if request.param == "memory://" else database(request, tmp_path)
 
 
 @pytest.fixture

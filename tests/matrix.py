@@ -13,21 +13,23 @@ _FIXTURES = {
     "url",
     "new_url",
     "kind",
-    "sql_url",
     "shared_url",
     "kept_url",
-    "any_url",
     "sound",
     "original",
     "store",
     "buffers",
     "trained",
+    "filled",
+    "busy",
+    "hostile",
+    "empty",
+    "dipped",
 }
 _NAMES = {"memory://": "memory", "postgres": "postgresql"}
 _KINDS = {"memory", "sqlite", "postgresql"}
 
-_STRATEGY = ("memory",)  # what a strategy decides, whatever the database
-_LAYER = ("memory", "sqlite")  # a layer above the stores: one that has all in this process, and one that hasn't
+_STRATEGY = ("memory",)  # what a strategy, or another layer above the stores decides, whatever the database
 _DATABASES = ("sqlite", "postgresql")
 _SHARED = ("memory", "postgresql")  # several users at once
 
@@ -38,7 +40,6 @@ _KILLED = ("put", "take", "finish")
 _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("bad_input/test_arguments.py::*", _STRATEGY),
     ("chunks/test_drawing.py::test_fetch__is_uniform*", _STRATEGY),
-    ("chunks/test_model.py::*", ("memory", "sqlite")),
     ("chunks/test_races.py::*chunk_is_made_once*", ("postgresql",)),
     ("chunks/test_races.py::*senders*-3*", ("postgresql",)),
     ("chunks/test_races.py::*", _STRATEGY),
@@ -50,15 +51,16 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("reverb/*other_processes*", ("sqlite",)),
     ("reverb/*apart*", ("postgresql",)),
     ("reverb/*in_its_order*", ("memory", "postgresql")),
-    ("reverb/*no_room_for*", (*_LAYER, "postgresql")),
+    ("reverb/*no_room_for*", _SHARED),
     ("reverb/*same_tables*", ("postgresql",)),
-    ("reverb/*", _LAYER),
+    *((f"reverb/*{law}*", ("sqlite",)) for law in ("errors_are", "no_table_if", "older_run", "after_a_resume")),
+    ("reverb/*", _STRATEGY),
     ("produce/test_hooks.py::*", _STRATEGY),
     ("produce/test_odd_loops.py::*", _STRATEGY),
     ("produce/test_pauses.py::*", _STRATEGY),
     ("produce/test_staleness_in_production.py::*", _STRATEGY),
     ("produce/test_tail_batches.py::*", _STRATEGY),
-    ("produce/test_async.py::*", _LAYER),
+    ("produce/test_async.py::*", _STRATEGY),
     ("produce/test_sync.py::*", _STRATEGY),
     ("produce/test_records.py::*", _STRATEGY),
     ("produce/test_word_problems.py::*", _STRATEGY),
@@ -91,16 +93,19 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("cancellation/*::test_a_loop_that_is_closed*", ("sqlite",)),
     ("cancellation/*", _DATABASES),
     ("test_forks.py::*postgresql-pass-os*", _DATABASES),
+    ("test_forks.py::*in_memory*", _STRATEGY),
     *((f"test_{name}.py::*", ("sqlite",)) for name in ("forks", "heartbeats", "pickling", "threads", "unclosed")),
-    ("sync/test_sync_calls.py::*thread*", ("memory", "sqlite", "postgresql")),
-    ("sync/test_sync_calls.py::*", _LAYER),
+    ("sync/test_sync_calls.py::*thread*", _SHARED),
+    ("sync/test_sync_calls.py::*", _STRATEGY),
     ("sync/test_sync_processes.py::*fork*postgresql-pass-*", _DATABASES),
     ("sync/test_sync_processes.py::*ctrl_c_ends*", ("postgresql",)),
     ("sync/test_sync_processes.py::*", ("sqlite",)),
     ("files/test_importing.py::*killed*", ("sqlite",)),
+    ("files/test_importing.py::*in_the_middle*", _DATABASES),
+    ("files/*", _STRATEGY),
     ("prompts/*", _STRATEGY),
-    ("values/test_object_refs.py::*", _LAYER),
-    ("values/test_stores.py::*", ("memory", "sqlite", "postgresql")),
+    ("values/test_object_refs.py::*", _STRATEGY),
+    ("values/test_stores.py::*", _DATABASES),
     ("processes/test_processes.py::test_what_put_acknowledged*", ("sqlite",)),
     ("processes/test_processes.py::test_a_consumer_that_dies*", ("postgresql",)),
     ("processes/test_processes.py::test_others_go_on*", ("postgresql",)),
@@ -109,7 +114,12 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("processes/test_leases.py::*", ("postgresql",)),
     ("presence/test_workers.py::*killed*", ("postgresql",)),
     ("presence/test_workers.py::*any_text*x1b*", _DATABASES),
-    ("presence/test_workers.py::*any_text*", ("sqlite",)),
+    ("presence/*", ("sqlite",)),  # on both databases: cli/test_why.py
+    *(
+        (f"test_circumstances.py::*{law}*", ("sqlite",))
+        for law in ("second_short", "dead_producer", "spurts", "steady_puts", "young_buffer", "not_kept")
+    ),
+    ("test_waits.py::*", ("sqlite",)),
     ("faults/test_steady.py::*", ("sqlite",)),
     ("faults/test_restored.py::*postgresql-staleness*", _DATABASES),
     ("faults/test_restored.py::*postgresql-prioritized-*", _DATABASES),
@@ -135,7 +145,26 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("cli/test_trace.py::*", ("sqlite",)),
     *((f"cli/test_rm.py::*{law}*", _DATABASES) for law in ("exact_number", "recorded", "restore_asks")),
     ("cli/test_rm.py::*", ("sqlite",)),
-    ("cli/test_explain.py::*", _DATABASES),
+    ("cli/test_explain.py::*explained*", _DATABASES),
+    ("cli/test_explain.py::*a_query_has*", _DATABASES),
+    *((f"cli/test_show.py::*{law}*", _DATABASES) for law in ("json", "worst", "leased", "archived")),
+    *(
+        (f"cli/test_ls.py::*{law}*", _DATABASES)
+        for law in ("where_is", "order_by", "same_types", "shown_with", "one_b")
+    ),
+    *((f"cli/test_{name}.py::*", ("sqlite",)) for name in ("escape", "explain", "help", "ls", "show")),
+    *(
+        (f"web/test_pages.py::*{law}*", _DATABASES)
+        for law in ("is_there", "overview", "prometheus", "every_group", "leads")
+    ),
+    ("web/test_pages.py::test_groups*", _DATABASES),
+    ("web/test_pages.py::test_a_group_shows*", _DATABASES),
+    *(
+        (f"web/test_statement.py::*{law}*", ("sqlite",))
+        for law in ("hostile", "csv", "mistake", "nothing", "last_step")
+    ),
+    ("web/test_tables.py::*facet*", _DATABASES),
+    *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "tables")),
     ("demo/test_demo_run.py::test_fresh*", ("sqlite",)),
     ("demo/test_demo_run.py::test_a_run_goes_on*", ("sqlite",)),
     ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),

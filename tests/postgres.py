@@ -13,9 +13,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 from sqlalchemy import make_url
 
 
@@ -23,17 +25,22 @@ from sqlalchemy import make_url
 def running_server(*, own: bool = False, flushing: bool = False) -> Iterator[str]:
     """The URL of the server that REPLAYBUF_TEST_POSTGRES_URL names, or of one that runs until the block is left.
 
-    With `own` it is always a new one, for tests that change how it is set up. Without `flushing`, a new one flushes
-    nothing to the disk: nobody crashes it (who does so has an `own_server`).
+    With `own` it is always a new one, for tests that change how it is set up. Without `flushing`, a new one on a disk
+    flushes nothing to it: nobody crashes it (who does so has an `own_server`).
     """
     given = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
     if given and not own:
         yield given
         return
     with own_server() as server:
-        if not flushing:
+        if not flushing and not is_in_memory():
             server.hurry()
         yield server.url
+
+
+def is_in_memory() -> bool:
+    """Whether files of tests are in memory, where nothing has to be flushed."""
+    return tempfile.gettempdir().startswith("/dev/shm/")
 
 
 class Server:
@@ -132,6 +139,15 @@ def new_database(server_url: str, template: str = "template0") -> Iterator[str]:
         yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
     finally:
         execute(server_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def new_url(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+    """The URL of a new database, also for fixtures of a wide scope."""
+    if backend == "sqlite":
+        yield f"sqlite:///{folder}/run.db"
+    else:
+        with new_database(request.getfixturevalue("postgres_url")) as url:
+            yield url
 
 
 def set_default(url: str, **settings: str) -> None:

@@ -86,8 +86,8 @@ class Heard(Hook):
         self.events.append("committed")
 
 
-async def test_hooks_hear_of_each_statement_and_of_both_sides_of_the_commit(sql_url: str) -> None:
-    async with build(sql_url) as buffer:
+async def test_hooks_hear_of_each_statement_and_of_both_sides_of_the_commit(shared_url: str) -> None:
+    async with build(shared_url) as buffer:
         await fill(buffer, 1)
         store = store_of(buffer)
         await store.thread.run(store.sweeper.stop)
@@ -97,7 +97,7 @@ async def test_hooks_hear_of_each_statement_and_of_both_sides_of_the_commit(sql_
         assert stored < heard.events.index("committing") == heard.events.index("committed") - 1
 
 
-async def test_a_prepared_statement_gives_each_place_its_value(sql_url: str) -> None:
+async def test_a_prepared_statement_gives_each_place_its_value(shared_url: str) -> None:
     twice = Prepared(
         lambda dialect: select(lane.c.task_name).where(
             lane.c.task_name == bindparam("task"),
@@ -108,7 +108,7 @@ async def test_a_prepared_statement_gives_each_place_its_value(sql_url: str) -> 
         "tasks",
         "task",
     )
-    async with build(sql_url) as buffer:
+    async with build(shared_url) as buffer:
         await fill(buffer, 1)
         assert isinstance(buffer.storage, SQLStorage)
         found = await buffer.storage._read(lambda tx: tx.fetch(twice, tx.dialect.listed(["other", TASK]), TASK))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ConfigError, FullError, LeaseLostError, ReplayBuffer, ReplayBufferConfig, Status
-from replaybuf.errors import ConflictError, InputError, NotEmptyError
+from replaybuf.errors import ConflictError, InputError
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 
@@ -263,18 +263,6 @@ async def test_groups_come_into_a_database_that_has_others(buffers: Buffers, tmp
     assert len(ours) == 4
     assert sorted(set(await take_all(theirs))) == [0, 2, 9]
     assert sorted(await take_all(ours)) == [100, 101, 102, 103]
-
-
-async def test_into_a_buffer_with_groups_nothing_is_loaded(buffers: Buffers, tmp_path: Path) -> None:
-    ours, theirs = await buffers.open(), await buffers.open("eval")
-    await fill(ours, 2)
-    await fill(theirs, 1)
-    await ours.save(tmp_path / "copy")
-    with pytest.raises(NotEmptyError):
-        await theirs.resume(tmp_path / "copy")
-    with pytest.raises(NotEmptyError):
-        theirs.load_state_dict(ours.state_dict())
-    assert (len(ours), len(theirs)) == (2, 1)
 
 
 async def test_a_resume_leaves_what_the_other_has_in_hand(buffers: Buffers, tmp_path: Path) -> None:

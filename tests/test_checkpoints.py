@@ -24,7 +24,6 @@ from replaybuf.storage.sql.tasks import transactions
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.values import Draw, NewGroup
 from tests.contract.checkpointing import state_of
-from tests.contract.harness import CODEC
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
 ALWAYS = 1e12
@@ -59,8 +58,8 @@ async def take(buffer: ReplayBuffer, size: int) -> Callable[[], Awaitable[None]]
     return lambda: opened.thread.run(lambda: drawing.undo(taken))
 
 
-async def test_payloads_stay_while_a_checkpoint_needs_them(sql_url: str) -> None:
-    async with build(sql_url) as buffer:
+async def test_payloads_stay_while_a_checkpoint_needs_them(shared_url: str) -> None:
+    async with build(shared_url) as buffer:
         await fill(buffer, 6)
         await buffer.checkpoint(1)
         await take_all(buffer)
@@ -70,8 +69,8 @@ async def test_payloads_stay_while_a_checkpoint_needs_them(sql_url: str) -> None
         assert sorted(await take_all(buffer)) == list(range(6))
 
 
-async def test_payloads_go_with_the_last_checkpoint_that_needs_them(sql_url: str) -> None:
-    async with build(sql_url) as buffer:
+async def test_payloads_go_with_the_last_checkpoint_that_needs_them(shared_url: str) -> None:
+    async with build(shared_url) as buffer:
         await fill(buffer, 4)
         await buffer.checkpoint(1)
         await buffer.get(1, TASK)
@@ -84,9 +83,9 @@ async def test_payloads_go_with_the_last_checkpoint_that_needs_them(sql_url: str
         assert await swept(buffer) == (2, 0, 0)
 
 
-async def test_a_restore_leaves_nothing_behind(sql_url: str) -> None:
+async def test_a_restore_leaves_nothing_behind(shared_url: str) -> None:
     """Groups that were put since are swept, also after many restores."""
-    async with build(sql_url, keep_checkpoints=1) as buffer:
+    async with build(shared_url, keep_checkpoints=1) as buffer:
         await fill(buffer, 3)
         for step in range(4):
             await buffer.checkpoint(step)
@@ -96,30 +95,24 @@ async def test_a_restore_leaves_nothing_behind(sql_url: str) -> None:
         assert await swept(buffer) == (3, 0, 3)
 
 
-async def test_buffers_of_a_database_are_kept_and_restored_apart(sql_url: str) -> None:
+async def test_buffers_of_a_database_are_kept_and_restored_apart(shared_url: str) -> None:
     """A restore of one fences off nobody from another, and takes none of its groups."""
-    storage = SQLStorage(sql_url, CODEC)
-    first = ReplayBuffer(storage, CODEC.rollout_type)
-    async with first:
-        url = sql_url
-        if url.endswith(":memory:"):
-            return
-        async with build(url, name="second") as second:
-            await fill(first, 2)
-            await fill(second, 3)
-            await first.checkpoint(1)
-            await second.checkpoint(1)
-            await take_all(first)
-            await take_all(second)
-            await fill(second, 1, 50)
-            await first.restore(1)
-            assert await second.count(TASK, "completed") == 1
-            await fill(second, 1, 60)
-            await second.restore(1)
-            assert [len(first), len(second)] == [2, 3]
-            await second.drop_checkpoint(1)
-            assert [made.step for made in await first.checkpoints()] == [1]
-            assert await second.checkpoints() == []
+    async with build(shared_url) as first, build(shared_url, name="second") as second:
+        await fill(first, 2)
+        await fill(second, 3)
+        await first.checkpoint(1)
+        await second.checkpoint(1)
+        await take_all(first)
+        await take_all(second)
+        await fill(second, 1, 50)
+        await first.restore(1)
+        assert await second.count(TASK, "completed") == 1
+        await fill(second, 1, 60)
+        await second.restore(1)
+        assert [len(first), len(second)] == [2, 3]
+        await second.drop_checkpoint(1)
+        assert [made.step for made in await first.checkpoints()] == [1]
+        assert await second.checkpoints() == []
 
 
 async def test_writers_go_on_while_a_checkpoint_is_made(shared_url: str) -> None:
@@ -188,10 +181,10 @@ async def test_claims_of_several_processes_never_overlap(shared_url: str) -> Non
         assert sorted(positions) == list(range(40))
 
 
-async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(sql_url: str) -> None:
+async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(shared_url: str) -> None:
     """A take that was cancelled when a checkpoint had just been made: the groups are in it, and counted."""
     for options in ({}, {"max_times_sampled": 3}, {"archive": 10}):
-        async with build(sql_url, **options) as buffer:
+        async with build(shared_url, **options) as buffer:
             await buffer.delete({})
             await fill(buffer, 4)
             await buffer.checkpoint(1)
@@ -262,9 +255,9 @@ async def test_what_is_replaced_while_a_checkpoint_is_made_does_not_come_back_be
         assert await take_all(buffer) == [2]
 
 
-async def test_a_draw_of_before_a_restore_is_not_undone(sql_url: str) -> None:
+async def test_a_draw_of_before_a_restore_is_not_undone(shared_url: str) -> None:
     """Its groups are what the restore has made of them."""
-    async with build(sql_url) as buffer:
+    async with build(shared_url) as buffer:
         await fill(buffer, 2)
         await buffer.checkpoint(1)
         await fill(buffer, 2, 10)
@@ -309,9 +302,9 @@ async def test_more_checkpoints_at_once_than_there_are_connections(shared_url: s
         assert len(await buffer.checkpoints()) == 40
 
 
-async def test_an_undone_draw_is_undone_in_the_checkpoint_that_took_the_place_of_another(sql_url: str) -> None:
+async def test_an_undone_draw_is_undone_in_the_checkpoint_that_took_the_place_of_another(shared_url: str) -> None:
     """Also where that has got the same number in the database."""
-    async with build(sql_url) as buffer:
+    async with build(shared_url) as buffer:
         await fill(buffer, 4)
         await buffer.checkpoint(1)
         before = state_of(buffer)
@@ -324,16 +317,13 @@ async def test_an_undone_draw_is_undone_in_the_checkpoint_that_took_the_place_of
 
 
 async def test_the_random_draws_after_a_checkpoint_of_a_resumed_buffer_are_repeated(
-    sql_url: str, tmp_path: Path
+    shared_url: str, tmp_path: Path
 ) -> None:
     """Its groups have other uids than tickets, because the database had groups before."""
     async with build("memory://", policy="uniform", seed=3) as saved:
         await fill(saved, 5)
         await saved.save(tmp_path)
-    url = sql_url
-    if url.endswith(":memory:"):
-        return
-    async with build(url, name="other") as other, build(url, policy="uniform", seed=3) as buffer:
+    async with build(shared_url, name="other") as other, build(shared_url, policy="uniform", seed=3) as buffer:
         await fill(other, 7)
         await buffer.resume(tmp_path)
         await buffer.checkpoint(1)

@@ -124,9 +124,11 @@ async def test_payloads_stay_for_it(url: str, held: Held) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"max_times_sampled": 3}, {"archive": 10}])
 @pytest.mark.parametrize("drawn", ["before", "meanwhile", "both"])
-async def test_a_draw_that_is_undone_is_undone_in_it(url: str, held: Held, options: dict[str, Any], drawn: str) -> None:
+async def test_a_draw_that_is_undone_is_undone_in_it(
+    file_url: str, held: Held, options: dict[str, Any], drawn: str
+) -> None:
     """While it is made, of groups that it has already and others; and when it is whole."""
-    async with build(url, **options) as buffer:
+    async with build(file_url, **options) as buffer:
         await fill(buffer, 8)
         before = state_of(buffer)
         undo: list[Callable[[], Awaitable[None]]] = []

@@ -38,16 +38,16 @@ async def draws(url: str, field: str, *, descending: bool) -> list[list[int]]:
     return [numbers_of(groups) for groups in found]
 
 
-async def test_draws_in_any_order_are_those_of_the_memory(sql_url: str) -> None:
+async def test_draws_in_any_order_are_those_of_the_memory(shared_url: str) -> None:
     for field, descending in ORDERS:
         expected = await draws("memory://", field, descending=descending)
-        assert await draws(sql_url, field, descending=descending) == expected, (field, descending)
+        assert await draws(shared_url, field, descending=descending) == expected, (field, descending)
 
 
 @pytest.mark.parametrize("pinned", ["none", "all", "some"])
-async def test_the_most_stale_are_drawn_whichever_are_pinned(sql_url: str, pinned: str) -> None:
+async def test_the_most_stale_are_drawn_whichever_are_pinned(shared_url: str, pinned: str) -> None:
     """By one SELECT or by merging two."""
-    async with build(sql_url, policy="staleness") as buffer:
+    async with build(shared_url, policy="staleness") as buffer:
         for number, step in enumerate((3, 1, 2, 4)):
             is_pinned = pinned == "all" or (pinned == "some" and number % 2)
             rollouts = group(number)

@@ -12,9 +12,9 @@ from replaybuf.storage.values import Leased
 from tests.stores import TASK, build, fill, until
 
 
-async def test_a_heartbeat_that_fails_leaves_the_others_alone(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_heartbeat_that_fails_leaves_the_others_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its storage raises."""
-    async with build(any_url) as buffer:
+    async with build(url) as buffer:
         await fill(buffer, 2)
         failing, other = [await buffer.lease_batch({TASK: 1}, seconds=0.2) for _ in range(2)]
         extend, extended = buffer.storage.extend, []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,13 +12,12 @@ import pytest
 from replaybuf import Lease, ReplayBuffer
 from replaybuf.storage.sql.engine import sqlite_dialect
 from tests.contract.lapsing import set_clock
+from tests.scripts import run
 from tests.stores import TASK, build, fill, numbers_of, until
 
 #: A process whose wall clock is so many seconds ahead. It leases a group for a moment, says what else it may take, and
 #: leaves another leased when it ends.
 _SKEWED = """
-import asyncio, sys, time
-from replaybuf import ReplayBufferConfig
 right = time.time
 time.time = lambda: right() + float(sys.argv[2])
 
@@ -36,10 +34,8 @@ asyncio.run(main())
 
 
 async def skewed(url: str, ahead: float) -> list[int]:
-    command = [sys.executable, "-c", _SKEWED, url, str(ahead)]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return [int(line) for line in done.stdout.split()]
+    said = await asyncio.to_thread(run, _SKEWED, url, ahead)
+    return [int(line) for line in said.split()]
 
 
 async def lease_of(buffer: ReplayBuffer, seconds: float) -> Lease:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import Any
 
@@ -41,20 +40,3 @@ async def test_a_transaction_that_is_run_again_tells_once(shared_url: str, monke
         )
     assert numbers_of([item.item for item in put]) == [0]
     assert numbers_of([item.item for item in refreshed]) == [1]
-
-
-async def test_callers_that_ask_at_once_are_each_told_what_left_with_theirs(shared_url: str) -> None:
-    """Together they have all that left, once."""
-    lists: list[list[StorageItem]] = [[] for _ in range(12)]
-    async with build(shared_url, capacity=4) as buffer:
-        for number in range(4):
-            await buffer.put(group(number), TASK)
-        await asyncio.gather(
-            *(buffer.put(group(4 + number), TASK, dropped=gone) for number, gone in enumerate(lists)),
-            *(buffer.put(group(100 + number), TASK, key="a") for number in range(3)),
-        )
-        there = {item.item[0].rollout_id async for item in buffer.find({})}
-    told = numbers_of([item.item for gone in lists for item in gone])
-    assert len(set(told)) == len(told)
-    assert set(told) <= {*range(16), 100, 101, 102} - there
-    assert {len(gone) for gone in lists} <= {0, 1}

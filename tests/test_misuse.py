@@ -22,15 +22,14 @@ def group() -> list[RolloutState]:
 
 
 @pytest.fixture
-async def buffer(sql_url: str) -> AsyncIterator[ReplayBuffer]:
-    async with ReplayBufferConfig(url=sql_url, policy="fifo").build() as buffer:
+async def buffer() -> AsyncIterator[ReplayBuffer]:
+    async with ReplayBufferConfig(url="memory://", policy="fifo").build() as buffer:
         yield buffer
 
 
 @pytest.fixture
-def blocking(sql_url: str) -> Iterator[SyncReplayBuffer]:
-    """A synchronous buffer over the same store."""
-    with ReplayBufferConfig(url=sql_url, policy="fifo").build_sync() as buffer:
+def blocking() -> Iterator[SyncReplayBuffer]:
+    with ReplayBufferConfig(url="memory://", policy="fifo").build_sync() as buffer:
         yield buffer
 
 

@@ -53,8 +53,8 @@ def test_configs_can_be_pickled(kind: type[ReplayBufferConfig], policy: object) 
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_a_buffer_can_not_be_pickled_and_says_what_can(any_url: str, used: bool) -> None:
-    with opened(any_url) as buffer:
+def test_a_buffer_can_not_be_pickled_and_says_what_can(url: str, used: bool) -> None:
+    with opened(url) as buffer:
         if used:
             asyncio.run(buffer.count_where({}))
         with pytest.raises(TypeError, match="pickle its config") as caught:

@@ -63,10 +63,8 @@ def test_what_a_reward_is_that_is_no_number(reward: Any, what: str | None) -> No
 
 
 @pytest.mark.parametrize("reward", ["0.5", math.nan, PARTS, np.array([0.5, 1.0]), [0.5]], ids=str)
-async def test_it_is_stored_as_it_is_with_one_warning(
-    sql_url: str, reward: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with build(sql_url) as buffer:
+async def test_it_is_stored_as_it_is_with_one_warning(reward: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with build("memory://") as buffer:
         for _ in range(2):
             await buffer.put(group(1.0, reward), TASK, key="one")
         item = await only(buffer)
@@ -77,15 +75,15 @@ async def test_it_is_stored_as_it_is_with_one_warning(
     assert f"task {TASK}: the reward of rollouts[1] is {unreadable(reward)}. It is stored as it is" in warning
 
 
-async def test_the_warning_names_the_parts_of_a_dict(sql_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    async with build(sql_url) as buffer:
+async def test_the_warning_names_the_parts_of_a_dict(caplog: pytest.LogCaptureFixture) -> None:
+    async with build("memory://") as buffer:
         await buffer.put(group(PARTS), TASK)
     assert "reward_key= in the config: accuracy and format" in warnings(caplog)[0]
 
 
-async def test_the_reward_key_names_the_part_that_counts(sql_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_reward_key_names_the_part_that_counts(caplog: pytest.LogCaptureFixture) -> None:
     """In means and queries; the other parts stay."""
-    async with build(sql_url, reward_key="accuracy") as buffer:
+    async with build("memory://", reward_key="accuracy") as buffer:
         await buffer.put(group(PARTS, {"accuracy": 0.75}), TASK)
         assert await buffer.count_where({"reward": 0.5}) == 1
         assert (await only(buffer)).item[0].reward == PARTS

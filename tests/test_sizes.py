@@ -40,10 +40,10 @@ def large(number: int, nbytes: int = 2 * LIMIT) -> list[Any]:
 REFUSED = r"task math: the group of 1 rollouts takes 40\d kB .* a row holds at most [12]..,... bytes \((SQLite|Postgre)"
 
 
-async def test_a_group_that_is_too_large_fails_alone(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_group_that_is_too_large_fails_alone(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of puts that are committed together; and the database is asked only once."""
     lower(monkeypatch)
-    async with build(sql_url) as buffer:
+    async with build(shared_url) as buffer:
         puts = [large(number) if number % 3 == 1 else group(number) for number in range(9)]
         ends = await asyncio.gather(*(buffer.put(one, TASK) for one in puts), return_exceptions=True)
         assert [isinstance(end, TooLargeError) for end in ends] == [number % 3 == 1 for number in range(9)]
@@ -54,10 +54,10 @@ async def test_a_group_that_is_too_large_fails_alone(sql_url: str, monkeypatch: 
 
 
 async def test_a_result_that_is_too_large_leaves_what_it_was_made_from(
-    sql_url: str, monkeypatch: pytest.MonkeyPatch
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lower(monkeypatch)
-    async with build(sql_url) as buffer:
+    async with build(shared_url) as buffer:
         await buffer.put(group(0), TASK)
         lease = await buffer.lease_batch({TASK: 1}, heartbeat=False)
         for finish in (lease.finish, lease.save):
@@ -67,10 +67,10 @@ async def test_a_result_that_is_too_large_leaves_what_it_was_made_from(
         assert await take_all(buffer) == [0]
 
 
-async def test_prompts_that_are_too_large_are_not_claimed(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prompts_that_are_too_large_are_not_claimed(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cursor stays before them."""
     lower(monkeypatch)
-    async with build(sql_url) as buffer:
+    async with build(shared_url) as buffer:
         prompt = RolloutState(message=[{"role": "user", "content": "x" * 2 * LIMIT}], status=Status.INIT)
         prompts = PromptLedger(buffer, [prompt], TASK)
         with pytest.raises(TooLargeError, match=REFUSED):
@@ -86,14 +86,14 @@ async def filled(url: str) -> ReplayBuffer:
 
 
 async def test_copies_of_what_is_too_large_elsewhere_are_refused(
-    sql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A snapshot, and a state dict: nothing of them is loaded."""
     source = await filled("memory://")
     await source.save(tmp_path / "copy")
     state = source.state_dict()
     await source.close()
-    async with build(sql_url) as buffer:
+    async with build(shared_url) as buffer:
         await buffer.count_where({})
         # (A limit of SQLite holds for connections that are opened from now on, also for reading the snapshot.)
         monkeypatch.setattr(storage_of(buffer).engine.dialect.__class__, "row_limit", _lowered)
@@ -108,10 +108,10 @@ def _lowered(*_: object) -> RowLimit:
     return RowLimit(LIMIT, "for this test")
 
 
-async def test_whatever_else_is_too_large_is_refused_too(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whatever_else_is_too_large_is_refused_too(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It isn't sent to PostgreSQL, which would end the connection."""
     lower(monkeypatch)
-    async with build(sql_url) as buffer:
+    async with build(shared_url) as buffer:
         await buffer.put(group(0), TASK)
         with pytest.raises(TooLargeError, match=REFUSED):
             await buffer.put(group(1), TASK, tags={"a": "x" * 2 * LIMIT})

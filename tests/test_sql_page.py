@@ -26,7 +26,7 @@ from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
 from replaybuf.storage.sql.schema.views import VIEWS
 from tests.cli.conftest import run as command
 from tests.pages import DOCS
-from tests.postgres import new_database
+from tests.postgres import new_url
 from tests.sql_example import fill
 from tests.test_schema import create, run
 
@@ -107,16 +107,14 @@ def test_all_kinds_of_events_and_waits_are_on_the_page() -> None:
 _UNTOLD = ("taken_at - m.created_at", "julianday(b.taken_at)")
 
 
-@pytest.fixture(scope="module", params=["SQLite", "PostgreSQL"])
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def answers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """The database, and what it answers to each query that it can read."""
-    if request.param == "SQLite":
-        yield "SQLite", asyncio.run(_ask(f"sqlite:///{tmp_path_factory.mktemp('sql')}/run.db", "SQLite"))
-    else:
-        with new_database(request.getfixturevalue("postgres_url")) as url:
-            yield "PostgreSQL", asyncio.run(_ask(url, "PostgreSQL"))
+    name = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}[request.param]
+    for url in new_url(request.param, request, tmp_path_factory.mktemp("sql")):
+        yield name, asyncio.run(_ask(url, name))
 
 
 async def _ask(url: str, database: str) -> dict[str, str]:

@@ -17,10 +17,8 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "replaybuf.tasks"]
 
 
-async def test_a_misspelt_task_is_warned_of_once_with_the_nearest_name(
-    sql_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with build(sql_url) as buffer:
+async def test_a_misspelt_task_is_warned_of_once_with_the_nearest_name(caplog: pytest.LogCaptureFixture) -> None:
+    async with build("memory://") as buffer:
         await fill(buffer, 1)
         for step in (5, 6):
             await refresh(buffer, TASK, "Maths", step=step)
@@ -30,18 +28,16 @@ async def test_a_misspelt_task_is_warned_of_once_with_the_nearest_name(
     )
 
 
-async def test_a_task_whose_groups_have_left_is_not(sql_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    async with build(sql_url) as buffer:
+async def test_a_task_whose_groups_have_left_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    async with build("memory://") as buffer:
         await fill(buffer, 1)
         await take_all(buffer)
         await refresh(buffer, TASK)
     assert warnings(caplog) == []
 
 
-async def test_in_a_run_that_begins_none_is_until_another_has_groups(
-    sql_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with build(sql_url) as buffer:
+async def test_in_a_run_that_begins_none_is_until_another_has_groups(caplog: pytest.LogCaptureFixture) -> None:
+    async with build("memory://") as buffer:
         await refresh(buffer, TASK, "Maths")
         assert warnings(caplog) == []
         await fill(buffer, 1)
@@ -49,9 +45,9 @@ async def test_in_a_run_that_begins_none_is_until_another_has_groups(
     assert len(warnings(caplog)) == 1
 
 
-async def test_a_task_whose_prompts_are_still_to_come_is_not(sql_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_task_whose_prompts_are_still_to_come_is_not(caplog: pytest.LogCaptureFixture) -> None:
     """The first batch of a second task is refreshed before it has groups."""
-    async with build(sql_url) as buffer:
+    async with build("memory://") as buffer:
         await fill(buffer, 1)
         Sampler(buffer, [], "maths")
         await refresh(buffer, "maths")

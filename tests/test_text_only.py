@@ -27,11 +27,11 @@ async def only(buffer: ReplayBuffer) -> Any:
 
 
 @pytest.mark.parametrize("threshold", THRESHOLDS, ids=str)
-async def test_a_text_is_as_old_as_the_model_step_of_its_put(sql_url: str, threshold: dict[str, int]) -> None:
+async def test_a_text_is_as_old_as_the_model_step_of_its_put(threshold: dict[str, int]) -> None:
     """At put and in every refresh, until it expires by whichever threshold there is."""
     ((name, value),) = threshold.items()
     steps = {f"task_{name}s": {TASK: value}}
-    async with build(sql_url) as buffer:
+    async with build("memory://") as buffer:
         await buffer.put([rollout()], TASK, model_step=2, current_train_step=3, **threshold)  # type: ignore[arg-type]
         item = await only(buffer)
         assert (item.status, item.staleness, item.item[0].response_model_steps) == (Status.COMPLETED, 0, [2])
@@ -46,16 +46,16 @@ async def test_a_text_is_as_old_as_the_model_step_of_its_put(sql_url: str, thres
 
 
 @pytest.mark.parametrize("threshold", THRESHOLDS, ids=str)
-async def test_a_text_that_is_too_old_expires_at_its_put(sql_url: str, threshold: dict[str, int]) -> None:
-    async with build(sql_url) as buffer:
+async def test_a_text_that_is_too_old_expires_at_its_put(threshold: dict[str, int]) -> None:
+    async with build("memory://") as buffer:
         put = [rollout(response_mask=[]), rollout(response="5")]
         await buffer.put(put, TASK, model_step=2, current_train_step=7, **threshold)  # type: ignore[arg-type]
         item = await only(buffer)
         assert (item.status, item.staleness) == (Status.EXPIRED, 4)
 
 
-async def test_a_text_that_newer_weights_went_on_with_is_as_old_as_its_beginning(sql_url: str) -> None:
-    async with build(sql_url) as buffer:
+async def test_a_text_that_newer_weights_went_on_with_is_as_old_as_its_beginning() -> None:
+    async with build("memory://") as buffer:
         begun = rollout(status=Status.ABORTED)
         await buffer.put([begun], TASK, model_step=2, current_train_step=3)
         begun.response, begun.status = "42", Status.COMPLETED
@@ -64,8 +64,8 @@ async def test_a_text_that_newer_weights_went_on_with_is_as_old_as_its_beginning
         assert (item.staleness, item.item[0].response_model_steps) == (3, [2])
 
 
-async def test_a_rollout_without_a_response_has_no_model_step(sql_url: str) -> None:
-    async with build(sql_url) as buffer:
+async def test_a_rollout_without_a_response_has_no_model_step() -> None:
+    async with build("memory://") as buffer:
         await buffer.put([rollout(response=None), rollout(response="")], TASK, model_step=2, current_train_step=9)
         item = await only(buffer)
         assert (item.staleness, [one.response_model_steps for one in item.item]) == (0, [None, None])
@@ -77,13 +77,13 @@ class Answer:
     steps: list[int] = field(default_factory=list)
 
 
-async def test_a_class_needs_no_token_ids(sql_url: str) -> None:
+async def test_a_class_needs_no_token_ids() -> None:
     """Neither a user's own nor a dict."""
     fields = {"response": "text", "response_model_steps": "steps"}
-    async with build(sql_url, name="answers", rollout_type=Answer, fields=fields) as buffer:
+    async with build("memory://", name="answers", rollout_type=Answer, fields=fields) as buffer:
         await buffer.put([Answer("4")], TASK, model_step=2, current_train_step=5)  # type: ignore[list-item]
         assert ((await only(buffer)).staleness, (await only(buffer)).item) == (2, [Answer("4", [2])])
-    async with build(sql_url, name="dicts", rollout_type=dict) as buffer:
+    async with build("memory://", name="dicts", rollout_type=dict) as buffer:
         await buffer.put([{"response": "4"}], TASK, model_step=2, current_train_step=5)  # type: ignore[list-item]
         assert (await only(buffer)).staleness == 2
         with pytest.raises(RolloutError, match="no 'response' needs field 'response_ids'"):

@@ -16,7 +16,7 @@ from replaybuf import (
     StorageError,
 )
 from replaybuf.rollouts import normalise
-from tests.stores import TASK, build, fill, group, numbers_of, opened, take_all, until
+from tests.stores import TASK, build, fill, group, opened, take_all, until
 
 
 def run_threads(*functions: object) -> None:
@@ -39,30 +39,9 @@ def run_threads(*functions: object) -> None:
     assert problems == []
 
 
-def test_threads_with_loops_of_their_own_share_a_buffer(any_url: str) -> None:
-    taken: list[int] = []
-    with opened(any_url) as buffer:
-
-        def worker(first: int) -> object:
-            async def work() -> None:
-                for start in range(first, first + 40, 10):
-                    await fill(buffer, 10, start)
-                    await buffer.wait_ready({TASK: 1}, timeout=0.1) if len(buffer) else None
-                    batch, _ = await buffer.take_batch({TASK: 7})
-                    taken.extend(numbers_of(batch[TASK]))
-                    assert await buffer.count(TASK, "completed") >= 0
-                    [item.uid async for item in buffer.find({}, limit=3)]
-
-            return work
-
-        run_threads(*(worker(1000 * n) for n in range(4)))
-        taken += asyncio.run(take_all(buffer))
-    assert sorted(taken) == sorted(1000 * n + i for n in range(4) for i in range(40))
-
-
-def test_a_buffer_that_is_opened_by_several_threads_at_once_is_opened_once(any_url: str) -> None:
+def test_a_buffer_that_is_opened_by_several_threads_at_once_is_opened_once(url: str) -> None:
     for round_ in range(5):
-        with opened(any_url) as buffer:
+        with opened(url) as buffer:
 
             def worker(number: int, buffer: object = buffer) -> object:
                 async def work() -> None:
@@ -72,24 +51,6 @@ def test_a_buffer_that_is_opened_by_several_threads_at_once_is_opened_once(any_u
 
             run_threads(*(worker(n) for n in range(6)))
             assert sorted(asyncio.run(take_all(buffer))) == list(range(6)), round_
-
-
-def test_a_put_in_one_thread_wakes_a_wait_in_another(any_url: str) -> None:
-    with opened(any_url) as buffer:
-        got: list[int] = []
-
-        async def consume() -> None:
-            batch, _ = await buffer.take_batch({TASK: 2}, timeout=20)
-            got.extend(numbers_of(batch[TASK]))
-
-        async def produce() -> None:
-            await asyncio.sleep(0.2)
-            await fill(buffer, 2)
-
-        started = time.monotonic()
-        run_threads(consume, produce)
-        assert got == [0, 1]
-        assert time.monotonic() - started < 5
 
 
 async def test_no_change_is_missed_between_looking_and_waiting(shared_url: str) -> None:

@@ -47,9 +47,9 @@ async def test_a_group_that_is_replaced_before_it_can_be_set_aside_is_counted_on
     assert (totals["replaced"], totals["set_aside"], totals["put"]) == (1, 0, 2)
 
 
-async def test_a_draw_of_very_many_groups_is_undone_in_a_checkpoint(sql_url: str) -> None:
+async def test_a_draw_of_very_many_groups_is_undone_in_a_checkpoint(shared_url: str) -> None:
     """More than a statement may have parameters."""
-    async with build(sql_url) as buffer:
+    async with build(shared_url) as buffer:
         uid = await buffer.put(group(1), TASK)
         await buffer.checkpoint(1)
         drawn = dict.fromkeys(range(uid, uid + 300_000), 7)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from replaybuf.rollouts import rollout
 from replaybuf.rollouts.rollout import RolloutState
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.pages import DOCS, Page
-from tests.postgres import new_database
 
 PAGE = Page("your-loop.md", "## Seven mistakes")
 PROMPTS = 240
@@ -40,23 +38,22 @@ def run(folder: Path, name: str, url: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a new database."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/run.db"
-    else:
-        with new_database(request.getfixturevalue("postgres_url")) as url:
-            yield url
-
-
-@pytest.mark.parametrize("name", ["loop.py", "loop_async.py"])
-def test_a_loop_that_is_killed_goes_on_and_trains_each_prompt_once(name: str, url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shared_url", "name"),
+    [
+        ("sqlite", "loop.py"),
+        ("postgresql", "loop_async.py"),
+        pytest.param("sqlite", "loop_async.py", marks=pytest.mark.long),
+        pytest.param("postgresql", "loop.py", marks=pytest.mark.long),
+    ],
+    indirect=["shared_url"],
+)
+def test_a_loop_that_is_killed_goes_on_and_trains_each_prompt_once(name: str, shared_url: str, tmp_path: Path) -> None:
     for one in ("loop.py", "loop_async.py"):
         (tmp_path / one).write_text(program(one), "utf-8")
     seen = 0
     while seen < 30:  # killed once
-        with run(tmp_path, name, url) as process:
+        with run(tmp_path, name, shared_url) as process:
             assert process.stdout is not None
             first = process.stdout.readline()
             expected = (f"step {seen + 1}: ", f"step {seen}: ")  # it was killed before it had saved the weights
@@ -70,7 +67,7 @@ def test_a_loop_that_is_killed_goes_on_and_trains_each_prompt_once(name: str, ur
                     process.send_signal(signal.SIGKILL)
                 assert time.monotonic() < deadline
         seen = steps[-1]
-    trained = open_reader(url).read(lambda tx: tx.values("SELECT prompt FROM groups WHERE status = 'archived'"))
+    trained = open_reader(shared_url).read(lambda tx: tx.values("SELECT prompt FROM groups WHERE status = 'archived'"))
     assert Counter(trained) == Counter(f"{number} + 5 =" for number in range(PROMPTS))
 
 

@@ -47,7 +47,7 @@ COMMANDS = {
     "explain": ("replaybuf.cli.explain:explain", "Show a query as SQL, with its plan and the index that it uses."),
     "serve": ("replaybuf.cli.serve:serve", "Show a database in the browser."),
     "doctor": ("replaybuf.cli.doctor:doctor", "Check a database, and mend what can be mended."),
-    "db": ("replaybuf.cli.db:app", "Show or upgrade the schema of a database."),
+    "db": ("replaybuf.cli.doctor:app", "Show or upgrade the schema of a database."),
     "demo": ("replaybuf.demo.command:demo", "Train a small policy by GRPO through a replay buffer."),
 }
 

@@ -1,4 +1,4 @@
-"""`replaybuf doctor`: what is wrong with a database, and what can be done about it."""
+"""`replaybuf doctor`: what is wrong with a database, and what can be done about it; `replaybuf db`: its schema."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replaybuf.cli.groups import columns
-from replaybuf.cli.options import Url, listing, option
-from replaybuf.cli.output import Output, console
+from replaybuf.cli.options import Command, Url, listing, option
+from replaybuf.cli.output import Column, Output, console
 from replaybuf.errors import InputError
 from replaybuf.progress import progress_bar
 from replaybuf.redact import escape
-from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.storage.sql.inspection.reader import HEAD, Reader, State, open_reader, state_of
 
 if TYPE_CHECKING:
     from replaybuf.doctor import Finding
+
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -128,3 +129,63 @@ def print_finding(finding: Finding) -> None:
         out.print(grid)
     for line in captured.get().splitlines():
         typer.echo(line.rstrip())
+
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+_STATES = {
+    State.MISSING: "no replaybuf tables",
+    State.CURRENT: "up to date",
+    State.OLDER: "older: run replaybuf db upgrade",
+    State.NEWER: "newer: upgrade replaybuf",
+}
+
+
+@app.callback()
+def db() -> None:
+    """Show or upgrade the schema of a database."""
+
+
+@app.command("current", cls=Command)
+@listing
+def current(url: Url, output: Output) -> None:
+    """Show the revision of a database's schema, and the one that this replaybuf works with.
+
+    \b
+    Example:
+      replaybuf db current run.db
+    """
+    reader = open_reader(url)
+    revision = reader.read_any(lambda tx: tx.revision())
+    row = {"url": reader.where, "revision": revision, "wanted": HEAD, "state": _STATES[state_of(revision)]}
+    columns = [
+        Column("revision", lambda r: r["revision"] or "none", right=False),
+        Column("wanted", lambda r: r["wanted"], right=False),
+        Column("state", lambda r: r["state"], right=False),
+    ]
+    output.rows([row], columns)
+
+
+@app.command("upgrade", cls=Command)
+@listing
+def upgrade_command(url: Url, output: Output) -> None:
+    """Bring the schema of a database up to date.
+
+    Close all users of the database first. It happens in one transaction, whole or not at all. In an empty database the
+    tables are created.
+
+    \b
+    Example:
+      replaybuf db upgrade postgresql://admin@db/run7
+    """
+    from replaybuf.storage.sql.inspection.writer import upgrade_database
+
+    reader = open_reader(url)
+    before, after = upgrade_database(reader)
+    columns = [
+        Column("before", lambda r: r["before"] or "none", right=False),
+        Column("after", lambda r: r["after"], right=False),
+    ]
+    output.rows([{"url": reader.where, "before": before, "after": after}], columns)
+    if before == after:
+        output.note("it was up to date already")

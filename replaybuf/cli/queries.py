@@ -54,6 +54,8 @@ def pointed_at(text: str, start: int, end: int) -> str:
 
     A text that may be a URL with a password, in the wrong place, isn't shown.
     """
+    from rich.cells import cell_len
+
     if may_hold_password(text):
         return ""
     before = text.rfind("\n", 0, start) + 1
@@ -63,14 +65,7 @@ def pointed_at(text: str, start: int, end: int) -> str:
         escape(part) for part in (text[before:start], text[start : min(end, after)], text[min(end, after) : after])
     )
     head, marked, tail = head[-_CONTEXT:], marked[:_CONTEXT], tail[:_CONTEXT]
-    return f"  {head}{marked}{tail}\n  {' ' * cell_width(head)}{'^' * max(1, cell_width(marked))}"
-
-
-def cell_width(text: str) -> int:
-    """Return the columns of a terminal that a text takes."""
-    from rich.cells import cell_len
-
-    return cell_len(text)
+    return f"  {head}{marked}{tail}\n  {' ' * cell_len(head)}{'^' * max(1, cell_len(marked))}"
 
 
 def _read_json(where: str, given_as: str) -> dict[str, Any]:

@@ -14,7 +14,13 @@ from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.observe.exposition import SCANNED, prometheus, read_figures, run_progress, samples_of, tasks_of
 from replaybuf.redact import escape
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.measures import BufferMeasures, count_unswept, measure, rows_of_lanes
+from replaybuf.storage.sql.inspection.measures import (
+    BufferMeasures,
+    count_unswept,
+    measure,
+    rows_of_lanes,
+    segments_of_places,
+)
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 
 _TOTAL = "total"
@@ -39,6 +45,9 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
     line below says how many were of which status. "expired" counts those that became too old in the buffer. Below are
     the prompts that were drawn from each dataset, where the trainer says that it is, and the steps of the checkpoints.
 
+    Where payloads are kept apart, "live" are the bytes of groups, leases and checkpoints, "dead" those of groups that
+    are gone, until their segment is written over or deleted.
+
     With --json all of it is there, for each buffer what buffer.metrics() gives; --nl and --csv give the rows of the
     first table.
 
@@ -53,7 +62,7 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
     def read(tx: ReadTransaction) -> dict[str, Any]:
         sizes = {"database_bytes": tx.database_bytes(), "unswept_payloads": count_unswept(tx)}
         return {
-            "database": {"url": reader.where, "schema": tx.revision(), **sizes},
+            "database": {"url": reader.where, "schema": tx.revision(), **sizes, "places": segments_of_places(tx)},
             "groups": rows_of_lanes(tx, buffer),
             "buffers": {name: _metrics(measures) for name, measures in measure(tx, buffer).items()},
         }
@@ -99,7 +108,15 @@ def _print(found: dict[str, Any], now: datetime) -> None:
         of = f" of {escape(name)}" if several else ""
         lines += [*_puts(metrics["put_of"], of), *_where(metrics, of)]
     lines.append(f"database {size}, {waiting} unswept payloads, schema {database['schema']}")
+    lines += [place_text(place) for place in database["places"]]
     write(["\n", *(f"{line}\n" for line in lines)] if rows or totals else (f"{line}\n" for line in lines))
+
+
+def place_text(place: dict[str, Any]) -> str:
+    """Return what is kept apart in a place."""
+    live, dead = (units.size(place[name]) for name in ("live_bytes", "dead_bytes"))
+    number = units.number(place["segments"])
+    return f"payloads in {escape(place['url'])}: {live} live, {dead} dead, {number} segments"
 
 
 def _puts(put_of: dict[str, dict[str, int]], of: str) -> list[str]:

@@ -102,21 +102,20 @@ def _as_json(found: Explanation) -> dict[str, Any]:
         "buffer": found.buffer,
         "now": time_of(about.now),
         "somebody_waits": not found.asked,
-        "gave_up": None if found.gave_up is None else asdict(found.gave_up) | {"time": time_of(found.gave_up.time)},
+        "gave_up": None if found.gave_up is None else _timed(found.gave_up, "time"),
         "waits": waits,
         "tasks": _tasks(about),
-        "leases": [
-            asdict(one) | {name: time_of(getattr(one, name)) for name in ("until", "first_leased", "last_leased")}
-            for one in about.held
-        ],
+        "leases": [_timed(one, "until", "first_leased", "last_leased") for one in about.held],
         "workers": [
-            asdict(one)
-            | {"state": one.state(about.now)}
-            | {name: time_of(getattr(one, name)) for name in ("started_at", "seen_at", "ended_at")}
-            for one in about.workers
+            _timed(one, "started_at", "seen_at", "ended_at") | {"state": one.state(about.now)} for one in about.workers
         ],
         "trainer": None if about.trainer is None else asdict(about.trainer),
     }
+
+
+def _timed(one: Any, *names: str) -> dict[str, Any]:
+    """Return the fields of a dataclass, those of these names as times."""
+    return asdict(one) | {name: time_of(getattr(one, name)) for name in names}
 
 
 # For people

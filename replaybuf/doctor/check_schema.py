@@ -9,6 +9,7 @@ from sqlalchemy import Index, text
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, repairable
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import HEAD, ReadTransaction, State, state_of
+from replaybuf.storage.sql.inspection.statement import read_columns
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
 from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
@@ -33,20 +34,11 @@ def find_revision(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
 
 # Tables and columns
 
-_COLUMNS = {
-    "sqlite": """
-SELECT t.name, c.name, NOT c."notnull" AND NOT c.pk FROM sqlite_master t, pragma_table_info(t.name) c
-WHERE t.type = 'table'""",
-    "postgresql": """
-SELECT table_name, column_name, is_nullable = 'YES' FROM information_schema.columns
-WHERE table_schema = current_schema()""",
-}
-
 
 def find_tables(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether all tables are there, with their columns."""
     mend = "restore the database from a snapshot or a backup"
-    nullable = {(table, column): bool(null) for table, column, null in tx.table(_COLUMNS[tx.dialect_name])[1]}
+    nullable = read_columns(tx)
     tables = {table for table, _ in nullable}
     if missing := sorted(metadata.tables.keys() - tables):
         return [problem(f"missing: {', '.join(missing)}", mend)]

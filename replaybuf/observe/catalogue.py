@@ -146,6 +146,18 @@ OF_DATABASE = (
         *("replaybuf_unswept_payloads", "gauge", "database/unswept_payloads"),
         "Payloads of groups that are gone, which wait to be deleted.",
     ),
+    Metric(
+        *("replaybuf_segments", "gauge", "database/places/*/segments"),
+        *("Files or objects with payloads that are kept apart.", ("place",)),
+    ),
+    Metric(
+        *("replaybuf_segment_live_bytes", "gauge", "database/places/*/live_bytes"),
+        *("Bytes in segments that groups, leases or checkpoints have.", ("place",)),
+    ),
+    Metric(
+        *("replaybuf_segment_dead_bytes", "gauge", "database/places/*/dead_bytes"),
+        *("Bytes in segments of groups that are gone.", ("place",)),
+    ),
 )
 
 METRICS = (*OF_BUFFER, *OF_DATABASE)

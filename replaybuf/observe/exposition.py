@@ -24,6 +24,7 @@ from replaybuf.storage.sql.inspection.measures import (
     histogram_of,
     measure,
     read_records,
+    segments_of_places,
 )
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
@@ -49,7 +50,11 @@ def read_figures(
 
     def read(tx: ReadTransaction) -> dict[str, Any]:
         return {
-            "database": {"bytes": tx.database_bytes(), "unswept_payloads": count_unswept(tx)},
+            "database": {
+                "bytes": tx.database_bytes(),
+                "unswept_payloads": count_unswept(tx),
+                "places": {place.pop("url"): place for place in segments_of_places(tx)},
+            },
             "buffers": {name: _figures(tx, name, found) for name, found in measure(tx, buffer, scanned).items()},
         }
 

@@ -16,7 +16,16 @@ import numpy as np
 from replaybuf.errors import DecodeError, DiskFullError, PayloadStoreError
 from replaybuf.segments.filesystems import filesystem_type, is_network
 from replaybuf.segments.frames import ALIGNMENT, GoneError, check_frame
-from replaybuf.segments.store import MARKER, SEGMENTS, Range, SegmentStore, SegmentWriter, StoredSegment
+from replaybuf.segments.store import (
+    MARKER,
+    SEGMENTS,
+    Range,
+    SegmentLostError,
+    SegmentStore,
+    SegmentWriter,
+    StoredSegment,
+    TakenError,
+)
 
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 #: Segments that are kept open for reading.
@@ -81,8 +90,15 @@ class FolderStore(SegmentStore):
 
     def writer(self, name: str, *, anew: bool) -> SegmentWriter:
         flags = os.O_RDWR | os.O_CLOEXEC | (0 if anew else os.O_CREAT | os.O_EXCL)
+        self.check_there()
         try:
             return _FileWriter(self, name, os.open(self._file(name), flags, 0o666))
+        except FileExistsError as error:
+            raise TakenError(name) from error
+        except FileNotFoundError as error:
+            if not anew:
+                raise self._error(error, "can't be written to") from error
+            raise TakenError(name) from error
         except OSError as error:
             raise self._error(error, "can't be written to") from error
 
@@ -96,22 +112,14 @@ class FolderStore(SegmentStore):
                 with self._open(wanted.extent.name, anew=anew) as number:
                     return _read_range(number, wanted)
             except FileNotFoundError:
-                self.check_there()
                 problem = GoneError(f"the segment {wanted.extent.name} isn't there any more: somebody deleted it")
             except DecodeError as error:
                 problem = error
             except OSError as error:
-                self.check_there()
-                raise self._error(error, "can't be read") from error
+                if anew or not self.on_network:
+                    raise self._error(error, "can't be read") from error
+        self.check_there()
         return problem
-
-    def check_there(self) -> None:
-        """Raise PayloadStoreError where the folder is gone, such as one that isn't mounted."""
-        if not (self.path / MARKER).exists():
-            raise PayloadStoreError(
-                f"the folder for payloads {self.path} isn't there, or has lost its {MARKER}: mount it, or put it back; "
-                "nothing is lost as long as its files are"
-            )
 
     def delete(self, name: str) -> None:
         with self._lock:
@@ -146,7 +154,7 @@ class FolderStore(SegmentStore):
 
     def forget(self) -> None:
         with self._lock:
-            gone = [name for name, kept in self._kept.items() if os.fstat(kept.number).st_nlink == 0]
+            gone = [name for name, kept in self._kept.items() if _is_deleted(kept.number)]
             files = [self._kept.pop(name) for name in gone]
         for one in files:
             one.close()
@@ -172,7 +180,7 @@ class FolderStore(SegmentStore):
                 kept = None
             if kept is None:
                 kept = _OpenFile(os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC))
-            kept.users += 1
+            kept.acquire()
             self._kept[name] = kept
             while len(self._kept) > _MOST_OPEN:
                 dropped.append(self._kept.popitem(last=False)[1])
@@ -195,21 +203,25 @@ class _OpenFile:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.users = 0
+        self._users = 0
         self._dropped = False
         self._lock = threading.Lock()
 
+    def acquire(self) -> None:
+        with self._lock:
+            self._users += 1
+
     def release(self) -> None:
         with self._lock:
-            self.users -= 1
-            last = self._dropped and self.users == 0
+            self._users -= 1
+            last = self._dropped and self._users == 0
         if last:
             os.close(self.number)
 
     def close(self) -> None:
         with self._lock:
             first, self._dropped = not self._dropped, True
-            idle = first and self.users == 0
+            idle = first and self._users == 0
         if idle:
             os.close(self.number)
 
@@ -220,17 +232,23 @@ class _FileWriter(SegmentWriter):
         self._path = store.path / SEGMENTS / name
         self._number: int | None = number
         self._begun = False
+        self._lock = threading.Lock()  # a number that was closed may be that of another file
 
     def write(self, at: int, buffers: Sequence[Any], *, sync: bool) -> None:
-        assert self._number is not None
+        with self._lock:
+            if self._number is None:
+                raise SegmentLostError
+            self._write_all(self._number, at, buffers, sync)
+
+    def _write_all(self, number: int, at: int, buffers: Sequence[Any], sync: bool) -> None:
         try:
-            self._write(self._number, at, buffers)
+            self._write(number, at, buffers)
             if sync or self._store.on_network:
-                (os.fdatasync if self._begun else os.fsync)(self._number)
+                (os.fdatasync if self._begun else os.fsync)(number)
                 if not self._begun:
                     _sync_folder(self._path.parent)
                     self._begun = True
-            self._check_in_place(self._number)
+            self._check_in_place(number)
         except OSError as error:
             if error.errno in _FULL:
                 raise DiskFullError(
@@ -253,20 +271,18 @@ class _FileWriter(SegmentWriter):
                 views[first] = views[first][written:]
 
     def _check_in_place(self, number: int) -> None:
-        """Raise PayloadStoreError when the file was deleted or moved, or its folder unmounted: nobody would find it."""
+        """Raise SegmentLostError when the file was deleted or moved, or its folder unmounted: nobody would find it."""
         ours = os.fstat(number)
         try:
             found = os.stat(self._path)
         except FileNotFoundError:
-            found = None
-        if found is None or (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino):
-            raise PayloadStoreError(
-                f"{self._path} was deleted or moved while it was being written, or its folder isn't mounted any more; "
-                "nothing of the put was stored"
-            )
+            raise SegmentLostError from None
+        if (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino):
+            raise SegmentLostError
 
     def close(self) -> None:
-        number, self._number = self._number, None
+        with self._lock:
+            number, self._number = self._number, None
         if number is not None:
             os.close(number)
 
@@ -274,6 +290,13 @@ class _FileWriter(SegmentWriter):
 def _bytes_of(buffer: Any) -> memoryview:
     view = memoryview(buffer)
     return view if view.nbytes == 0 or (view.ndim == 1 and view.format == "B") else view.cast("B")
+
+
+def _is_deleted(number: int) -> bool:
+    try:
+        return os.fstat(number).st_nlink == 0
+    except OSError:  # of a server that doesn't know the file any more
+        return True
 
 
 def _sync_folder(path: Path) -> None:
@@ -295,6 +318,9 @@ def _read_range(number: int, wanted: Range) -> Any:
     else:
         _fill(number, [memoryview(header)], extent.at - ALIGNMENT, extent.name)
         _fill(number, [memoryview(memory)], start, extent.name)
+    check_frame(header, extent)
+    # Bytes that were written over while they were read come after a header that was written over before them.
+    _fill(number, [memoryview(header)], extent.at - ALIGNMENT, extent.name)
     check_frame(header, extent)
     return memory
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
 from replaybuf.segments.frames import GoneError
@@ -20,7 +20,8 @@ SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob St
 _REQUESTS = 16  # at once
 _STATUS = re.compile(r"\b(?:status(?: code)?:?|HTTP error) *\(?([1-5]\d\d)\b|\b([45]\d\d) [A-Z][a-z]+")
 
-T = TypeVar("T")
+#: The process in which `obstore` runs its threads, which no process has that was forked from it.
+_running_in: int | None = None
 
 
 class ObjectStore(SegmentStore):
@@ -57,7 +58,7 @@ class ObjectStore(SegmentStore):
                 "az://container/prefix, with credentials in the environment"
             ) from error
         self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="replaybuf-objects")
-        self._lock = threading.Lock()
+        _run_here(self.url)
 
     def read_marker(self) -> bytes | None:
         with self._as_ours("read"):
@@ -115,16 +116,12 @@ class ObjectStore(SegmentStore):
                     lengths=[one.size for one in ranges],
                 )
             except FileNotFoundError:
-                self._check_there()
+                self.check_there()
                 return [GoneError(f"the segment {name} isn't there any more: somebody deleted it")] * len(ranges)
             except self._errors.GenericError as error:
-                if "range" in str(error).lower():
-                    return [DecodeError(f"the segment {name} is shorter than it was: it was cut short")] * len(ranges)
-                raise
-
-    def _check_there(self) -> None:
-        if self.read_marker() is None:
-            raise PayloadStoreError(f"{self.url} has no {MARKER} any more: it was moved or emptied; put it back")
+                if _status(error) != "416" and "Requested range was invalid" not in str(error):
+                    raise
+                return [DecodeError(f"the segment {name} is shorter than it was: it was cut short")] * len(ranges)
 
     def delete(self, name: str) -> None:
         with self._as_ours("written to"), contextlib.suppress(FileNotFoundError):
@@ -138,7 +135,12 @@ class ObjectStore(SegmentStore):
 
     def read_raw(self, name: str, at: int, size: int) -> bytes:
         with self._as_ours("read"):
-            return bytes(self._obstore.get_range(self._store, f"{SEGMENTS}/{name}", start=at, length=size))
+            try:
+                return bytes(self._obstore.get_range(self._store, f"{SEGMENTS}/{name}", start=at, length=size))
+            except self._errors.GenericError as error:
+                if _status(error) != "416":
+                    raise
+                return b""
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -151,13 +153,13 @@ class ObjectStore(SegmentStore):
         except self._errors.BaseError as error:
             raise PayloadStoreError(f"{self.url} can't be {what}: {self._reason(error)}") from None
         except (PermissionError, OSError) as error:
-            if isinstance(error, (PayloadStoreError, FileNotFoundError)):
+            if isinstance(error, PayloadStoreError):
                 raise
             raise PayloadStoreError(f"{self.url} can't be {what}: {self._reason(error)}") from None
 
     def _reason(self, error: Exception) -> str:
         text = str(error)
-        status = next((one[1] or one[2] for one in _STATUS.finditer(text)), None)
+        status = _status(error)
         if isinstance(
             error, (self._errors.UnauthenticatedError, self._errors.PermissionDeniedError, PermissionError)
         ) or status in (
@@ -165,7 +167,7 @@ class ObjectStore(SegmentStore):
             "403",
         ):
             return "it refuses these credentials; see that those in the environment (AWS_ACCESS_KEY_ID, ...) are right"
-        if status == "404" or "NoSuchBucket" in text:
+        if isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in text:
             return "there is no such bucket; make it, or correct the name"
         answer = f"it answered {status}" if status else "it didn't answer"
         return (
@@ -185,9 +187,23 @@ class _ObjectWriter(SegmentWriter):
 _BACKOFF: Final = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
 
 
+def _status(error: Exception) -> str | None:
+    """Return the status with which the store answered, if it did."""
+    return next((one[1] or one[2] for one in _STATUS.finditer(str(error))), None)
+
+
+def _run_here(url: str) -> None:
+    """Note that `obstore` runs in this process. Raises PayloadStoreError where it can't: its calls would never end."""
+    global _running_in
+    if _running_in not in (None, os.getpid()):
+        raise PayloadStoreError(
+            f"{url} can't be used in this process, which was forked from one that uses an object store: start it with "
+            "multiprocessing's 'spawn' or 'forkserver', or fork before the first buffer is opened"
+        )
+    _running_in = os.getpid()
+
+
 def _plain_http() -> dict[str, Any]:
     """Return the option for endpoints without TLS, which somebody has named in the environment."""
-    import os
-
     endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
     return {"allow_http": True} if endpoint.startswith("http://") else {}

@@ -18,6 +18,14 @@ MARKER: Final = "replaybuf.json"
 SEGMENTS: Final = "segments"
 
 
+class SegmentLostError(Exception):
+    """A segment is no longer this process's, or its file is gone: what was written there has to be written anew."""
+
+
+class TakenError(Exception):
+    """There is something under the name of a new segment: the database was taken back to a time before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """Bytes to be read: the payload that they belong to, and their place in it."""
@@ -51,6 +59,8 @@ class SegmentStore(ABC):
     reuses: bool
     #: Whether each write needs a segment of its own.
     one_write_each: bool
+    #: The marker, once it is known: with another one, this is another place than it was.
+    marker: bytes | None = None
 
     @abstractmethod
     def read_marker(self) -> bytes | None:
@@ -66,7 +76,10 @@ class SegmentStore(ABC):
 
     @abstractmethod
     def writer(self, name: str, *, anew: bool) -> SegmentWriter:
-        """Return the writer of a segment, which is new or (`anew`) written over; nobody else may write to it."""
+        """Return the writer of a segment, which is new or (`anew`) written over; nobody else may write to it.
+
+        Raises TakenError where there is something under the name of a new one.
+        """
 
     @abstractmethod
     def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
@@ -87,6 +100,20 @@ class SegmentStore(ABC):
     def read_raw(self, name: str, at: int, size: int) -> bytes:
         """Return bytes of a segment as they are, fewer at its end."""
 
+    def check_there(self) -> None:
+        """Raise PayloadStoreError where the place is gone, or another one is in its stead, as after an unmount."""
+        found = self.read_marker()
+        if found is None:
+            raise PayloadStoreError(
+                f"{self.url} isn't there, or has lost its {MARKER}: mount it, or put it back; nothing is lost as long "
+                "as its files are"
+            )
+        if self.marker not in (None, found):
+            raise PayloadStoreError(
+                f"{self.url} is another place than before: its {MARKER} has changed; mount or put back the former one, "
+                "nothing is lost as long as its files are"
+            )
+
     def forget(self) -> None:  # noqa: B027
         """Release what is kept open of segments that were deleted."""
 
@@ -101,7 +128,8 @@ class SegmentWriter(ABC):
     def write(self, at: int, buffers: Sequence[Any], *, sync: bool) -> None:
         """Write buffers one after the other from a place on; with `sync` they are on the disk when this returns.
 
-        Raises PayloadStoreError, and DiskFullError, when they aren't all written.
+        Raises PayloadStoreError, and DiskFullError, when they aren't all written, and SegmentLostError when nobody
+        would find them, because the segment was deleted or this writer closed.
         """
 
     def close(self) -> None:  # noqa: B027
@@ -118,19 +146,39 @@ def claim(store: SegmentStore, database: str, place: int | None) -> int | None:
     if found is None:
         if place is None:
             return None
-        if store.write_marker(json.dumps({"database": database, "place": place, "format": 1}).encode()):
+        marker = json.dumps({"database": database, "place": place, "format": 1}).encode()
+        if store.write_marker(marker):
+            store.marker = marker
             return place
         found = store.read_marker() or b""
-    try:
-        marker = json.loads(found)
-        owner, number = str(marker["database"]), int(marker["place"])
-    except (ValueError, TypeError, LookupError):
-        raise PayloadStoreError(
-            f"{store.url} has a {MARKER} that can't be read: restore it, or name another place (payloads=)"
-        ) from None
+    owner, number = _parsed(store, found)
     if owner != database:
         raise ConfigError(
             f"{store.url} has the payloads of another database ({redact(owner[:12])}…): name another place for those "
             "of this one (payloads=), for example a folder for each run"
         )
+    store.marker = found
     return number
+
+
+def recognise(store: SegmentStore, database: str, place: int) -> None:
+    """Make sure that this is the place of this number of the database. Raises PayloadStoreError."""
+    store.check_there()
+    found = store.read_marker() or b""
+    if _parsed(store, found) != (database, place):
+        raise PayloadStoreError(
+            f"{store.url} has other payloads than those that this database keeps there: mount or put back the place "
+            "that it wrote to, nothing is lost as long as its files are"
+        )
+    store.marker = found
+
+
+def _parsed(store: SegmentStore, found: bytes) -> tuple[str, int]:
+    """Return the database and the number that a marker has."""
+    try:
+        marker = json.loads(found)
+        return str(marker["database"]), int(marker["place"])
+    except (ValueError, TypeError, LookupError):
+        raise PayloadStoreError(
+            f"{store.url} has a {MARKER} that can't be read: restore it, or name another place (payloads=)"
+        ) from None

@@ -16,26 +16,10 @@ LARGEST = 2**63 - 1
 #: The parameters that pages know. Others are dropped: each link repeats those of its page.
 PARAMETERS = frozenset(
     (
-        *(
-            "across",
-            "after",
-            "all",
-            "before",
-            "beside",
-            "buffer",
-            "by",
-            "from",
-            "hours",
-            "kind",
-            "order",
-            "page",
-            "size",
-            "sort",
-        ),
-        *("sql", "status", "task", "to", "where", "worker"),
+        *("across", "after", "all", "before", "beside", "buffer", "by", "from", "hours", "kind"),
+        *("order", "page", "size", "sort", "sql", "status", "task", "to", "where", "worker"),
     )
 )
-
 
 #: The parameters that say which part of a table is shown.
 _OF_A_TABLE = frozenset(("after", "before", "order", "page", "sort"))

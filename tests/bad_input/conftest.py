@@ -9,7 +9,7 @@ import pytest
 from replaybuf import (
     ReplayBuffer,
 )
-from tests.postgres import new_database
+from tests.postgres import new_url
 from tests.stores import build, fill
 
 
@@ -18,11 +18,8 @@ def kept_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A database that the tests of this module share, because they don't change it."""
     if request.param == "memory://":
         yield request.param
-    elif request.param == "sqlite":
-        yield f"sqlite:///{tmp_path_factory.mktemp('kept')}/buffer.db"
     else:
-        with new_database(request.getfixturevalue("postgres_url")) as url:
-            yield url
+        yield from new_url(request.param, request, tmp_path_factory.mktemp("kept"))
 
 
 @pytest.fixture

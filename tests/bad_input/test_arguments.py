@@ -195,6 +195,27 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "give back: reason": (lambda b: leased(b, lambda lease: lease.give_back(failed=3)), InputError, "failed must be"),
     "replaces: an array without dimensions": (put(rollouts(), replaces=np.array(3)), InputError, "must be a list"),
     "replaces: many": (put(rollouts(), replaces=range(5, 10**5)), ConflictError, "group 5, "),
+    "priorities: NaN": (lambda b: b.update_priorities({1: math.nan}), InputError, "priority must be a finite"),
+    "priorities: text": (lambda b: b.update_priorities({1: "1"}), InputError, "priority must be a finite"),  # type: ignore[dict-item]
+    "sample: negative beta": (lambda b: b.sample({TASK: 1}, beta=-1), InputError, "beta"),
+    "sample: beta of text": (lambda b: b.sample({TASK: 1}, beta="1"), InputError, "beta"),  # type: ignore[arg-type]
+    "sample: NaN beta": (lambda b: b.sample({TASK: 1}, beta=math.nan), InputError, "beta"),
+    "ready: float": (lambda b: b.is_ready({TASK: 1.5}), InputError, "must be a whole number"),  # type: ignore[dict-item]
+    "wait: float": (lambda b: b.wait_ready({TASK: 1.5}, timeout=0), InputError, "must be a whole number"),  # type: ignore[dict-item]
+    "lease: no time": (lambda b: leased(b, seconds=0), InputError, "seconds must be"),
+    "update: query": (lambda b: b.update({"nope": 1}, priority=1), QueryError, "nope: there is no field"),
+    "delete: query": (
+        lambda b: b.delete({"$and": [{}, {"staleness": {"$gt": "x"}}]}),
+        QueryError,
+        r"\$and\[1\]\.staleness",
+    ),
+    "count: query": (lambda b: b.count_where({"nope": 1}), QueryError, "nope: there is no field"),
+    "refresh: retryable of another task": (
+        refresh({}, expired_groups_retryable_by_task={TASK: True}),
+        InputError,
+        "task 'math' has no entry in task_stale_thresholds",
+    ),
+    "threshold of an empty group": (put([], stale_threshold=0), InputError, "stale_threshold must be positive"),
     "load: None": (load(None), SnapshotMismatchError, "expected a dict"),
     "load: policy": (load({"policy": "lifo", "storage": {}}), SnapshotMismatchError, "'lifo'.*'fifo'"),
 }
@@ -247,39 +268,29 @@ async def test_odd_arguments_that_mean_something_work(kept: ReplayBuffer, name: 
     assert len(kept) == 3
 
 
-async def test_texts_that_databases_dislike_are_stored_whole(sql_url: str) -> None:
+async def test_texts_that_databases_dislike_are_stored_whole(url: str) -> None:
     strange = "NUL \0, half a pair \ud83d, \x7f '\"`;--%?:x $1 \\"
     made = rollouts(rollout_id=strange, uid=strange, response=strange, finish_reason=strange, error_msg=strange)
     made[0].message = [{"role": strange, "content": strange}]
     made[0].reward = {"score": 1.0, strange: strange}
-    async with build(sql_url) as buffer:
+    async with build(url) as buffer:
         await buffer.put(made, TASK)
         assert [item.item async for item in buffer.find({})] == [made]
         assert await buffer.get(1, TASK) == [made]
 
 
-async def test_the_longest_names_fit_into_every_index(sql_url: str) -> None:
+async def test_the_longest_names_fit_into_every_index(url: str) -> None:
     chance = np.random.default_rng(1)
     task_name, key = ("".join(map(chr, chance.integers(0x10000, 0x1FFFF, 200))) for _ in range(2))
-    async with build(sql_url) as buffer:
+    async with build(url) as buffer:
         await buffer.put(group(1), task_name, key=key)
         await buffer.put(group(2), task_name, key=key)
         assert numbers_of(await buffer.get(5, task_name)) == [2]
 
 
-async def test_one_bad_put_among_many_fails_alone(sql_url: str) -> None:
-    async with build(sql_url) as buffer:
-        groups: list[Any] = [group(number) for number in range(20)]
-        groups[7] = rollouts(extra_fields={"a": Odd()})
-        groups[11] = rollouts(response_model_steps=[2**63])
-        results = await asyncio.gather(*(buffer.put(each, TASK) for each in groups), return_exceptions=True)
-        assert [n for n, result in enumerate(results) if isinstance(result, BaseException)] == [7, 11]
-        assert len(await take_all(buffer)) == 18
-
-
-async def test_a_put_that_only_the_database_refuses_fails_alone(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_put_that_only_the_database_refuses_fails_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever slips through all checks: here, a time of creation that no driver takes."""
-    async with build(sql_url) as buffer:
+    async with build(url) as buffer:
         await buffer.count_where({})
         storage_put = buffer.storage.put
 

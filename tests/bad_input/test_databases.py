@@ -8,18 +8,15 @@ import sqlite3
 import struct
 import subprocess
 import sys
-from collections.abc import Coroutine
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf import ClosedError
 from replaybuf.errors import AccessError, LockedError, NotADatabaseError, UnreachableError
 from replaybuf.storage.sql.engine import sqlite_others
-from tests.bad_input.calls import find, refresh, refused
+from tests.bad_input.calls import refused
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
@@ -214,36 +211,6 @@ async def test_a_database_locked_by_another_says_so_in_time(shared_url: str) -> 
             assert await buffer.count_where({}) == 2  # readers don't wait
         await buffer.put(group(4), TASK)
         assert await take_all(buffer) == [0, 1, 4]
-
-
-async def test_a_closed_buffer_says_so(sql_url: str, tmp_path: Path) -> None:
-    buffer = build(sql_url)
-    await buffer.put(group(1), TASK)
-    await buffer.close()
-    await buffer.close()
-    calls: list[Coroutine[Any, Any, Any]] = [
-        buffer.put(group(1), TASK),
-        buffer.get(1, TASK),
-        buffer.take_batch({TASK: 1}, timeout=5),
-        buffer.wait_ready({TASK: 1}, timeout=5),
-        buffer.is_ready({TASK: 1}),
-        buffer.count(TASK, "completed"),
-        buffer.count_where({}),
-        buffer.delete({}),
-        buffer.update({}, priority=1),
-        refresh({TASK: 1})(buffer),
-        find()(buffer),
-        buffer.save(tmp_path),
-        buffer.resume(tmp_path),
-        buffer.__aenter__(),
-    ]
-    for call in calls:
-        with pytest.raises(ClosedError, match="build a new one"):
-            await call
-    with pytest.raises(ClosedError):
-        len(buffer)
-    with pytest.raises(ClosedError):
-        buffer.state_dict()
 
 
 async def test_a_payload_that_is_damaged_is_set_aside_and_not_lost(shared_url: str) -> None:

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.scripts import run
 from tests.stores import build, fill, take_all
+
+BEGINNING = """
+import resource, signal, pytest
+from replaybuf.errors import AccessError, DiskFullError
+"""
 
 
 def run_limited(script: str, *arguments: object) -> None:
-    text = textwrap.dedent(
-        """
-        import asyncio, os, resource, signal, sys
-        import pytest
-        from replaybuf.errors import AccessError, DiskFullError
-        from tests.stores import *
-        """
-    ) + textwrap.dedent(script)
-    command = [sys.executable, "-W", "error", "-c", text, *map(str, arguments)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    run(BEGINNING + textwrap.dedent(script), *arguments)
 
 
 @pytest.fixture
@@ -53,7 +47,6 @@ def test_what_is_read_only_can_not_be_written_to(open_folder: Path, what: str) -
     open_folder.chmod(0o777 if what == "file" else 0o555)
     run_limited(
         """
-        import replaybuf.storage.sql.tasks.watch, replaybuf.storage.sql.copies.snapshot, sqlite3, aiosqlite
         async def main():
             buffer = build(sys.argv[1])
             for call in (buffer.put(group(1), TASK), buffer.get(1, TASK), buffer.delete({})):

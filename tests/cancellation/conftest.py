@@ -17,10 +17,10 @@ from tests.stores import build
 
 
 @pytest.fixture
-async def buffer(sql_url: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[ReplayBuffer]:
+async def buffer(url: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[ReplayBuffer]:
     """A buffer that has to leave nothing behind: no thread, no connection, no complaint of asyncio's."""
     before = set(threading.enumerate())
-    async with build(sql_url) as buffer:
+    async with build(url) as buffer:
         yield buffer
         await no_connection_out(buffer)
     gc.collect()

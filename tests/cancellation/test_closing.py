@@ -18,10 +18,10 @@ from tests.cancellation.ways import (
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
 
-async def test_a_cancelled_close_still_closes(sql_url: str) -> None:
+async def test_a_cancelled_close_still_closes(url: str) -> None:
     chance = random.Random(10)
     for _ in range(10):
-        buffer = build(sql_url)
+        buffer = build(url)
         put = await buffer.put(group(1), TASK)
         assert put is not None
         await by_cancel(buffer.close(), chance.random() * 0.01)
@@ -31,14 +31,14 @@ async def test_a_cancelled_close_still_closes(sql_url: str) -> None:
             await buffer.get(1, TASK)
 
 
-async def test_every_call_that_runs_into_a_close_ends(sql_url: str) -> None:
+async def test_every_call_that_runs_into_a_close_ends(url: str) -> None:
     """With its result or with ClosedError; what was delivered and what is left make up the whole."""
     chance = random.Random(11)
-    durable = ":memory:" not in sql_url
+    durable = ":memory:" not in url
     expected: list[int] = []
     delivered: list[int] = []
     for round_ in range(12):
-        buffer = build(sql_url)
+        buffer = build(url)
         await fill(buffer, 5, 5 * round_)
         expected += range(5 * round_, 5 * round_ + 5)
         takes = [asyncio.create_task(buffer.get(1, TASK)) for _ in range(3)]
@@ -61,7 +61,7 @@ async def test_every_call_that_runs_into_a_close_ends(sql_url: str) -> None:
                 delivered += numbers_of(result)
         assert all(isinstance(r, (ClosedError, int)) for r in results[3:])
     if durable:
-        async with build(sql_url) as buffer:
+        async with build(url) as buffer:
             delivered += await take_all(buffer)
         assert sorted(delivered) == expected
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
+from tests.scripts import run
 from tests.stores import TASK, fill, numbers_of, opened, take_all, until
 
 
-def test_a_loop_that_ends_in_the_middle_of_a_take_loses_nothing(sql_url: str) -> None:
+def test_a_loop_that_ends_in_the_middle_of_a_take_loses_nothing(url: str) -> None:
     """asyncio.run cancels what still runs."""
     chance = random.Random(12)
     taken: list[int] = []
-    with opened(sql_url) as buffer:
+    with opened(url) as buffer:
         asyncio.run(fill(buffer, 60))
 
         async def main() -> None:
@@ -33,10 +32,10 @@ def test_a_loop_that_ends_in_the_middle_of_a_take_loses_nothing(sql_url: str) ->
     assert sorted(taken) == list(range(60))
 
 
-def test_a_loop_that_is_closed_with_a_pending_take_loses_nothing(sql_url: str) -> None:
+def test_a_loop_that_is_closed_with_a_pending_take_loses_nothing(url: str) -> None:
     chance = random.Random(13)
     taken: list[int] = []
-    with opened(sql_url) as buffer:
+    with opened(url) as buffer:
         asyncio.run(fill(buffer, 20))
         for _ in range(20):
             loop = asyncio.new_event_loop()
@@ -58,6 +57,13 @@ def test_a_loop_that_is_closed_with_a_pending_take_loses_nothing(sql_url: str) -
     assert sorted(taken) == list(range(20))
 
 
+BEGINNING = """
+import atexit
+def report(groups):
+    print(*numbers_of(groups), flush=True)
+buffer = build(url)
+asyncio.run(buffer.count_where({}))
+"""
 ENDS = {
     "cancelled take": """
         async def main():
@@ -98,21 +104,8 @@ def test_a_process_that_ends_in_the_middle_of_a_take_loses_nothing(shared_url: s
         asyncio.run(fill(buffer, 12))
     taken: list[int] = []
     for _ in range(2):
-        script = textwrap.dedent(
-            """
-            import asyncio, atexit, sys
-            from tests.stores import build, numbers_of
-            def report(groups):
-                print(*numbers_of(groups), flush=True)
-            buffer = build(sys.argv[1])
-            asyncio.run(buffer.count_where({}))
-            """
-        ) + textwrap.dedent(ENDS[end]).replace("{delay}", str(chance.random() * 0.006))
-        ran = subprocess.run(
-            [sys.executable, "-W", "error", "-c", script, shared_url], capture_output=True, text=True, timeout=30
-        )
-        assert (ran.returncode, ran.stderr) == (0, "")
-        taken += map(int, ran.stdout.split())
+        script = BEGINNING + textwrap.dedent(ENDS[end]).replace("{delay}", str(chance.random() * 0.006))
+        taken += map(int, run(script, shared_url).split())
     with opened(shared_url) as buffer:
         taken += asyncio.run(take_all(buffer))
     assert sorted(taken) == list(range(12))

@@ -116,14 +116,12 @@ async def test_a_find_that_is_left_in_the_middle_holds_nothing(buffer: ReplayBuf
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
-async def test_a_storm_of_cancellations_loses_nothing(
-    sql_url: str, seed: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_storm_of_cancellations_loses_nothing(url: str, seed: int, caplog: pytest.LogCaptureFixture) -> None:
     chance = random.Random(seed)
     caplog.set_level(logging.INFO)
     taken: list[int] = []
     put: set[int] = set()
-    async with build(sql_url) as buffer:
+    async with build(url) as buffer:
 
         async def produce(number: int) -> None:
             if await ENDINGS[number % 3](buffer.put(group(number), TASK), chance.random() * 0.01) is not None:

@@ -26,8 +26,8 @@ from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, take_all
 
 
-async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_for_nothing(sql_url: str) -> None:
-    async with build(sql_url, max_times_sampled=2) as buffer:
+async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_for_nothing(url: str) -> None:
+    async with build(url, max_times_sampled=2) as buffer:
         await fill(buffer, 4)
         assert len(await buffer.get(2, TASK)) == 2
         before = +Counter(await buffer.storage.tallies())

@@ -109,7 +109,7 @@ FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 @pytest.mark.parametrize("kind", ["memory"], indirect=True)
-@settings(max_examples=100, suppress_health_check=FIXTURES)
+@settings(max_examples=40, suppress_health_check=FIXTURES)
 @given(model=MODELS, steps=STEPS)
 def test_model__random_interleavings_agree(kind: str, lend: Callable[[], str], model: Model, steps: list[Any]) -> None:
     agree_with_model(kind, lend, model, steps)

@@ -17,17 +17,20 @@ from typer.testing import CliRunner
 
 from replaybuf.cli.app import app
 from tests.cli.example import fill, fill_busy, fill_hostile
-from tests.postgres import new_database, running_server
+from tests.postgres import is_in_memory, new_url, running_server
 
 BACKENDS = ("sqlite", "postgres")
 _ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
+def postgres_url(postgres_url: str) -> Iterator[str]:
     """A server as people have it: the doctor finds fault with one that doesn't flush."""
-    with running_server(flushing=True) as url:
-        yield url
+    if is_in_memory():
+        yield postgres_url
+    else:
+        with running_server(flushing=True) as url:
+            yield url
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +39,10 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def new_url(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
-    if backend == "sqlite":
-        yield f"sqlite:///{folder}/run.db"
-    else:
-        with new_database(request.getfixturevalue("postgres_url")) as url:
-            yield url
+@pytest.fixture
+def url(shared_url: str) -> str:
+    """The URL of a new database."""
+    return shared_url
 
 
 @pytest.fixture(scope="session", params=BACKENDS)

@@ -16,7 +16,7 @@ from replaybuf import ReplayBufferConfig
 from replaybuf.doctor import check_counts, check_groups
 from replaybuf.doctor.check_groups import LOST
 from replaybuf.storage.sql.schema.revisions import REVISIONS
-from tests.cli.conftest import BACKENDS, new_url, run
+from tests.cli.conftest import BACKENDS, run
 from tests.cli.doctored import (
     CHECKPOINTS,
     DAMAGE,
@@ -32,7 +32,7 @@ from tests.cli.doctored import (
 from tests.cli.example import fill_busy
 from tests.cli.test_db import execute
 from tests.contract.harness import group
-from tests.postgres import new_database
+from tests.postgres import new_database, new_url
 
 
 @pytest.fixture(scope="session", params=BACKENDS)

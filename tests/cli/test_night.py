@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +13,12 @@ import pytest
 from replaybuf import ReplayBufferConfig
 from replaybuf.storage.sql.inspection.circumstances import read_waiters
 from replaybuf.storage.sql.inspection.reader import open_reader
-from tests.cli.conftest import BACKENDS, new_url, run
+from tests.cli.conftest import BACKENDS, run
 from tests.cli.trained import BAD, FELL, LAST, TRAINER, WORKERS, put, train
+from tests.postgres import new_url
+from tests.scripts import Script
 
-_ROOT = Path(__file__).parents[2]
 _WAIT = """
-import asyncio, sys
-from replaybuf import ReplayBufferConfig
-
 async def wait():
     async with ReplayBufferConfig(url=sys.argv[1], policy="fifo", archive=1000, worker="trainer-0").build() as buffer:
         await buffer.take_batch({"math": 64}, timeout=600)
@@ -58,7 +54,7 @@ def _night(request: pytest.FixtureRequest, folder: Path, groups: int) -> Iterato
     for url in new_url(request.param, request, folder):
         asyncio.run(train(url))
         asyncio.run(_go_on(url, groups))
-        trainer = subprocess.Popen([sys.executable, "-c", _WAIT, url], cwd=_ROOT)
+        trainer = Script(_WAIT, url)
         try:
             deadline = time.monotonic() + 60
             while not open_reader(url).read(lambda tx: read_waiters(tx, "default")):
@@ -67,7 +63,6 @@ def _night(request: pytest.FixtureRequest, folder: Path, groups: int) -> Iterato
             yield url
         finally:
             trainer.kill()
-            trainer.wait()
 
 
 def screen(*args: object) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from typer.testing import CliRunner
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli.app import app
-from tests.cli.conftest import BACKENDS, new_url, run, run_json
+from tests.cli.conftest import run, run_json
 
 
 def rollout(status: Status, text: str = "4") -> RolloutState:
@@ -33,11 +31,10 @@ async def _fill(url: str) -> None:
         await buffer.put([rollout(Status.COMPLETED)], "there")
 
 
-@pytest.fixture(params=BACKENDS)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    for one in new_url(request.param, request, tmp_path):
-        asyncio.run(_fill(one))
-        yield one
+@pytest.fixture
+def url(shared_url: str) -> str:
+    asyncio.run(_fill(shared_url))
+    return shared_url
 
 
 def statuses(url: str) -> dict[str, str]:

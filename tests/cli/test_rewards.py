@@ -5,22 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from replaybuf import RolloutState, Status
-from tests.cli.conftest import BACKENDS, new_url, run, run_json
+from tests.cli.conftest import run, run_json
 from tests.cli.doctored import examine
 from tests.stores import build
 
 PARTS = {"accuracy": 0.25, "format": 1.0}
-
-
-@pytest.fixture(params=BACKENDS)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    yield from new_url(request.param, request, tmp_path)
 
 
 async def put(url: str, *rewards: Any, task: str = "math", **options: Any) -> None:

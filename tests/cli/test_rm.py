@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,15 @@ from typer.testing import CliRunner
 
 from replaybuf import FencedError, ReplayBufferConfig
 from replaybuf.cli.app import app
-from tests.cli.conftest import BACKENDS, new_url, run, run_json
+from tests.cli.conftest import run, run_json
 from tests.cli.example import HOSTILE, fill, fill_busy, fill_hostile
 
 
-@pytest.fixture(params=BACKENDS)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture
+def url(shared_url: str) -> str:
     """The URL of the example buffer, to be changed at will."""
-    for one in new_url(request.param, request, tmp_path):
-        asyncio.run(fill(one))
-        yield one
+    asyncio.run(fill(shared_url))
+    return shared_url
 
 
 def uids(url: str) -> list[int]:

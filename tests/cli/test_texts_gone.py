@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.cli.conftest import BACKENDS, new_url, run
+from tests.cli.conftest import run
 from tests.stores import TASK, build, fill
 
 KEEPS = "archive=1000 in the config of the trainer"
-
-
-@pytest.fixture(params=BACKENDS)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    yield from new_url(request.param, request, tmp_path)
 
 
 async def train(url: str, **options: Any) -> None:

@@ -18,9 +18,10 @@ from replaybuf.prompts import PromptLedger
 from replaybuf.storage.sql.inspection.reader import SqliteReadTransaction, Table
 from replaybuf.storage.sql.inspection.traces import summarise_steps, trace_step
 from replaybuf.worker_name import working_as
-from tests.cli.conftest import BACKENDS, new_url, run, run_json
+from tests.cli.conftest import BACKENDS, run, run_json
 from tests.cli.example import HOSTILE, rollout
 from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, TRAINER, WORKERS, train
+from tests.postgres import new_url
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -29,12 +30,6 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for url in new_url(request.param, request, tmp_path_factory.mktemp("trained")):
         asyncio.run(train(url))
         yield url
-
-
-@pytest.fixture(params=BACKENDS)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a new database."""
-    yield from new_url(request.param, request, tmp_path)
 
 
 def screen(*args: object) -> list[str]:

@@ -26,6 +26,7 @@ from tests.cli.conftest import BACKENDS, run, run_json, start
 from tests.cli.example import HOSTILE
 from tests.cli.waiting import Scene, shuffled
 from tests.postgres import execute, new_database
+from tests.scripts import BEGINNING, Script
 from tests.stores import group
 
 _ROOT = Path(__file__).parents[2]
@@ -34,19 +35,17 @@ _BLOCK = re.compile(r"(?ms)^(```console\n\$ replaybuf why run.db --buffer (\w+)\
 
 
 @contextmanager
-def playing(role: str, url: str, seed: int) -> Iterator[subprocess.Popen[str]]:
+def playing(role: str, url: str, seed: int) -> Iterator[Script]:
     """A process that does its part in all buffers; it ends with the block, if it lives so long."""
-    command = [sys.executable, "-m", "tests.cli.waiting", role, url, str(seed)]
-    process = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = Script("from tests.cli.waiting import play; play(*sys.argv[1:])", role, url, seed)
     try:
         yield process
     finally:
-        process.communicate(timeout=30)
+        process.end()
 
 
-def until_ready(*processes: subprocess.Popen[str]) -> None:
+def until_ready(*processes: Script) -> None:
     for process in processes:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
 
 
@@ -55,7 +54,7 @@ def until(url: str, buffers: Iterable[str], holds: Callable[[ReadTransaction, st
     reader, missing, deadline = open_reader(url), list(buffers), time.monotonic() + 60
     while missing := reader.read(lambda tx: [name for name in missing if not holds(tx, name)]):
         assert time.monotonic() < deadline, missing
-        time.sleep(0.5)
+        time.sleep(0.1)
 
 
 def has_put(tx: ReadTransaction, buffer: str) -> bool:
@@ -214,10 +213,6 @@ def test_who_gave_up_is_told_when_nobody_waits(shared_url: str, monkeypatch: pyt
 
 
 _WAITS = """
-import asyncio, sys
-from replaybuf import ReplayBufferConfig
-from tests.stores import group
-
 async def main():
     buffer = ReplayBufferConfig(url=sys.argv[1], worker="trainer-1").build()
     await buffer.put(group(1), "math")
@@ -230,11 +225,10 @@ asyncio.run(main())
 
 def test_a_waiter_that_was_killed_is_silent_everywhere(shared_url: str) -> None:
     """From when its wait isn't shown any more. The reason that it wrote last has times, and no ages of then."""
-    process = subprocess.Popen([sys.executable, "-c", _WAITS, shared_url], cwd=_ROOT, stdout=subprocess.PIPE, text=True)
+    process = Script(_WAITS, shared_url)
     until_ready(process)
     until(shared_url, ["default"], lambda look, name: bool(read_waiters(look, name)))
     process.kill()
-    process.communicate()
     assert re.search(r"^trainer-1 +\d+ +alive ", run("why", shared_url).stdout, re.M)
     silence(shared_url, "trainer-1", 20)
     out = run("why", shared_url).stdout
@@ -247,10 +241,6 @@ def test_a_waiter_that_was_killed_is_silent_everywhere(shared_url: str) -> None:
 
 
 _LEASES = """
-import asyncio, sys
-from replaybuf import NotReadyError, ReplayBufferConfig
-from tests.stores import group
-
 async def main():
     buffer = ReplayBufferConfig(url=sys.argv[1], worker="trainer-1").build()
     if sys.argv[2] == "first":
@@ -266,17 +256,16 @@ asyncio.run(main())
 
 def test_leases_of_a_predecessor_of_the_same_name_are_told_from_own_ones(shared_url: str) -> None:
     """In the error of the process that came after it, in what that wrote, and while it waits."""
-    command = [sys.executable, "-c", _LEASES, shared_url]
-    first = subprocess.Popen([*command, "first"], cwd=_ROOT, stdout=subprocess.PIPE, text=True)
+    first = Script(_LEASES, shared_url, "first")
     until_ready(first)
     until(shared_url, ["default"], lambda look, name: bool(read_waiters(look, name)))
     assert "The waiting worker holds them itself" in run("why", shared_url).stdout
     first.kill()
-    first.communicate()
     silence(shared_url, "trainer-1")
-    second = subprocess.run([*command, "second"], cwd=_ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-c", BEGINNING + _LEASES, shared_url, "second"]  # it began after those leases
+    problems = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True).stderr
     held = "all 4 completed groups are leased by an earlier process of trainer-1 until"
-    assert f"NotReadyError: after 1.2 s: Nothing is ready for math (0 of 4): {held}" in second.stderr
+    assert f"NotReadyError: after 1.2 s: Nothing is ready for math (0 of 4): {held}" in problems
     said = run("why", shared_url).stdout.splitlines()[0]
     assert said.startswith("Nobody waits now; trainer-1 gave up"), said
     assert held in said

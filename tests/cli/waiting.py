@@ -1,7 +1,7 @@
 """Databases whose trainer waits: each reason in a buffer of its own, made by processes that live, or were killed.
 
-`python -m tests.cli.waiting ROLE URL SEED` is one of the processes: it does its part in every buffer, says "ready", and
-stays until its standard input is closed.
+`play(ROLE, URL, SEED)` is one of the processes: it does its part in every buffer, says "ready", and stays until its
+standard input is closed.
 """
 
 from __future__ import annotations
@@ -194,5 +194,5 @@ async def _play(role: str, url: str, seed: int) -> None:
                 await one
 
 
-if __name__ == "__main__":
-    asyncio.run(_play(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+def play(role: str, url: str, seed: str) -> None:
+    asyncio.run(_play(role, url, int(seed)))

@@ -33,7 +33,6 @@ from tests.contract.weighing import WeightLaws
 
 class ExactContract(
     PuttingLaws,
-    ExpiryLaws,
     TakingLaws,
     CountingLaws,
     DrawingLaws,
@@ -64,10 +63,10 @@ class ExactContract(
     PersistenceLaws,
     DamageLaws,
 ):
-    """All laws of one process, except those of chance."""
+    """The laws of one process that a database can break, except those of chance."""
 
 
-class StorageContract(ExactContract, ChanceLaws):
+class StorageContract(ExactContract, ChanceLaws, ExpiryLaws):
     """All laws of one process. Needs the fixture `new_storage`, as all contracts do."""
 
 

@@ -101,7 +101,7 @@ class LeaseTimeLaws(Harness):
     async def test_extend_keeps_a_lease(self, buffer: ReplayBuffer) -> None:
         """Beyond the time that it had."""
         await fill(buffer, 1)
-        lease = await lease_of(buffer, 1, 2.0)
+        lease = await lease_of(buffer, 1, 1.0)
         until = lease.until
         await lease.extend(LONG)
         assert lease.until > until
@@ -113,7 +113,7 @@ class LeaseTimeLaws(Harness):
     async def test_a_heartbeat_keeps_a_lease(self, buffer: ReplayBuffer) -> None:
         """While its consumer works, also when that blocks the event loop."""
         await fill(buffer, 1)
-        async with buffer.lease_batch({"math": 1}, seconds=1.5) as lease:
+        async with buffer.lease_batch({"math": 1}, seconds=1.0) as lease:
             until = lease.until
             while time.time() < until + 0.2:
                 time.sleep(0.05)  # noqa: ASYNC251

@@ -228,15 +228,6 @@ class PersistenceLaws(Harness):
         await buffer.delete({})
         assert state == kept
 
-    @pytest.mark.parametrize(
-        "state", [{}, {"policy": "fifo"}, {"policy": "fifo", "storage": {"format": "x"}}, [], None]
-    )
-    async def test_other_dicts_are_refused(self, buffer: ReplayBuffer, state: Any) -> None:
-        """SnapshotMismatchError, and the buffer stays empty."""
-        with pytest.raises(SnapshotMismatchError):
-            buffer.load_state_dict(state)
-        assert len(buffer) == 0
-
     async def test_a_damaged_state_is_refused_whole(self, open_buffer: OpenBuffer, open_storage: Open) -> None:
         """If one group of a state dict is incomplete, none is loaded, and the right state still can be."""
         buffer, fresh = await open_buffer(), await open_buffer()

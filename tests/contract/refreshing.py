@@ -233,20 +233,6 @@ class RefreshingLaws(Harness):
         assert (await buffer.dropped("math"), await buffer.dropped("code")) == (1, 0)
         assert [await buffer.count(task, "expired") for task in ("math", "code")] == [0, 1]
 
-    async def test_other_options_need_a_threshold_entry(self, buffer: ReplayBuffer) -> None:
-        """A task in another option that has no entry in task_stale_thresholds is a mistake; so is 0."""
-        unknown: list[dict[str, Any]] = [
-            {"task_token_stale_thresholds": {"x": 1}},
-            {"expired_groups_retryable_by_task": {"x": True}},
-        ]
-        for options in unknown:
-            with pytest.raises(ValueError, match="'x'"):
-                await refresh(buffer, 1, **options)
-        zero: list[dict[str, Any]] = [{"threshold": 0}, {"task_token_stale_thresholds": {"math": 0}}]
-        for options in zero:
-            with pytest.raises(ValueError, match="stale_threshold"):
-                await refresh(buffer, 1, **options)
-
     async def test_identity_and_order_stay(self, buffer: ReplayBuffer) -> None:
         """A refresh changes no uid, timestamp_id, key, tags, priority or created_at."""
         for i in range(3):

@@ -6,8 +6,8 @@ from replaybuf.storage.sql.backend import SQLStorage
 from tests.contract import StorageContract
 from tests.contract.chances import ChanceLaws
 from tests.contract.claiming import ClaimLaws
+from tests.contract.expiring import ExpiryLaws
 from tests.contract.harness import NewStorage
-from tests.contract.lapsing import LeaseTimeLaws
 from tests.contract.persistence import PersistenceLaws
 from tests.contract.taking import TakingLaws
 from tests.contract.waiting import ClosingLaws, WaitingLaws
@@ -20,12 +20,12 @@ class SqliteMemory:
 
 
 class TestSqliteMemory(
-    SqliteMemory, TakingLaws, WaitingLaws, ClosingLaws, LeaseTimeLaws, PersistenceLaws, ClaimLaws, ChanceLaws
+    SqliteMemory, TakingLaws, WaitingLaws, ClosingLaws, PersistenceLaws, ClaimLaws, ChanceLaws, ExpiryLaws
 ):
     """Reads and writes in turn, waits without other processes, and the end; statements are those of a file.
 
     The laws of chance are here because no disk slows their many draws; other databases draw the same
-    (`tests/test_same_draws.py`).
+    (`tests/test_same_draws.py`). What expires in a put does before a database sees it.
     """
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import ClosedError, InputError, NotReadyError
+from replaybuf.errors import ClosedError, NotReadyError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.backend import SQLStorage
 from tests.contract.harness import CODEC, SOON, Harness, Open, group, ids, new_group
@@ -94,13 +94,6 @@ class WaitingLaws(Harness):
             await buffer.wait_ready({"math": 2, "code": 1}, timeout=0.05)
         assert isinstance(caught.value, TimeoutError)
         assert 0.05 <= time.monotonic() - begun < SOON
-
-    @pytest.mark.parametrize("timeout", [-1, float("nan"), "1", True])
-    async def test_a_timeout_is_a_number_of_seconds(self, buffer: ReplayBuffer, timeout: Any) -> None:
-        """Anything else is refused."""
-        for call in (buffer.wait_ready({"math": 1}, timeout=timeout), buffer.take_batch({"math": 1}, timeout=timeout)):
-            with pytest.raises(InputError, match="timeout"):
-                await call
 
     async def test_take_batch_waits_for_all_tasks(self, buffer: ReplayBuffer) -> None:
         """It takes nothing until every task is ready, and then all at once."""
@@ -191,7 +184,7 @@ class ClosingLaws(Harness):
             lambda: len(buffer),
         ]
         for call in calls:
-            with pytest.raises(ClosedError, match="closed"):
+            with pytest.raises(ClosedError, match="build a new one"):
                 await call()
 
     async def test_close_ends_those_who_wait(self, buffer: ReplayBuffer) -> None:

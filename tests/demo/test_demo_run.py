@@ -47,12 +47,12 @@ def shell_lines(output):
 @pytest.mark.parametrize(
     ("shared_url", "mode"),
     [
-        ("sqlite", Mode.SYNC),
         ("sqlite", Mode.DISAGGREGATED),
         ("postgresql", Mode.ASYNC),
         *(
             pytest.param(database, mode, marks=long)
             for database, mode in [
+                ("sqlite", Mode.SYNC),
                 ("sqlite", Mode.ASYNC),
                 ("postgresql", Mode.SYNC),
                 ("postgresql", Mode.DISAGGREGATED),

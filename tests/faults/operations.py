@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -36,6 +39,26 @@ class Operation:
 
 async def fill(url: str) -> None:
     """COUNT completed groups of several ages, and some that are aborted or failed."""
+    if url.startswith("sqlite:///"):
+        shutil.copy(await _filled_file(), url.removeprefix("sqlite:///"))
+    else:
+        await _put_all(url)
+
+
+_files: list[Path] = []
+
+
+async def _filled_file() -> Path:
+    """A SQLite file that was filled once, to be copied."""
+    if not _files:
+        folder = Path(tempfile.mkdtemp(prefix="rb-filled-"))
+        atexit.register(shutil.rmtree, folder)
+        await _put_all(f"sqlite:///{folder}/filled.db")
+        _files.append(folder / "filled.db")
+    return _files[0]
+
+
+async def _put_all(url: str) -> None:
     async with build(url) as buffer:
         for number in range(COUNT):
             await buffer.put(

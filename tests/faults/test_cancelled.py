@@ -128,8 +128,8 @@ async def test_what_is_cancelled_is_done_or_undone(
     operation = OPERATIONS[name]
     before, _, _ = await after(new_url(), replace(operation, run=left_alone))
     if operation in DRAWING:
-        async with build(url := new_url()) as buffer:
-            await operations.fill(url)
+        await operations.fill(url := new_url())
+        async with build(url) as buffer:
             before = await seen(buffer)
     done, _, waits = await after(new_url(), operation)
     assert waits > 0

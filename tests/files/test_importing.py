@@ -24,8 +24,8 @@ from tests.files.stores import contents
 ROOT = Path(__file__).parents[2]
 
 
-async def test_a_second_import_finds_nothing_to_do_also_after_draws(file: Path, sql_url: str) -> None:
-    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+async def test_a_second_import_finds_nothing_to_do_also_after_draws(file: Path, url: str) -> None:
+    async with ReplayBufferConfig(url=url).build() as buffer:
         assert (await buffer.import_from(file)).groups == 5
         await buffer.get(2, "math")
         assert (await buffer.import_from(file)).groups == 0
@@ -33,8 +33,8 @@ async def test_a_second_import_finds_nothing_to_do_also_after_draws(file: Path, 
         assert (await buffer.import_from(file, again=True)).groups == 5
 
 
-async def test_parts_of_a_file_and_the_rest_are_each_imported_once(file: Path, sql_url: str) -> None:
-    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+async def test_parts_of_a_file_and_the_rest_are_each_imported_once(file: Path, url: str) -> None:
+    async with ReplayBufferConfig(url=url).build() as buffer:
         assert (await buffer.import_from(file, task="math")).groups == 2
         done = await buffer.import_from(file)
         assert (done.groups, done.there) == (3, 2)
@@ -42,10 +42,10 @@ async def test_parts_of_a_file_and_the_rest_are_each_imported_once(file: Path, s
 
 
 async def test_a_failure_in_the_middle_is_made_good_by_the_next_import(
-    file: Path, sql_url: str, monkeypatch: pytest.MonkeyPatch
+    file: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importing, "_GROUPS", 2)
-    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+    async with ReplayBufferConfig(url=url).build() as buffer:
         put, calls = buffer.storage.put_behind, []  # type: ignore[attr-defined]
 
         async def failing(*args: Any) -> bool:
@@ -62,17 +62,17 @@ async def test_a_failure_in_the_middle_is_made_good_by_the_next_import(
         assert [group[0].rollout_id for _, group in await contents(buffer)] == [0, 2, 4, 6, 8]
 
 
-async def test_a_restore_of_a_checkpoint_takes_the_import_back(file: Path, sql_url: str) -> None:
-    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+async def test_a_restore_of_a_checkpoint_takes_the_import_back(file: Path, url: str) -> None:
+    async with ReplayBufferConfig(url=url).build() as buffer:
         await buffer.checkpoint(1)
         await buffer.import_from(file)
         await buffer.restore(1)
         assert (await buffer.import_from(file)).groups == 5
 
 
-async def test_two_imports_of_one_file_at_once_double_nothing(file: Path, sql_url: str) -> None:
+async def test_two_imports_of_one_file_at_once_double_nothing(file: Path, url: str) -> None:
     source = RolloutFile(str(file))
-    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+    async with ReplayBufferConfig(url=url).build() as buffer:
         found = await survey(buffer.storage, source.read, ImportOptions())
         cursor = await buffer.storage.cursor(f"import {found.digest}")  # type: ignore[attr-defined]
         await import_groups(buffer.storage, source.read, ImportOptions(), found)
@@ -80,8 +80,8 @@ async def test_two_imports_of_one_file_at_once_double_nothing(file: Path, sql_ur
         assert len(buffer) == 5
 
 
-async def test_a_dry_run_counts_and_puts_nothing(file: Path, sql_url: str) -> None:
-    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+async def test_a_dry_run_counts_and_puts_nothing(file: Path, url: str) -> None:
+    async with ReplayBufferConfig(url=url).build() as buffer:
         assert (await buffer.import_from(file, task="math")).groups == 2
         done = await buffer.import_from(file, dry_run=True)
         assert len(buffer) == 2
@@ -109,13 +109,13 @@ async def test_both_passes_tell_their_progress(file: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("calls", [2, 7])
 async def test_an_import_that_is_cancelled_ends_at_once_and_goes_on(
-    file: Path, sql_url: str, monkeypatch: pytest.MonkeyPatch, calls: int
+    file: Path, url: str, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     """In its first pass, and in its second."""
     monkeypatch.setattr(importing, "_GROUPS", 2)
     monkeypatch.setattr("replaybuf.progress._SECONDS", 0)
     seen: list[Progress] = []
-    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+    async with ReplayBufferConfig(url=url).build() as buffer:
 
         def tell(progress: Progress) -> None:
             seen.append(progress)

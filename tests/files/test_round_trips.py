@@ -32,8 +32,8 @@ _NAMES = st.sampled_from(["response_ids", "x", "$x", "group.x", "rollouts", "tas
 
 @pytest.mark.parametrize("rows", ["rollouts", "groups"])
 @pytest.mark.parametrize("name", FORMATS)
-async def test_an_import_of_an_export_gives_the_same_groups(sql_url: str, tmp_path: Path, name: str, rows: Any) -> None:
-    async with ReplayBufferConfig(url=sql_url, max_times_sampled=3).build() as buffer:
+async def test_an_import_of_an_export_gives_the_same_groups(url: str, tmp_path: Path, name: str, rows: Any) -> None:
+    async with ReplayBufferConfig(url=url, max_times_sampled=3).build() as buffer:
         await fill(buffer)
         await buffer.sample({"math": 1})
         done = await buffer.export(tmp_path / name, rows=rows)

@@ -183,11 +183,11 @@ async def test_what_a_killed_export_left_is_removed_by_the_next(buffer: Any, tmp
 
 
 async def test_groups_that_leave_meanwhile_are_left_out_and_counted(
-    sql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "_GROUPS", 1)
     monkeypatch.setattr("replaybuf.storage.sql.backend.FIND_CHUNK_GROUPS", 1)
-    async with ReplayBufferConfig(url=sql_url).build() as shared:
+    async with ReplayBufferConfig(url=url).build() as shared:
         await fill(shared, 7)
         find = shared.storage.find
 

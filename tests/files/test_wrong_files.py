@@ -170,14 +170,14 @@ BEYOND: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", BEYOND)
 async def test_what_no_store_holds_is_refused_before_anything_is_put(
-    name: str, sql_url: str, file: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, url: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last group is wrong, when the others' batches would be in."""
     monkeypatch.setattr(importing, "_GROUPS", 2)
     change, message = BEYOND[name]
     *others, first, last = lines(file)  # the first row of a group says what it is
     write(file, b"".join(others) + json.dumps({**json.loads(first), **change}).encode() + b"\n" + last)
-    async with ReplayBufferConfig(url=sql_url).build() as buffer:
+    async with ReplayBufferConfig(url=url).build() as buffer:
         with pytest.raises(FileError, match=f"line .*{message}"):
             await buffer.import_from(file)
         assert len(buffer) == 0

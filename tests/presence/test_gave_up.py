@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +17,8 @@ from replaybuf.storage.sql.inspection.circumstances import read_limits
 from replaybuf.storage.sql.inspection.waits import Question, explain, last_given_up
 from replaybuf.worker_name import working_as
 from tests.presence.views import list_events, seen, waits_of
+from tests.scripts import run as run_script
 from tests.stores import TASK, build, fill, group, until
-
-_ROOT = Path(__file__).parents[2]
 
 
 async def gave_up(url: str) -> list[tuple[str | None, str | None, int, str | None]]:
@@ -121,10 +118,6 @@ async def test_who_waits_again_has_not_given_up(shared_url: str, quick: None) ->
 
 
 _DIES_OF_ITS_WAIT = """
-import asyncio, os, sys
-from replaybuf import NotReadyError, ReplayBufferConfig
-from tests.stores import group
-
 async def main():
     buffer = ReplayBufferConfig(url=sys.argv[1], min_size=8, worker="trainer-1").build()
     for number in range(3):
@@ -140,8 +133,7 @@ asyncio.run(main())
 
 async def test_a_process_that_dies_of_its_wait_has_said_so_and_by_which_limits(shared_url: str) -> None:
     """Nothing is left to a beat or to the closing of the buffer: the error has killed it."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _DIES_OF_ITS_WAIT, shared_url, cwd=_ROOT)
-    assert await process.wait() == 3
+    await asyncio.to_thread(run_script, _DIES_OF_ITS_WAIT, shared_url, expect=3)
     assert await waits_of(shared_url) == []
     [found] = await seen(shared_url, explain, "default", Question("math"), asked=False)
     assert found.gave_up is not None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
@@ -15,6 +13,7 @@ from replaybuf.storage.sql.schema import records
 from replaybuf.worker_name import working_as
 from tests.presence import views
 from tests.presence.views import count, list_waiters, list_workers, seen, waits_of, workers_of
+from tests.scripts import Script
 from tests.stores import TASK, build, group, until
 
 
@@ -66,9 +65,6 @@ async def test_two_buffers_of_a_process_are_one_worker(shared_url: str) -> None:
 
 
 CHILD = """
-import asyncio, sys
-from tests.stores import TASK, build, group
-
 async def main(url, role):
     async with build(url, worker="same name" if role != "waits" else "waits") as buffer:
         await buffer.put(group(1), TASK)
@@ -81,17 +77,13 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def started(url: str, role: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", CHILD, url, role])
-
-
 async def test_the_killed_are_silent_and_wait_no_longer(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others of the same name are workers of their own."""
     async with build(shared_url) as buffer:
         await buffer.tallies()  # the tables are there
-    processes = {role: started(shared_url, role) for role in ("waits", "dies", "ends")}
+    processes = {role: Script(CHILD, shared_url, role) for role in ("waits", "dies", "ends")}
     try:
-        assert await asyncio.to_thread(processes["ends"].wait, 60) == 0
+        assert await asyncio.to_thread(processes["ends"].end) == (0, "", "")
 
         async def all_there() -> bool:
             return bool(await waits_of(shared_url)) and len(await seen(shared_url, list_workers)) == 3
@@ -103,7 +95,6 @@ async def test_the_killed_are_silent_and_wait_no_longer(shared_url: str, monkeyp
     finally:
         for process in processes.values():
             process.kill()
-            process.wait()
     monkeypatch.setattr(views, "LIVE_SECONDS", 0.5)
     monkeypatch.setattr(views, "SILENT_SECONDS", 0.5)
     await asyncio.sleep(0.6)

@@ -30,12 +30,12 @@ def test_what_was_put_is_what_became_of_it(crew: Crew, shared_url: str, tmp_path
     producers = [crew.start("produce_beyond_capacity", first, each) for first in (0, 10_000)]
     doomed, doomed_log = crew.start("produce_beyond_capacity", 20_000, 100_000)
     wait_for_lines(doomed_log, 20)
-    crew.kill(doomed)
+    doomed.kill()
     dropping, _ = crew.start("drop_old_groups", done)
     victim, victim_log = crew.start("lease", done, 1)
     wait_for_lines(victim_log, 3)
     consumers = [crew.start("lease", done, size) for size in (3, 4)]
-    crew.kill(victim)
+    victim.kill()
     crew.end(*(process for process, _ in producers))
     done.touch()
     crew.end(*(process for process, _ in consumers), dropping)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,9 +14,10 @@ import sqlalchemy.ext.asyncio
 
 from replaybuf.storage.sql.engine.sqlite_connection import _patiently
 from replaybuf.storage.sql.engine.urls import parse_url
+from tests.scripts import Script
 from tests.stores import TASK, build, fill, group, numbers_of, opened, take_all, until
 
-Process = subprocess.Popen[bytes]
+_WORKER = "from tests.processes.worker import work; work(*sys.argv[1:])"
 
 
 class Crew:
@@ -26,32 +25,22 @@ class Crew:
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder, self._url = folder, url
-        self.processes: list[Process] = []
+        self.processes: list[Script] = []
 
-    def start(self, role: str, *arguments: object) -> tuple[Process, Path]:
+    def start(self, role: str, *arguments: object) -> tuple[Script, Path]:
         log = self._folder / f"{len(self.processes)}-{role}.log"
-        command = [sys.executable, "-W", "error", "-m", "tests.processes.worker", role, self._url, str(log)]
-        process = subprocess.Popen([*command, *map(str, arguments)], stderr=subprocess.PIPE)
+        process = Script(_WORKER, role, self._url, log, *arguments)
         self.processes.append(process)
         return process, log
 
-    def end(self, *processes: Process) -> None:
+    def end(self, *processes: Script) -> None:
         """Wait for processes that have to end well."""
         for process in processes:
-            _, problems = process.communicate(timeout=60)
-            assert problems.decode() == ""
-            assert process.returncode == 0
-
-    def kill(self, process: Process) -> None:
-        process.kill()
-        process.communicate()
+            assert process.end(60) == (0, "", "")
 
     def reap(self) -> None:
         for process in self.processes:
-            if process.poll() is None:
-                self.kill(process)
-            if process.stderr is not None:
-                process.stderr.close()
+            process.kill()
 
 
 @pytest.fixture
@@ -104,7 +93,7 @@ def test_every_group_goes_to_exactly_one_process(crew: Crew, shared_url: str, tm
 def test_what_put_acknowledged_survives_the_death_of_the_process(crew: Crew, shared_url: str, after: int) -> None:
     process, log = crew.start("produce", 0, 100_000)
     wait_for_lines(log, after)
-    crew.kill(process)
+    process.kill()
     started = time.monotonic()
     found = left_over(shared_url)
     assert time.monotonic() - started < 20  # nothing waits for the dead
@@ -125,7 +114,7 @@ def test_a_consumer_that_dies_takes_at_most_its_last_batch_with_it(
     victim, lost = crew.start("consume", done, size)
     wait_for_lines(lost, after)
     survivor, kept = crew.start("consume", done, size)
-    crew.kill(victim)
+    victim.kill()
     done.touch()
     crew.end(survivor)
     taken = numbers(kept, lost) + left_over(shared_url)
@@ -142,7 +131,7 @@ def test_others_go_on_while_a_process_dies(crew: Crew, shared_url: str) -> None:
     victim, lost = crew.start("produce", 0, 100_000)
     witness, log = crew.start("produce", 200_000, 60)
     wait_for_lines(lost, 20)
-    crew.kill(victim)
+    victim.kill()
     crew.end(witness)
     found = left_over(shared_url)
     assert twice(found) == []
@@ -221,7 +210,7 @@ def test_a_save_that_is_killed_leaves_the_snapshot_before_it(crew: Crew, shared_
     for attempt in range(2):
         process, log = crew.start("save_again_and_again", tmp_path / "snapshot")
         wait_for_lines(log, 1 + attempt)
-        crew.kill(process)
+        process.kill()
     with opened("sqlite:///:memory:") as copy:
         asyncio.run(copy.resume(tmp_path / "snapshot"))
         assert sorted(asyncio.run(take_all(copy))) == list(range(200))
@@ -230,7 +219,7 @@ def test_a_save_that_is_killed_leaves_the_snapshot_before_it(crew: Crew, shared_
 def test_a_database_of_a_dead_process_can_be_used_at_once(crew: Crew, shared_url: str) -> None:
     process, log = crew.start("open_and_stay")
     wait_for_lines(log, 1)
-    crew.kill(process)
+    process.kill()
     with opened(shared_url, lock_timeout=1.0) as buffer:
         started = time.monotonic()
         asyncio.run(fill(buffer, 1, 3))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 
 from replaybuf import NotReadyError
@@ -131,6 +130,5 @@ async def open_and_stay(url: str, log: Log) -> None:
         await asyncio.sleep(60)
 
 
-if __name__ == "__main__":
-    role, target, path, *rest = sys.argv[1:]
+def work(role: str, target: str, path: str, *rest: str) -> None:
     asyncio.run(globals()[role](target, Log(path), *rest))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -13,16 +14,6 @@ from replaybuf import ReplayBuffer
 from tests.stores import build
 
 STORES = ["memory", "sqlite", "postgresql"]
-
-
-@pytest.fixture(params=STORES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty store of each kind."""
-    if request.param == "postgresql":
-        with request.getfixturevalue("postgres_databases").lent() as lend:
-            yield lend()
-    else:
-        yield "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/buffer.db"
 
 
 @pytest.fixture(params=STORES)
@@ -45,12 +36,18 @@ async def buffer(url: str) -> AsyncIterator[ReplayBuffer]:
         yield buffer
 
 
-@pytest.fixture(autouse=True)
-async def nothing_left(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
-    """A test leaves no task behind, and nothing for asyncio to complain of."""
+@pytest.fixture
+async def _nothing_left(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
     before = asyncio.all_tasks()
     yield
     gc.collect()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() - before - {asyncio.current_task()} == set()
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> None:
+    """A test that has an event loop leaves no task behind, and nothing for asyncio to complain of."""
+    if inspect.iscoroutinefunction(request.function):
+        request.getfixturevalue("_nothing_left")

@@ -70,8 +70,9 @@ STRATEGIES = {
 
 #: On PostgreSQL one of them in the quick form.
 CASES = [
-    *((kind, name) for kind in ("memory", "sqlite") for name in STRATEGIES),
+    *(("memory", name) for name in STRATEGIES),
     ("postgresql", "tail batches"),
+    *(pytest.param("sqlite", name, marks=pytest.mark.long) for name in STRATEGIES),
     *(pytest.param("postgresql", name, marks=pytest.mark.long) for name in ("anew", "partial", "few at a time")),
 ]
 

@@ -83,32 +83,6 @@ async def test_another_size_of_groups_after_a_restart(shared_url: str) -> None:
         assert [rollout.rollout_id for rollout in new.group] == [4, 5, 6, 7]
 
 
-async def test_a_seed_shuffles_every_epoch_anew(buffer: ReplayBuffer) -> None:
-    found = questions(await drawn(Sampler(buffer, prompts(8), TASK, epochs=2, shuffle=5), 99))
-    first, second = found[:8], found[8:]
-    everything = [str(number) for number in range(8)]
-    assert sorted(first) == sorted(second) == everything
-    assert first != second
-    assert first != everything
-
-
-async def test_the_same_seed_gives_the_same_order_and_another_one_another() -> None:
-    async def order(seed: int) -> list[str]:
-        return questions(await drawn(Sampler(build("memory://"), prompts(20), TASK, epochs=2, shuffle=seed), 99))
-
-    assert await order(1) == await order(1)
-    assert await order(1) != await order(2)
-
-
-async def test_a_shuffled_dataset_goes_on_after_a_restart(shared_url: str) -> None:
-    expected = questions(await drawn(Sampler(build("memory://"), prompts(7), TASK, epochs=2, shuffle=3), 99))
-    found: list[str] = []
-    for _ in range(5):
-        async with build(shared_url) as buffer:
-            found += questions(await drawn(Sampler(buffer, prompts(7), TASK, epochs=2, shuffle=3), 3))
-    assert found == expected
-
-
 async def test_nothing_is_read_before_it_is_drawn(buffer: ReplayBuffer) -> None:
     read: list[int] = []
 

@@ -108,10 +108,10 @@ EDGES: list[Query] = [
 ]
 
 
-@pytest.mark.parametrize("query", EDGES, ids=repr)
-def test_edges_of_the_fields_compare_as_in_python(store: Store, query: Query) -> None:
+def test_edges_of_the_fields_compare_as_in_python(store: Store) -> None:
     store.fill(SAMPLE)
-    assert store.matches(query) == expected(query, SAMPLE)
+    for query in EDGES:
+        assert store.matches(query) == expected(query, SAMPLE), query
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
@@ -191,8 +191,10 @@ LISTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("operator", ["$in", "$not_in"])
-@pytest.mark.parametrize("field", LISTS)
+@pytest.mark.parametrize(
+    ("field", "operator"),
+    [*((field, "$in") for field in LISTS), *((field, "$not_in") for field in ("uid", "reward", "tags.none"))],
+)
 def test_lists_of_100_000_values_are_exact_and_fast(
     full_store: tuple[Store, list[Group]], field: str, operator: str
 ) -> None:
@@ -204,9 +206,10 @@ def test_lists_of_100_000_values_are_exact_and_fast(
     assert min(took) < 1
 
 
+@pytest.mark.parametrize("store", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("field", ["uid", "task_name", "tags.text"])
 def test_a_long_list_stays_fast_when_its_statement_is_reused(full_store: tuple[Store, list[Group]], field: str) -> None:
-    # PostgreSQL plans a prepared statement anew five times, and then once for all values.
+    """PostgreSQL plans a prepared statement anew five times, and then once for all values."""
     store, rows = full_store
     node = parse({"$or": [{field: {"$not_in": LISTS[field](rows)}}, {"uid": -1}]})
     statement = select(GROUPS.c.place).where(compile_sql(node, COLUMNS, store.dialect))

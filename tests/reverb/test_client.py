@@ -27,8 +27,8 @@ def table(name: str = "replay", **changes: Any) -> reverb.Table:
     return reverb.Table(name=name, **(arguments | changes))
 
 
-def test_an_item_is_inserted_into_several_tables(any_url: str) -> None:
-    with reverb.Client(any_url, tables=[table(), reverb.Table.stack("stack", 2)]) as client:
+def test_an_item_is_inserted_into_several_tables(url: str) -> None:
+    with reverb.Client(url, tables=[table(), reverb.Table.stack("stack", 2)]) as client:
         keys = client.insert([0, 1], priorities={"replay": 1.0, "stack": 2.0})
         [[sample]] = client.sample("stack")
         assert sample == reverb.ReplaySample((keys["stack"], 1.0, 1, 2.0, 1), [0, 1])
@@ -39,10 +39,10 @@ def sizes(client: reverb.Client) -> dict[str, int]:
     return {name: info.current_size for name, info in client.server_info().items()}
 
 
-def test_an_insert_that_one_table_has_no_room_for_leaves_nothing_in_any(any_url: str) -> None:
+def test_an_insert_that_one_table_has_no_room_for_leaves_nothing_in_any(url: str) -> None:
     """So that it can be repeated."""
     tables = [table("a"), reverb.Table.queue("full", 1), reverb.Table.queue("z", 9)]
-    with reverb.Client(any_url, tables) as client:
+    with reverb.Client(url, tables) as client:
         client.insert(0, {"full": 1.0})
         for order in (("a", "full", "z"), ("full", "z", "a"), ("z", "a", "full")):
             with pytest.raises(FullError, match=r"full: .*nothing was stored"):
@@ -55,9 +55,9 @@ def test_an_insert_that_one_table_has_no_room_for_leaves_nothing_in_any(any_url:
         assert client.server_info()["z"].rate_limiter_info.insert_stats.completed == 1
 
 
-def test_an_insert_into_several_tables_waits_until_all_have_room(any_url: str) -> None:
+def test_an_insert_into_several_tables_waits_until_all_have_room(url: str) -> None:
     tables = [reverb.Table.queue("first", 1), reverb.Table.queue("second", 1)]
-    with reverb.Client(any_url, tables) as client:
+    with reverb.Client(url, tables) as client:
         both = {"first": 1.0, "second": 1.0}
         client.insert(0, both)
         waiting = threading.Thread(target=lambda: client.insert(1, both, timeout=60))
@@ -68,8 +68,8 @@ def test_an_insert_into_several_tables_waits_until_all_have_room(any_url: str) -
         assert [[one.data for one in client.sample_batch(name, 1, timeout=60)] for name in both] == [[1], [1]]
 
 
-def test_an_item_that_cannot_be_stored_is_in_no_table(any_url: str) -> None:
-    with reverb.Client(any_url, [table("a"), table("b")]) as client:
+def test_an_item_that_cannot_be_stored_is_in_no_table(url: str) -> None:
+    with reverb.Client(url, [table("a"), table("b")]) as client:
         with pytest.raises(EncodeError):
             client.insert(object(), {"a": 1.0, "b": 1.0})
         assert sizes(client) == {"a": 0, "b": 0}
@@ -87,8 +87,8 @@ def test_inserts_of_several_processes_into_the_same_tables_end(shared_url: str) 
     """They lock the tables in one order, whatever the order of their priorities."""
     tables = [reverb.Table.queue("first", 3), reverb.Table.queue("second", 3)]
     with reverb.Client(shared_url, tables) as client:
-        spawning = multiprocessing.get_context("spawn")
-        workers = [spawning.Process(target=insert_pairs, args=(client, range(n, n + 20))) for n in (0, 20)]
+        forking = multiprocessing.get_context("forkserver")
+        workers = [forking.Process(target=insert_pairs, args=(client, range(n, n + 20))) for n in (0, 20)]
         for worker in workers:
             worker.start()
         drawn = {
@@ -117,8 +117,8 @@ def test_an_insert_is_in_no_table_if_another_process_has_restored_one_of_them(sh
         assert sizes(restoring) == {"a": 2, "b": 2}
 
 
-def test_samples_come_as_lists_of_timesteps_or_by_themselves(any_url: str) -> None:
-    with reverb.Client(any_url, tables=[table()]) as client:
+def test_samples_come_as_lists_of_timesteps_or_by_themselves(url: str) -> None:
+    with reverb.Client(url, tables=[table()]) as client:
         client.insert(7, {"replay": 1.0})
         assert [[one.data for one in sample] for sample in client.sample("replay", 2, emit_timesteps=True)] == [
             [7],
@@ -132,9 +132,9 @@ class Step(NamedTuple):
     reward: float = 0.0
 
 
-def test_named_tuples_need_no_types(any_url: str) -> None:
+def test_named_tuples_need_no_types(url: str) -> None:
     data = {"steps": [Step({"pair": Step(1, 2.0)}), (Step([3]), 4)], "plain": (1, 2)}
-    with reverb.Client(any_url, tables=[table(), table("typed", types=[Step])]) as client:
+    with reverb.Client(url, tables=[table(), table("typed", types=[Step])]) as client:
         client.insert(data, {"replay": 1.0, "typed": 1.0})
         [sample] = client.sample_batch("replay", 1)
         assert sample.data == data
@@ -170,8 +170,8 @@ def test_samples_are_independent() -> None:
             next(iter(client.sample("replay", timeout=0)))
 
 
-def test_a_sample_waits_for_an_insert_of_another_thread(any_url: str) -> None:
-    with reverb.Client(any_url, tables=[reverb.Table.queue("queue", 1)]) as client:
+def test_a_sample_waits_for_an_insert_of_another_thread(url: str) -> None:
+    with reverb.Client(url, tables=[reverb.Table.queue("queue", 1)]) as client:
         inserting = threading.Thread(target=lambda: [client.insert(number, {"queue": 1.0}) for number in range(5)])
         inserting.start()
         assert [sample.data for [sample] in client.sample("queue", 5, timeout=20)] == list(range(5))
@@ -191,7 +191,7 @@ def insert_some(client: reverb.Client, count: int) -> None:
 def test_a_client_goes_to_other_processes(shared_url: str) -> None:
     """They insert into the same table, and wait for the same room."""
     with reverb.Client(shared_url, tables=[reverb.Table.queue("queue", 4)]) as client:
-        worker = multiprocessing.get_context("spawn").Process(target=insert_some, args=(client, 20))
+        worker = multiprocessing.get_context("forkserver").Process(target=insert_some, args=(client, 20))
         worker.start()
         assert [sample.data for [sample] in client.sample("queue", 20, timeout=30)] == list(range(20))
         worker.join(30)

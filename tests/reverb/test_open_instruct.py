@@ -44,8 +44,8 @@ def numbers(results: list[Result] | None) -> list[int]:
     return [one.queries[0][0] for one in results]
 
 
-def test_a_sample_waits_for_min_size_and_takes_up_to_n(any_url: str) -> None:
-    replay = table(any_url)
+def test_a_sample_waits_for_min_size_and_takes_up_to_n(url: str) -> None:
+    replay = table(url)
     replay.insert("a", result(0))
     with pytest.raises(NotReadyError, match="1 of at least 2 completed groups, but min_size is 2"):
         replay.sample(64, timeout=0.01)
@@ -71,9 +71,9 @@ def test_shutdown_ends_samples_in_other_threads() -> None:
     assert (ends, replay.is_shutdown, replay.sample(2)) == ([None], True, None)
 
 
-def test_after_a_shutdown_results_are_inserted_and_counted_as_before(any_url: str) -> None:
+def test_after_a_shutdown_results_are_inserted_and_counted_as_before(url: str) -> None:
     """As theirs does, whose consumer may insert one more while its actor ends."""
-    replay = table(any_url)
+    replay = table(url)
     replay.insert("a", result(0))
     replay.shutdown()
     replay.insert("b", result(1))
@@ -110,9 +110,9 @@ def test_a_capacity_below_min_size_is_refused() -> None:
         table(rate_limiter=replay_buffer_lib.MinSize(9))
 
 
-def test_more_may_be_sampled_than_have_a_priority(any_url: str) -> None:
+def test_more_may_be_sampled_than_have_a_priority(url: str) -> None:
     """Those of priority 0 come last."""
-    replay = table(any_url, sampler=replay_buffer_lib.make_selector("prioritized"))
+    replay = table(url, sampler=replay_buffer_lib.make_selector("prioritized"))
     for number, priority in enumerate((0.0, 0.0, 3.0, 0.0)):
         replay.insert(f"{number}", result(number), priority)
     first, *others = numbers(replay.sample(4))

@@ -38,10 +38,10 @@ async def data_of(replay: Table, num_samples: int, **options: Any) -> list[Any]:
     return [sample.data for sample in await replay.sample(num_samples, **options)]
 
 
-async def test_an_item_comes_back_as_it_was_inserted(any_url: str) -> None:
+async def test_an_item_comes_back_as_it_was_inserted(url: str) -> None:
     """With what Reverb says of it."""
     step = {"observation": np.arange(6, dtype=np.uint8).reshape(2, 3), "rest": [1.5, ("a", None)]}
-    async with table(any_url) as replay:
+    async with table(url) as replay:
         key = await replay.insert(step, priority=2.0)
         await replay.insert([np.float32(1.0)])
         first, second = await replay.sample(2)
@@ -70,8 +70,8 @@ async def test_tables_in_one_database_are_apart(shared_url: str) -> None:
     ("sampler", "expected"),
     [(Fifo(), [1, 5, 3]), (Lifo(), [3, 5, 1]), (MinHeap(), [1, 3, 5]), (MaxHeap(), [5, 3, 1])],
 )
-async def test_a_sampler_gives_items_in_its_order(any_url: str, sampler: Selector, expected: list[int]) -> None:
-    async with table(any_url, sampler=sampler) as replay:
+async def test_a_sampler_gives_items_in_its_order(url: str, sampler: Selector, expected: list[int]) -> None:
+    async with table(url, sampler=sampler) as replay:
         for number in (1, 5, 3):
             await replay.insert(number, priority=number)
         assert await data_of(replay, 3) == expected
@@ -94,10 +94,10 @@ async def test_an_item_leaves_with_its_last_sample() -> None:
         assert not await replay.can_sample(1)
 
 
-async def test_priorities_have_an_exponent(any_url: str) -> None:
+async def test_priorities_have_an_exponent(url: str) -> None:
     """Probabilities are proportional to priority ** exponent, and priorities come back as they were given."""
     priorities = {0: 1.0, 1: 4.0, 2: 9.1, 3: 0.0}
-    async with table(any_url, sampler=Prioritized(0.5)) as replay:
+    async with table(url, sampler=Prioritized(0.5)) as replay:
         keys = {number: await replay.insert(number, priority) for number, priority in priorities.items()}
         await replay.update_priorities({keys[0]: 16.0, 10**6: 1.0})
         samples = {sample.data: sample.info for sample in await replay.sample(4)}
@@ -115,9 +115,9 @@ def test_a_priority_is_kept_to_15_digits(priority: float, exponent: float) -> No
     assert replay._priority(replay._weight(priority)) == pytest.approx(priority, rel=1e-14)
 
 
-async def test_priorities_may_be_far_apart(any_url: str) -> None:
+async def test_priorities_may_be_far_apart(url: str) -> None:
     """Farther than a probability can say."""
-    async with table(any_url, sampler=Prioritized(1.0), max_times_sampled=1) as replay:
+    async with table(url, sampler=Prioritized(1.0), max_times_sampled=1) as replay:
         for priority in (1e-300, 1e300, 0.0):
             await replay.insert(priority, priority)
         assert [sample.info.table_size for sample in await replay.sample(2)] == [3, 3]
@@ -138,10 +138,10 @@ async def test_priorities_beyond_floats_are_refused() -> None:
                 await replay.insert("a", priority)
 
 
-async def test_a_sample_waits_for_as_many_as_it_needs(any_url: str) -> None:
+async def test_a_sample_waits_for_as_many_as_it_needs(url: str) -> None:
     """Or for fewer, and takes up to its number."""
     assert SAMPLE_TIMEOUT == 600
-    async with table(any_url, rate_limiter=MinSize(2)) as replay:
+    async with table(url, rate_limiter=MinSize(2)) as replay:
         await replay.insert(0)
         with pytest.raises(NotReadyError, match="task replay: 1 of 2 completed groups, but min_size is 2"):
             await replay.sample(2, timeout=0.01)
@@ -151,8 +151,8 @@ async def test_a_sample_waits_for_as_many_as_it_needs(any_url: str) -> None:
         assert await sampling == [0, 1, 2]
 
 
-async def test_items_are_removed_by_key(any_url: str) -> None:
-    async with table(any_url) as replay:
+async def test_items_are_removed_by_key(url: str) -> None:
+    async with table(url) as replay:
         keys = [await replay.insert(number) for number in range(4)]
         assert await replay.delete([keys[1], 10**6]) == 1
         assert await replay.delete([]) == 0
@@ -161,16 +161,16 @@ async def test_items_are_removed_by_key(any_url: str) -> None:
         assert not await replay.can_sample(1)
 
 
-async def test_an_item_with_a_key_replaces_the_one_before(any_url: str) -> None:
-    async with table(any_url) as replay:
+async def test_an_item_with_a_key_replaces_the_one_before(url: str) -> None:
+    async with table(url) as replay:
         await replay.insert("old", key="a")
         await replay.insert("new", key="a")
         assert await data_of(replay, 9, timeout=0) == ["new"]
 
 
-async def test_what_is_known_of_a_table(any_url: str) -> None:
+async def test_what_is_known_of_a_table(url: str) -> None:
     limiter = SampleToInsertRatio(samples_per_insert=2, min_size_to_sample=1, error_buffer=(-1, 6))
-    async with table(any_url, rate_limiter=limiter, max_times_sampled=2) as replay:
+    async with table(url, rate_limiter=limiter, max_times_sampled=2) as replay:
         keys = [await replay.insert(number) for number in range(3)]
         assert not await replay.can_insert(1)
         for _ in range(3):

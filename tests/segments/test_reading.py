@@ -81,7 +81,7 @@ def test_without_the_folder_all_that_the_database_has_is_shown(out_of_reach: str
     assert shown["rollouts"][1]["extra_fields"] == {"experts": None, "note": "note 2"}
     assert shown["rollouts"][1]["response"] == f"2 {TEXT}"
     assert result.stderr.count("\n") == 1
-    assert f"group 2 is shown without its arrays: the folder for payloads {segments} isn't there" in result.stderr
+    assert f"group 2 is shown without its arrays: {segments} isn't there" in result.stderr
     assert run("show", out_of_reach, 4, "--full").stderr == ""
     run("show", out_of_reach, 1, 2, 3)
     run("show", out_of_reach, "--best", 2)

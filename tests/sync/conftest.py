@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.sync import SyncReplayBuffer
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a new, empty store."""
-    if request.param == "postgresql":
-        return str(request.getfixturevalue("postgres_database"))
-    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/buffer.db"
 
 
 @pytest.fixture

@@ -12,21 +12,22 @@ from sqlalchemy import make_url
 
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.web.app import create_app
-from tests.postgres import execute, new_database
+from tests.postgres import execute, new_url
 from tests.web.example import fill
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
 def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the example, which tests only read."""
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path_factory.mktemp('web')}/run.db"
+    for url in new_url(request.param, request, tmp_path_factory.mktemp("web")):
         asyncio.run(fill(url))
         yield url
-    else:
-        with new_database(request.getfixturevalue("postgres_url")) as url:
-            asyncio.run(fill(url))
-            yield url
+
+
+@pytest.fixture
+def url(shared_url: str) -> str:
+    """The URL of a new database."""
+    return shared_url
 
 
 @pytest.fixture(scope="session")
@@ -40,9 +41,15 @@ def reader(filled: str) -> Iterator[str]:
     execute(filled, "DROP OWNED BY viewer; DROP ROLE viewer")
 
 
+@pytest.fixture(scope="session")
+def pages(filled: str) -> Any:
+    """The pages of the example, whose templates are compiled once."""
+    return create_app(open_reader(filled))
+
+
 @pytest.fixture
-def page(filled: str) -> Client:
-    return client_of(filled)
+def page(pages: Any) -> Client:
+    return Client(pages, "localhost")
 
 
 class Client:

@@ -19,7 +19,7 @@ from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.web import ask as tables
 from replaybuf.worker_name import working_as
-from tests.postgres import new_database
+from tests.postgres import new_url
 from tests.stores import until
 from tests.test_circumstances import change
 from tests.web.conftest import Client, client_of
@@ -92,16 +92,6 @@ def test_overview_plots_rates_and_distributions(page: Client) -> None:
     for title in ("Groups a minute", "Groups by status", "Groups by task", "Reward of draws", "Rewards", "Staleness"):
         assert f"<figcaption>{title}" in text
     assert '<polyline class="line s0"' in text
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a new database."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/run.db"
-    else:
-        with new_database(request.getfixturevalue("postgres_url")) as url:
-            yield url
 
 
 async def run_of(url: str, first: int, then: int) -> None:
@@ -341,14 +331,9 @@ def dipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
                         await buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], "math")
                 await buffer.take_batch({"math": 12}, current_train_step=step)
 
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path_factory.mktemp('dipped')}/run.db"
+    for url in new_url(request.param, request, tmp_path_factory.mktemp("dipped")):
         asyncio.run(run(url))
         yield client_of(url)
-    else:
-        with new_database(request.getfixturevalue("postgres_url")) as url:
-            asyncio.run(run(url))
-            yield client_of(url)
 
 
 def test_a_step_that_stands_out_is_marked_in_plot_and_table_with_what_trace_says(dipped: Client) -> None:

@@ -14,8 +14,6 @@ from tests.xtuner import stand_in
 from tests.xtuner.their_rules import Theirs
 
 A, C, E = XtunerStatus.ABORTED, XtunerStatus.COMPLETED, XtunerStatus.EXPIRED
-#: The runs of each of the two databases.
-RUNS = 300
 
 
 @pytest.fixture
@@ -92,10 +90,11 @@ def said(group: list[XtunerRollout]) -> list[dict[str, Any]]:
     return [one.model_dump(exclude={"response_mask"}) for one in group]
 
 
-async def test_random_runs_are_the_same_as_xtuners(build: Callable[..., Any], shared_url: str) -> None:
+@pytest.mark.parametrize("runs", [100, pytest.param(600, marks=pytest.mark.long)])
+async def test_random_runs_are_the_same_as_xtuners(build: Callable[..., Any], shared_url: str, runs: int) -> None:
     buffer = build(shared_url, "runs")
     different: list[int] = []
-    for seed in range(RUNS):
+    for seed in range(runs):
         chance, theirs, task = random.Random(seed), Theirs(), "math"
         tokens = chance.choice([None, 1, 3])
         counts: list[tuple[int, int]] = []

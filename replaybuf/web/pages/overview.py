@@ -11,7 +11,7 @@ from typing import Any
 from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.inspection.measures import tallies_of
+from replaybuf.storage.sql.inspection.measures import segments_of_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
 from replaybuf.storage.sql.inspection.waits import newest_groups
@@ -52,6 +52,7 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "tasks": [{"buffer": name, "task": one, **more} for name, of in figures.items() for one, more in of.items()],
         "rates": _rates_now(history),
         "bytes": tx.database_bytes(),
+        "places": segments_of_places(tx),
         **read_waits(tx, buffer, task),
         "newest": newest_groups(tx, buffer, task),
         "batches": [

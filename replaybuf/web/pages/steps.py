@@ -270,10 +270,16 @@ def read_worker(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     rows = newest(tx, "workers", buffer, 1, "worker = :name", name=name)
     if found is None and not rows:
         raise NotThereError(f"nothing is known of a worker {name!r:.100} in the buffer {buffer!r:.100}")
-    made = {} if found is None else {"steps": found.steps, "buffered": found.buffered, "draws": found.draws}
-    lowest = [one for _, one in found.lowest[:_LOWEST_SHOWN]] if found else []
-    return {"now": tx.now(), "chosen": buffer, "worker": name, "row": rows[0] if rows else None,
-            "steps": [], "buffered": [], "draws": [], **made, "lowest": lowest}  # fmt: skip
+    return {
+        "now": tx.now(),
+        "chosen": buffer,
+        "worker": name,
+        "row": rows[0] if rows else None,
+        "steps": found.steps if found else [],
+        "buffered": found.buffered if found else [],
+        "draws": found.draws if found else [],
+        "lowest": [one for _, one in found.lowest[:_LOWEST_SHOWN]] if found else [],
+    }
 
 
 def draw_worker(data: dict[str, Any], ask: Ask) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
 from replaybuf.segments.extents import EXTENT_BYTES, Extent
+from replaybuf.segments.store import SegmentLostError
 from replaybuf.storage.sql.copies.snapshot_file import (
     PAYLOADS_OF,
     check_facts,
@@ -53,7 +54,7 @@ from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticke
 from replaybuf.storage.sql.statements.lanes import CLOCKS, all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
-from replaybuf.storage.sql.statements.segments import SegmentLostError, check_open, read_places
+from replaybuf.storage.sql.statements.segments import check_open, read_places
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.tasks.segments import SegmentBatch, Segments

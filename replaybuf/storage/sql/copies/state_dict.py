@@ -18,6 +18,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.segments.store import SegmentLostError
 from replaybuf.storage.portable import BufferState, StoredGroup, pack_state, unpack_state
 from replaybuf.storage.sql.copies.whole import in_batches, keeping_segments, read_whole
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -40,7 +41,7 @@ from replaybuf.storage.sql.statements.new_rows import (
 from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.segments import SegmentLostError, read_places
+from replaybuf.storage.sql.statements.segments import read_places
 from replaybuf.storage.values import NewGroup
 
 if TYPE_CHECKING:

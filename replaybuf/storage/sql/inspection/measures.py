@@ -67,6 +67,11 @@ def count_unswept(tx: ReadTransaction) -> int:
     return int(tx.value("SELECT count(*) FROM rb_garbage"))
 
 
+def segments_of_places(tx: ReadTransaction) -> list[dict[str, Any]]:
+    """Return a row for each place where payloads are kept apart: its segments, and how many of their bytes are live."""
+    return tx.rows("SELECT * FROM places ORDER BY url")
+
+
 # Rows by task and status
 
 

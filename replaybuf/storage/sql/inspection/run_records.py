@@ -68,23 +68,21 @@ class LastSign:
     worker: str
 
 
-_SIGNS = """SELECT max(seen_at), max(ended_at), max(CASE WHEN ended_at IS NULL THEN seen_at END) FROM rb_worker
-WHERE buffer = coalesce(:buffer, buffer)"""
+_SIGNS = """
+SELECT max(seen_at), max(ended_at), max(CASE WHEN ended_at IS NULL THEN seen_at END), (
+    SELECT name FROM rb_worker WHERE buffer = coalesce(:buffer, buffer)
+    ORDER BY coalesce(ended_at, seen_at) DESC, id DESC LIMIT 1)
+FROM rb_worker WHERE buffer = coalesce(:buffer, buffer)"""
 _HISTORY = """SELECT buffer, since, data FROM rb_history
 WHERE since >= :since AND buffer = coalesce(:buffer, buffer) ORDER BY since"""
-
-_LAST_WORKER = """SELECT name FROM rb_worker WHERE buffer = coalesce(:buffer, buffer)
-ORDER BY coalesce(ended_at, seen_at) DESC, id DESC LIMIT 1"""
 
 
 def last_sign_of(tx: ReadTransaction, buffer: str | None, now: datetime) -> LastSign | None:
     """Return when the processes of one buffer, or of all, were seen last; None while one is there, or none is known."""
-    [(seen, ended, open_until)] = tx.tuples(_SIGNS, buffer=buffer)
+    [(seen, ended, open_until, worker)] = tx.tuples(_SIGNS, buffer=buffer)
     if seen is None or (open_until is not None and now.timestamp() - open_until <= SILENT_SECONDS):
         return None
-    last = time_of(max(seen, ended or seen))
-    assert last is not None
-    worker = tx.value(_LAST_WORKER, buffer=buffer)
+    last = time_of(float(max(seen, ended or seen)))
     return LastSign(last, ended is not None and ended >= (open_until or ended), worker)
 
 

@@ -30,10 +30,10 @@ _ROLE_NEEDED = (
 )
 _UNKNOWN = re.compile(r'^no such (table|column): "?([\w.]+)|^(relation|column) "?([\w.]+)"? does not exist')
 _COLUMNS = {
-    "sqlite": "SELECT m.name, c.name FROM sqlite_master AS m, pragma_table_info(m.name) AS c "
-    "WHERE m.type IN ('table', 'view') ORDER BY m.name, c.cid",
-    "postgresql": "SELECT table_name, column_name FROM information_schema.columns "
-    "WHERE table_schema = ANY (current_schemas(false)) ORDER BY table_name, ordinal_position",
+    "sqlite": """SELECT m.name, c.name, NOT c."notnull" AND NOT c.pk FROM sqlite_master AS m,
+pragma_table_info(m.name) AS c WHERE m.type IN ('table', 'view') ORDER BY m.name, c.cid""",
+    "postgresql": """SELECT table_name, column_name, is_nullable = 'YES' FROM information_schema.columns
+WHERE table_schema = ANY (current_schemas(false)) ORDER BY table_name, ordinal_position""",
 }
 
 
@@ -90,7 +90,9 @@ def _what_there_is(message: str, statement: str, reader: Reader) -> str:
     if match is None:
         return ""
     kind, name = match[1] or match[3], (match[2] or match[4]).rpartition(".")[2]
-    columns = reader.read_any(_columns)
+    columns: dict[str, list[str]] = {}
+    for table, column in reader.read_any(read_columns):
+        columns.setdefault(table, []).append(column)
     if kind != "column":
         people = [table for table in columns if not table.startswith(("rb_", "sqlite_"))] or list(columns)
         return _nearest(name, columns) + (f" There are {', '.join(people)}" if people else " There is no table")
@@ -105,12 +107,9 @@ def _nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
     return f"; did you mean {near[0]}?" if near else "."
 
 
-def _columns(tx: ReadTransaction) -> dict[str, list[str]]:
-    """Return the columns of all tables and views."""
-    found: dict[str, list[str]] = {}
-    for table, column in tx.table(_COLUMNS[tx.dialect_name])[1]:
-        found.setdefault(table, []).append(column)
-    return found
+def read_columns(tx: ReadTransaction) -> dict[tuple[str, str], bool]:
+    """Return the columns of all tables and views, in order, and whether each may be NULL."""
+    return {(table, column): bool(null) for table, column, null in tx.table(_COLUMNS[tx.dialect_name])[1]}
 
 
 def _cause(error: BaseException) -> BaseException:

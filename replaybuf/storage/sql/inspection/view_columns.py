@@ -193,4 +193,12 @@ step | integer | train step: of a refresh, a checkpoint or a restore
 groups | integer | how many it is about
 uids | JSON | the lowest 100 of them
 detail | text | why
+
+places: a row for each place where payloads are kept apart (`payloads=`)
+url | text | a folder, or the URL of an object store
+segments | integer | files or objects there
+open_segments | integer | that are being written
+bytes | integer | of all segments; of open ones, what is in them
+live_bytes | integer | that groups, leases or checkpoints have
+dead_bytes | integer | of groups that are gone, until segments are written over or deleted
 """)

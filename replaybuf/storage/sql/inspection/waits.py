@@ -208,7 +208,7 @@ def _has_put(tx: ReadTransaction, values: dict[str, object]) -> bool:
 
 
 _HISTORY_SECONDS = 300.0
-_EVENTS, _BATCHES = 50, 200
+_SHOWN_EVENTS, _BATCHES = 50, 200
 
 #: A time in seconds since the epoch, and what had gone in and out of each task by then.
 Reading = tuple[float, Mapping[str, Mapping[str, int]]]
@@ -252,7 +252,7 @@ def glance(tx: ReadTransaction, buffer: str | None) -> list[Glance]:
             newest_groups(tx, one.buffer, None),
             _readings(tx, one.buffer, one.about),
             last_batches(tx, one.buffer, _BATCHES),
-            newest(tx, "events", one.buffer, _EVENTS),
+            newest(tx, "events", one.buffer, _SHOWN_EVENTS),
         )
         for one in explain(tx, buffer, Question(), asked=False)
     ]

@@ -55,16 +55,13 @@ class Writer:
 
     def empty_log(self) -> bool:
         """Copy a SQLite file's log into the file and restart it; return False while another process reads from it."""
+
+        def work(connection: sqlite3.Connection) -> bool:
+            connection.execute(f"PRAGMA busy_timeout = {_LOG_TIMEOUT_MS}")
+            return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+
         assert isinstance(self._engine, SqliteDatabase)
-        return self._runner.run(_empty_log(self._engine))
-
-
-async def _empty_log(engine: SqliteDatabase) -> bool:
-    def work(connection: sqlite3.Connection) -> bool:
-        connection.execute(f"PRAGMA busy_timeout = {_LOG_TIMEOUT_MS}")
-        return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-
-    return await engine.outside(work)
+        return self._runner.run(self._engine.outside(work))
 
 
 def upgrade_database(reader: Reader) -> tuple[str | None, str]:

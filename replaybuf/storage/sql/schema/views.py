@@ -364,6 +364,28 @@ FROM rb_event e
 """
 
 
+def _places(dialect: str) -> str:
+    def whole(of: str) -> str:
+        return f"CAST(coalesce(sum({of}), 0) AS {_INTEGER[dialect]})"
+
+    # What is in an open segment is counted when it is sealed.
+    return f"""
+CREATE VIEW places AS
+SELECT
+    s.url AS url, count(s.id) AS segments, count(s.id) - count(s.size) AS open_segments,
+    {whole("coalesce(s.size, s.written)")} AS bytes, {whole("coalesce(s.written, s.live)")} AS live_bytes,
+    {whole("s.size - s.live")} AS dead_bytes
+FROM (
+    SELECT
+        p.id AS place, p.url AS url, s.id AS id, s.size AS size, s.live AS live,
+        CASE WHEN s.size IS NULL
+        THEN (SELECT coalesce(sum(y.size), 0) FROM rb_payload y WHERE y.segment = s.id) END AS written
+    FROM rb_place p LEFT JOIN rb_segment s ON s.place = p.id
+) s
+GROUP BY s.place, s.url
+"""
+
+
 _MAKERS = {
     "batches": _batches,
     "batch_groups": _batch_groups,
@@ -372,6 +394,7 @@ _MAKERS = {
     "waiters": _waiters,
     "workers": _workers,
     "events": _events,
+    "places": _places,
 }
 #: The statements that create the views, by dialect and view.
 RECORD_VIEWS = {

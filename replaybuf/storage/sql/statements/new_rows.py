@@ -74,7 +74,7 @@ def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> E
         split = codec.split(group.payload)
     else:
         split = codec.encode_split(group.rollouts, group.fetched or {}, sealed=apart is not None)
-    if apart is None or split.size < apart.threshold:
+    if apart is None or split.size < max(1, apart.threshold):
         return describe(group, group.rollouts, split.joined(), codec.rollout_type)
     extent = apart.add(split)
     return describe(group, group.rollouts, split.head + extent.packed(), codec.rollout_type, extent=extent)

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, bindparam, delete, exists, func, insert, not_, select, update
+from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, exists, func, insert, not_, select, update
 
 from replaybuf.segments.extents import Extent
+from replaybuf.segments.store import SegmentLostError
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, group, payload, place, segment, segment_user
@@ -24,10 +25,6 @@ from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, group
 SILENT_SECONDS = 60.0
 #: Payloads of groups that have left are kept for so long while their taker reads them.
 READING_SECONDS = 120.0
-
-
-class SegmentLostError(Exception):
-    """A segment is no longer this process's: it was silent for too long. What it wrote there has to be written anew."""
 
 
 class Segment(NamedTuple):
@@ -75,26 +72,37 @@ def renew_use(tx: Transaction, user: int) -> bool:
 
 def end_use(tx: Transaction, user: int) -> None:
     """Forget a user. Its segments are nobody's from now on: those that are open are sealed."""
-    _disown(tx, [user])
+    tx.execute(delete(segment_user).where(segment_user.c.id == user))
+    _disown(tx, segment.c.owner == user)
 
 
 def end_dead_users(tx: Transaction) -> int:
-    """Forget users who were silent for too long; return their number."""
+    """Forget users who were silent for too long, and disown the segments of all who are gone; return their number."""
     late = segment_user.c.renewed_at < tx.dialect.start_clock(tx) - SILENT_SECONDS
-    dead = [int(user) for user in tx.execute(select(segment_user.c.id).where(late)).scalars()]
-    if dead:
-        _disown(tx, dead)
-    return len(dead)
+    # First, since it locks them: who renews its use meanwhile either isn't late, or learns that it was taken for dead.
+    dead = tx.execute(delete(segment_user).where(late)).rowcount
+    _disown(tx, _orphaned())
+    return dead
 
 
-def _disown(tx: Transaction, users: Sequence[int]) -> None:
-    theirs = select(segment.c.id).where(segment.c.owner.in_(users)).order_by(segment.c.id)
+def any_dead_users(tx: Transaction) -> bool:
+    """Return whether there is anything to do for `end_dead_users`."""
+    late = segment_user.c.renewed_at < tx.dialect.clock(tx) - SILENT_SECONDS
+    found = (select(segment_user.c.id).where(late), select(segment.c.id).where(_orphaned()))
+    return any(tx.execute(query.limit(1)).first() is not None for query in found)
+
+
+def _orphaned() -> ColumnElement[bool]:
+    return and_(segment.c.owner > 0, not_(exists().where(segment_user.c.id == segment.c.owner)))
+
+
+def _disown(tx: Transaction, condition: ColumnElement[bool]) -> None:
+    theirs = select(segment.c.id).where(condition).order_by(segment.c.id)
     for number in tx.execute(tx.dialect.for_update(theirs)).scalars():
         in_it = select(func.coalesce(func.sum(payload.c.size), 0)).where(payload.c.segment == number)
         live = int(tx.execute(in_it).scalar_one())
         sealed = func.coalesce(segment.c.size, live)
         tx.execute(update(segment).where(segment.c.id == number).values(owner=None, size=sealed, live=live))
-    tx.execute(delete(segment_user).where(segment_user.c.id.in_(users)))
 
 
 # Writing
@@ -104,6 +112,11 @@ def register(tx: Transaction, number: int, owner: int, count: int) -> list[Segme
     """Register so many new segments in a place."""
     new = insert(segment).values(place=number, owner=owner).returning(segment.c.id)
     return [Segment(id, id) for id in (int(tx.execute(new).scalar_one()) for _ in range(count))]
+
+
+def disclaim(tx: Transaction, owner: int, numbers: Sequence[int]) -> None:
+    """Forget segments that their owner can't open because of what is there, which nobody deletes."""
+    tx.execute(delete(segment).where(segment.c.id.in_(numbers), segment.c.owner == owner, segment.c.size.is_(None)))
 
 
 def reuse(tx: Transaction, number: int, owner: int, count: int) -> list[Segment]:
@@ -190,12 +203,14 @@ def _empty() -> Select[Any]:
     return select(segment.c.id, segment.c.file).where(segment.c.size.is_not(None), segment.c.live <= 0, unnamed)
 
 
-def deletable(tx: Transaction, limit: int) -> list[tuple[int, Segment]]:
-    """Return empty segments of nobody, each with the number of its place."""
+def deletable(tx: Transaction, limit: int, but: Sequence[int] = ()) -> list[tuple[int, Segment]]:
+    """Return empty segments of nobody, each with the number of its place, which is none of `but`."""
     if is_kept(tx):
         return []
-    found = _empty().add_columns(segment.c.place).where(segment.c.owner.is_(None)).limit(limit)
-    return [(row.place, Segment(row.id, row.id if row.file is None else row.file)) for row in tx.execute(found)]
+    found = _empty().add_columns(segment.c.place).where(segment.c.owner.is_(None), segment.c.place.not_in(but))
+    return [
+        (row.place, Segment(row.id, row.id if row.file is None else row.file)) for row in tx.execute(found.limit(limit))
+    ]
 
 
 def forget(tx: Transaction, numbers: Sequence[int]) -> None:
@@ -203,10 +218,11 @@ def forget(tx: Transaction, numbers: Sequence[int]) -> None:
     tx.execute(delete(segment).where(segment.c.id.in_(numbers), segment.c.owner.is_(None)))
 
 
-def sparse(tx: Transaction, number: int, least: float) -> int | None:
-    """Return a sealed segment of a place, less than `least` of whose bytes are live; None where there is none."""
+def sparse(tx: Transaction, number: int, least: float, but: Sequence[int] = ()) -> int | None:
+    """Return a sealed segment of a place, less than `least` of whose bytes are live, if there is one; none of `but`."""
     dense = segment.c.live < segment.c.size * least
-    found = select(segment.c.id).where(segment.c.place == number, segment.c.live > 0, dense).limit(1)
+    others = segment.c.id.not_in(but)
+    found = select(segment.c.id).where(segment.c.place == number, segment.c.live > 0, dense, others).limit(1)
     return tx.execute(found).scalar()  # type: ignore[no-any-return]
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import cast
 
 from replaybuf.errors import DecodeError, FencedError, StorageError
+from replaybuf.rules.transitions import drawn
 from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import BatchKey, add_batch, remove_batch, train_step_of
@@ -114,12 +115,17 @@ class Drawing:
                 raise
             if not failed:
                 taken.items = {task: [] for task in self._tasks} | _by_task(items)
-                self._segments.read(row.uid for row in taken.rows if row.is_apart)
+                self._segments.read(row.uid for row in taken.rows if row.is_apart and self._leaves(row))
                 self._draws.presence.of(self._draw.worker).taken += len(items)
                 return taken
             # Rare: intact, but of another rollout type. Such groups are set aside, and the draw begins anew.
             await self._give_back(taken, failed)
             self._set_aside.update(failed)
+
+    def _leaves(self, row: GroupRow) -> bool:
+        """Return whether a group has left with this draw: of others, somebody else may have begun to read since."""
+        draw = drawn(row, self._transactions.scope.rules.limits)
+        return self._seconds is None and draw.moves and draw.after is None
 
     async def _take(self) -> Taken | None:
         try:
@@ -147,6 +153,7 @@ class Drawing:
         """Put back the groups, which nobody received (database's thread)."""
         if taken is not None:
             self._draws.presence.of(self._draw.worker).taken -= len(taken.rows)
+            self._segments.unread(row.uid for row in taken.rows)
             await self._give_back(taken, {})
 
     def _transact(self, tx: Transaction) -> Taken | None:

@@ -7,11 +7,12 @@ from functools import partial
 from typing import TypeVar
 
 from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError, PayloadStoreError
+from replaybuf.segments.store import SegmentLostError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.eviction import told
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
-from replaybuf.storage.sql.statements.segments import SegmentLostError
 from replaybuf.storage.sql.tasks.segments import Segments
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
@@ -35,8 +36,8 @@ class Encoding:
     async def write(self, groups: Sequence[NewGroup], function: Callable[[Transaction, list[EncodedGroup]], T]) -> T:
         """Encode groups and return `function(tx, encoded)` of a write transaction behind the fence."""
         while True:
-            encoded = await self.encode(groups)
             try:
+                encoded = await self.encode(groups)
                 return await self._transactions.write(partial(_called, function, encoded))
             except SegmentLostError:
                 self.segments.lost()
@@ -58,7 +59,12 @@ class Encoding:
         """Return groups that have left, for their caller."""
         if not rows:
             return []
-        items = await self.decode(rows, partial(told, codec=self.codec))
+        try:
+            await self.fetch(rows)
+        except PayloadStoreError as error:  # what they have left for is done, and doesn't fail any more
+            for row in rows:
+                row.tail = row.tail if row.tail is not None or not row.is_apart else DecodeError(str(error))
+        items = await self._transactions.compute(partial(told, codec=self.codec), rows)
         self.segments.read(row.uid for row in rows if row.is_apart)
         return items
 

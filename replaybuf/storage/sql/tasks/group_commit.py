@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any
 
 from replaybuf.codec.object_refs import UnfetchedError
-from replaybuf.errors import ClosedError
+from replaybuf.errors import ClosedError, PayloadStoreError
+from replaybuf.segments.store import SegmentLostError
 from replaybuf.storage.sql.engine.errors import is_refusal
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.put_at_once import PutBatch, put_behind_fence
-from replaybuf.storage.sql.statements.segments import SegmentLostError
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.presence import Presence
 from replaybuf.storage.sql.tasks.segments import SegmentBatch
@@ -35,6 +35,8 @@ MAX_BYTES = 16 * 1024 * 1024
 ENOUGH_BYTES, SHARE_BYTES = 256 * 1024, 4 * 1024 * 1024
 #: Up to this size, a batch is written in milliseconds.
 BRIEF_BYTES = 4 * 1024 * 1024
+#: How often the arrays of a group are written when the segment is lost each time.
+ATTEMPTS = 5
 #: Encoding takes less than handing it to another thread and back.
 LIGHT_SECONDS = 0.0005
 
@@ -184,11 +186,17 @@ class GroupCommit:
                 _finish(waiting)
         return [waiting for waiting in batch if not waiting.cancelled]
 
-    async def _encode_batch(self, batch: list[_Waiting], *, here: bool) -> list[_Waiting]:
+    async def _encode_batch(self, batch: list[_Waiting], *, here: bool, attempts: int = ATTEMPTS) -> list[_Waiting]:
         try:
             encode = partial(self._encode_all, await self._segments.ready())
             failed = encode(batch) if here else await self._transactions.compute(encode, batch)
-            self._answer(failed)
+            lost = [waiting for waiting, error in failed if isinstance(error, SegmentLostError)]
+            self._answer([one for one in failed if one[0] not in lost])
+            if lost and attempts == 1:
+                raise PayloadStoreError("the segments of payloads were deleted again and again while they were written")
+            if lost:
+                self._segments.lost()
+                await self._encode_batch(lost, here=False, attempts=attempts - 1)
         except BaseException as error:
             self._fail(batch, error)
             if not isinstance(error, Exception):

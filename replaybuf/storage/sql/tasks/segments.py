@@ -7,6 +7,7 @@ rolled at a size, and written over once nothing names what is in them. In an obj
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -20,9 +21,17 @@ from replaybuf.codec.payload import Codec, SplitPayload, is_apart
 from replaybuf.codec.stored import Deferral
 from replaybuf.errors import DecodeError, PayloadStoreError, ReplayBufError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent
-from replaybuf.segments.frames import ALIGNMENT, Frame
+from replaybuf.segments.frames import ALIGNMENT, Frame, GoneError
 from replaybuf.segments.places import open_place
-from replaybuf.segments.store import Range, SegmentStore, SegmentWriter, claim
+from replaybuf.segments.store import (
+    Range,
+    SegmentLostError,
+    SegmentStore,
+    SegmentWriter,
+    TakenError,
+    claim,
+    recognise,
+)
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import segments as statements
@@ -44,6 +53,12 @@ _JOINED = 32 << 10
 _MOVED_BYTES = 8 << 20
 _MOVED_GROUPS = 64
 _DELETED = 64
+#: How long closing waits for a place that doesn't answer; others delete what is left.
+_CLOSING_SECONDS = 3.0
+#: How often others may move a payload while it is being read.
+_MOVES = 5
+#: How often so many, and each time twice as many, new segments are registered where files have their names.
+_REGISTERED = 8
 
 _logger = logging.getLogger("replaybuf.segments")
 
@@ -60,16 +75,6 @@ class _OpenSegment:
 
 
 @dataclass(slots=True)
-class _Pending:
-    """Buffers to be written into a segment, from one place to another."""
-
-    segment: _OpenSegment
-    at: int
-    end: int
-    buffers: list[Any]
-
-
-@dataclass(slots=True)
 class SegmentBatch:
     """Payloads that are written together, before the transaction that names them (any one thread).
 
@@ -78,26 +83,37 @@ class SegmentBatch:
 
     threshold: int
     _segments: Segments
-    _pending: list[_Pending] = field(default_factory=list)
+    _pending: list[_Written] = field(default_factory=list)
 
     def add(self, split: SplitPayload) -> Extent:
         """Return where the tail of a payload will be; it is there after `flush`."""
-        segment, extent = self._segments.reserve(split.size)
+        own = self._pending[-1].segment if self._pending else None
+        segment, extent = self._segments.reserve(split.size, own)
         frame = Frame(extent.segment, extent.at, extent.size, self._segments.database, time.time())
         buffers = [frame.packed(), *split.tail, bytes(-extent.size % ALIGNMENT)]
         if split.size < _JOINED * len(split.tail):
             buffers = [b"".join(buffers)]
-        self._pending.append(_Pending(segment, extent.at - ALIGNMENT, frame.end, buffers))
+        self._pending.append(_Written(segment, extent, frame.end, buffers))
         return extent
 
     def flush(self) -> None:
-        """Write what was added. Raises PayloadStoreError or DiskFullError."""
+        """Write what was added. Raises PayloadStoreError, DiskFullError or SegmentLostError."""
         pending, self._pending = self._pending, []
-        by_segment: dict[int, list[_Pending]] = {}
+        by_segment: dict[int, list[_Written]] = {}
         for one in pending:
             by_segment.setdefault(one.segment.id, []).append(one)
         for members in by_segment.values():
             self._segments.write(members)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A frame to be written, up to `end` with its padding. Its segment is open as long as the extent is referred to."""
+
+    segment: _OpenSegment
+    extent: Extent
+    end: int
+    buffers: list[Any]
 
 
 class Segments:
@@ -122,6 +138,11 @@ class Segments:
         self._current: _OpenSegment | None = None
         self._spare: list[_OpenSegment] = []
         self._rolled: list[_OpenSegment] = []
+        self._lost: list[_OpenSegment] = []  # to be closed when nobody writes to them
+        self._registered: list[tuple[Segment, bool]] = []  # not open yet; whether they are to be written over
+        self._unmovable: set[int] = set()  # segments and, below, places that come last
+        self._unreachable: set[int] = set()
+        self._tidying: asyncio.Task[bool] | None = None
         self._registering = asyncio.Lock()
         self._read: list[int] = []  # groups that have left, whose payloads were read
         self._renew_at = 0.0
@@ -157,18 +178,23 @@ class Segments:
 
     async def close(self) -> None:
         """Leave this process's segments to others, and release everything."""
-        user, self._user = self._user, None
-        if user is not None:
-            try:
-                await self.tend_written(closing=True)
+        try:
+            await self._release_read()
+            await self.tend_written(closing=True)
+            user, self._user = self._user, None
+            if user is not None:
                 await self._write(partial(statements.end_use, user=user))
-                while await self._delete():
+            if self._tidying is not None:
+                await asyncio.wait([self._tidying], timeout=_CLOSING_SECONDS)
+                self._tidied() if self._tidying.done() else self._tidying.cancel()
+            async with asyncio.timeout(_CLOSING_SECONDS):
+                while user is not None and await self._delete():
                     pass
-            except ReplayBufError as error:  # others find them when this process has been silent for long
-                _logger.debug("segments were left open: %s", error)
-        for segment in [*self._spare, *self._rolled, *filter(None, [self._current])]:
+        except (ReplayBufError, TimeoutError) as error:  # others find them when this process has been silent for long
+            _logger.debug("segments were left open: %s", error)
+        self._lose()
+        for segment in self._lost:
             segment.writer.close()
-        self._current, self._spare, self._rolled = None, [], []
         for store in self._stores.values():
             store.close()
 
@@ -185,10 +211,22 @@ class Segments:
         return SegmentBatch(self._threshold, self)
 
     async def _register(self, number: int, store: SegmentStore) -> None:
-        if len(self._spare) >= _SPARE:
-            return
-        wanted = _SPARE_OBJECTS if store.one_write_each else _SPARE
+        for attempt in range(_REGISTERED):
+            if len(self._spare) >= _SPARE:
+                return
+            if not self._registered:
+                wanted = _SPARE_OBJECTS if store.one_write_each else _SPARE
+                await self._register_more(number, store, wanted << attempt)
+            taken: list[int] = []
+            await self._in_thread(partial(self._open, store, taken))
+            if taken and self._user is not None:
+                await self._write(partial(statements.disclaim, owner=self._user, numbers=taken))
+        raise PayloadStoreError(
+            f"{store.url} has segments of a later state of this database, which was taken back: name another place for "
+            "new ones (payloads=), what is here can still be read"
+        )
 
+    async def _register_more(self, number: int, store: SegmentStore, wanted: int) -> None:
         def register(tx: Transaction) -> tuple[int, list[Segment], list[Segment]]:
             user = self._user
             if user is None or not statements.renew_use(tx, user):
@@ -200,63 +238,76 @@ class Segments:
         if self._user not in (None, user):
             self._lose()
         self._user, self._renew_at = user, time.monotonic() + _RENEW_SECONDS
-
-        def begin() -> list[_OpenSegment]:
-            opened = [_OpenSegment(one, store.writer(_name(one), anew=True)) for one in old]
-            return opened + [_OpenSegment(one, store.writer(_name(one), anew=False)) for one in new]
-
-        opened = await self._in_thread(begin)
         with self._lock:
-            self._spare += opened
+            self._registered += [*((one, True) for one in old), *((one, False) for one in new)]
+
+    def _open(self, store: SegmentStore, taken: list[int]) -> None:
+        """Open what is registered; note in `taken` what can't be, because the files aren't as the database says."""
+        while True:
+            with self._lock:
+                if not self._registered:
+                    return
+                segment, anew = self._registered.pop(0)
+            try:
+                opened = _OpenSegment(segment, store.writer(_name(segment), anew=anew))
+            except TakenError:
+                taken.append(segment.id)
+            except BaseException:
+                with self._lock:
+                    self._registered.insert(0, (segment, anew))
+                raise
+            else:
+                with self._lock:
+                    self._spare.append(opened)
 
     def _lose(self) -> None:
-        """Forget the segments that others have taken away because this process was silent for long."""
+        """Forget all segments of this process."""
         with self._lock:
-            lost = [*self._spare, *self._rolled, *filter(None, [self._current])]
-            self._current, self._spare, self._rolled = None, [], []
-        for one in lost:
-            one.writer.close()
+            self._lost += [*self._spare, *self._rolled, *filter(None, [self._current])]
+            self._current, self._spare, self._rolled, self._registered = None, [], [], []
 
     def lost(self) -> None:
-        """Note that others have taken segments of this process away."""
+        """Note that others have taken segments of this process away, because it was silent for long."""
         self._lose()
         self._user = None
 
-    def reserve(self, size: int) -> tuple[_OpenSegment, Extent]:
-        """Reserve a place for the tail of a payload in the segment that is being written (any thread)."""
+    def reserve(self, size: int, own: _OpenSegment | None) -> tuple[_OpenSegment, Extent]:
+        """Reserve a place for the tail of a payload (any thread).
+
+        It is in the segment that is being written or, where each write needs one of its own, in that of the caller.
+        """
         assert self._here is not None
         number, store = self._here
         with self._lock:
-            segment = self._current
-            over = segment is not None and (segment.end + size > SEGMENT_BYTES or segment.broken) and segment.end > 0
+            segment = own if store.one_write_each else self._current
+            over = segment is not None and segment.end > 0 and segment.end + size > SEGMENT_BYTES
             if (segment is None or over) and self._spare:
-                if segment is not None:
+                before, segment = self._current, self._spare.pop(0)
+                if store.one_write_each:
                     self._rolled.append(segment)
-                segment = self._current = self._spare.pop(0)
+                else:
+                    self._rolled += filter(None, [before])
+                    self._current = segment
             if segment is None:
-                raise PayloadStoreError(f"no segment is open in {store.url}: put again")
+                raise SegmentLostError  # since the caller was ready
             extent = Extent(number, segment.id, segment.file, segment.end + ALIGNMENT, size)
             segment.end = extent.at + size + -(extent.at + size) % ALIGNMENT
             segment.users.add(extent)
             return segment, extent
 
-    def write(self, members: Sequence[_Pending]) -> None:
-        """Write payloads into one segment (any thread)."""
-        segment = members[0].segment
-        one_write = self._here is not None and self._here[1].one_write_each
+    def write(self, members: Sequence[_Written]) -> None:
+        """Write frames into one segment (any thread)."""
+        segment, runs = members[0].segment, _runs(members)
         try:
-            runs = _runs(members)
-            for one in runs:
-                segment.writer.write(one.at, one.buffers, sync=self._sync and one is runs[-1])
+            for place, (at, buffers) in enumerate(runs, 1):
+                segment.writer.write(at, buffers, sync=self._sync and place == len(runs))
         except BaseException:
             segment.broken = True
+            with self._lock:
+                if self._current is segment:
+                    self._current = None
+                    self._rolled.append(segment)
             raise
-        finally:
-            if one_write or segment.broken:
-                with self._lock:
-                    if self._current is segment:
-                        self._current = None
-                        self._rolled.append(segment)
 
     # Reading
 
@@ -275,13 +326,28 @@ class Segments:
         apart = [row for row in rows if row.payload is not None and row.tail is None and is_apart(row.payload)]
         if not apart:
             return
-        await self._reach(apart)
-        try:
-            await asyncio.wait_for(compute(partial(self._fetch, codec, frozenset(deferred)), apart), self._patience)
-        except TimeoutError as error:
-            raise PayloadStoreError(
-                f"payloads could not be read within {self._patience:g} s from {self._names(apart)}; nothing was taken"
-            ) from error
+        for _ in range(_MOVES):
+            await self._reach(apart)
+            try:
+                await asyncio.wait_for(compute(partial(self._fetch, codec, frozenset(deferred)), apart), self._patience)
+            except TimeoutError as error:
+                raise PayloadStoreError(
+                    f"payloads could not be read within {self._patience:g} s from {self._names(apart)}; nothing was "
+                    "taken"
+                ) from error
+            apart = await self._moved([row for row in apart if isinstance(row.tail, GoneError)])
+            if not apart:
+                return
+
+    async def _moved(self, gone: Sequence[GroupRow]) -> list[GroupRow]:
+        """Return those of the rows whose payloads are elsewhere by now, with their present heads."""
+        if not gone:
+            return []
+        heads = await self._engine.read(partial(statements.read_data, uids=[row.uid for row in gone]), self._scope)
+        moved = [row for row in gone if heads.get(row.uid, row.payload) != row.payload]
+        for row in moved:
+            row.payload, row.tail = heads[row.uid], None
+        return moved
 
     async def _reach(self, rows: Sequence[GroupRow]) -> None:
         """Open the places that payloads are in."""
@@ -291,15 +357,28 @@ class Segments:
                 wanted.add(Extent.at_end_of(row.payload).place)
             except DecodeError:
                 continue
-        if wanted <= self._stores.keys():
+        await self._open_places(wanted)
+
+    async def _open_places(self, wanted: Collection[int]) -> None:
+        """Open those of the places that the database knows."""
+        unknown = set(wanted) - self._stores.keys()
+        if not unknown:
             return
         places = await self._engine.read(statements.read_places, self._scope)
-        for number in wanted - self._stores.keys():
+        for number in unknown:
             if number in places:
-                self._stores[number] = await self._in_thread(partial(open_place, places[number], self._patience))
+                self._stores[number] = await self._in_thread(partial(self._open_place, number, places[number]))
+
+    def _open_place(self, number: int, url: str) -> SegmentStore:
+        store = open_place(url, self._patience)
+        recognise(store, self._scope.database or "", number)
+        return store
 
     def _names(self, rows: Sequence[GroupRow]) -> str:
-        places = {Extent.at_end_of(row.payload).place for row in rows}
+        places = set()
+        for row in rows:
+            with contextlib.suppress(DecodeError):
+                places.add(Extent.at_end_of(row.payload).place)
         return ", ".join(sorted(self._stores[one].url for one in places if one in self._stores))
 
     def _fetch(self, codec: Codec, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
@@ -335,10 +414,47 @@ class Segments:
         """Note that the payloads of groups that have left were read: they may be swept."""
         self._read += uids
 
+    def unread(self, uids: Iterable[int]) -> None:
+        """Note that groups are put back: whoever takes them next needs their payloads for as long as the first."""
+        back = set(uids)
+        self._read = [uid for uid in self._read if uid not in back]
+
     # Tidying up (database's thread)
 
     async def tend(self, compute: Callable[[Callable[[Any], Any], Any], Any], codec: Codec) -> bool:
         """Do one small step of what is due; return whether more is."""
+        read = await self._release_read()
+        renews = time.monotonic() >= self._renew_at
+        if not (self.writes or read or renews):
+            return False
+        await self.tend_written()
+        if renews:
+            await self._renew()
+        if self._tidying is not None and not self._tidying.done():
+            return False
+        more = self._tidied()
+        self._tidying = asyncio.get_running_loop().create_task(self._tidy(compute, codec))
+        return more
+
+    def _tidied(self) -> bool:
+        """Return whether there was more to tidy up than was done."""
+        if self._tidying is None or self._tidying.cancelled():
+            return False
+        error = self._tidying.exception()
+        if error is not None:
+            _logger.debug("segments were not tidied up: %s", error, exc_info=not isinstance(error, ReplayBufError))
+        return error is None and self._tidying.result()
+
+    async def _tidy(self, compute: Callable[[Callable[[Any], Any], Any], Any], codec: Codec) -> bool:
+        """Tidy up a little, beside the sweeps: they don't wait for a place that doesn't answer."""
+        for store in self._stores.values():
+            store.forget()
+        deleted = await self._delete()
+        moved = self.writes and await self._empty_one(compute, codec)
+        return deleted or moved
+
+    async def _release_read(self) -> bool:
+        """Let the payloads be swept that were read; return whether there were any."""
         read, self._read = self._read, []
         if read:
             try:
@@ -346,19 +462,15 @@ class Segments:
             except ReplayBufError:
                 self._read += read
                 raise
-        if not self.writes and not read and time.monotonic() < self._renew_at:
-            return False
-        await self.tend_written()
-        if time.monotonic() >= self._renew_at:
-            await self._renew()
-        for store in self._stores.values():
-            store.forget()
-        deleted = await self._delete()
-        moved = self.writes and await self._empty_one(compute, codec)
-        return deleted or moved
+        return bool(read)
 
     async def tend_written(self, *, closing: bool = False) -> None:
         """Seal segments that nobody writes to any more."""
+        with self._lock:
+            unused = [one for one in self._lost if not one.users]
+            self._lost = [one for one in self._lost if one not in unused]
+        for one in unused:
+            one.writer.close()
         if self._user is None or self._here is None:
             return
         with self._lock:
@@ -378,6 +490,8 @@ class Segments:
 
     async def _renew(self) -> None:
         self._renew_at = time.monotonic() + _RENEW_SECONDS
+        self._unmovable.clear()
+        self._unreachable.clear()
         user = self._user
 
         def renew(tx: Transaction) -> bool:
@@ -387,40 +501,50 @@ class Segments:
                 statements.give_up(tx, user, _MOST_KEPT)
             return known
 
-        if self._stores and not await self._write(renew):
+        needed = user is not None or await self._engine.read(statements.any_dead_users, self._scope)
+        if needed and not await self._write(renew):
             self.lost()
 
     async def _delete(self) -> bool:
         """Delete empty segments of nobody; return whether there may be more."""
-        if not self._stores:
-            return False
-        found = await self._engine.read(partial(statements.deletable, limit=_DELETED), self._scope)
-        gone = []
-        for number, segment in found:
-            store = self._stores.get(number)
-            if store is not None:
-                await self._in_thread(partial(store.delete, _name(segment)))
-                gone.append(segment.id)
-        if gone:
-            await self._write(partial(statements.forget, numbers=gone))
-        return len(gone) == _DELETED
+        deletable = partial(statements.deletable, limit=_DELETED, but=sorted(self._unreachable))
+        by_place: dict[int, list[Segment]] = {}
+        for number, segment in await self._engine.read(deletable, self._scope):
+            by_place.setdefault(number, []).append(segment)
+        for number, found in by_place.items():
+            try:
+                await self._open_places({number})
+                for segment in found:
+                    await self._in_thread(partial(self._stores[number].delete, _name(segment)))
+            except (ReplayBufError, KeyError) as error:  # the other places come first, and this one again later
+                _logger.debug("segments were not deleted: %s", error)
+                self._unreachable.add(number)
+            else:
+                await self._write(partial(statements.forget, numbers=[segment.id for segment in found]))
+        return sum(map(len, by_place.values())) == _DELETED
 
     async def _empty_one(self, compute: Callable[[Callable[[Any], Any], Any], Any], codec: Codec) -> bool:
         """Move some payloads out of a segment that is nearly empty; return whether any was."""
         assert self._here is not None
         number, _ = self._here
-        old = await self._engine.read(partial(statements.sparse, number=number, least=_SPARSE), self._scope)
+        sparse = partial(statements.sparse, number=number, least=_SPARSE, but=sorted(self._unmovable))
+        old = await self._engine.read(sparse, self._scope)
         if old is None:
             return False
+        moved = await self._move_some(old, compute, codec)
+        if not moved:  # its groups are leased, or damaged
+            self._unmovable.add(old)
+        return moved
+
+    async def _move_some(self, old: int, compute: Callable[[Callable[[Any], Any], Any], Any], codec: Codec) -> bool:
         found = await self._engine.read(lambda tx: statements.movable(tx, old, 0, _MOVED_GROUPS), self._scope)
         rows, size = [], 0
         for uid, data in found:
-            if size and size > _MOVED_BYTES:
+            if size > _MOVED_BYTES:
                 break
-            rows.append(GroupRow.unread(uid, bytes(data)))
-            size += Extent.at_end_of(data).size
-        if not rows:
-            return False
+            with contextlib.suppress(DecodeError):
+                size += Extent.at_end_of(data).size
+                rows.append(GroupRow.unread(uid, bytes(data)))
         await self.fetch(rows, codec, compute)
         batch = await self.ready()
         assert batch is not None
@@ -439,6 +563,7 @@ class Segments:
         heads = await compute(copy, None)
         if not heads:
             return False
+        # The extents are referred to until the transaction has ended, and with that their segments are open.
         move = partial(statements.move, heads=heads, old=old)
         return await self._engine.write(move, self._scope, alone=True, fenced=False) > 0
 
@@ -473,15 +598,16 @@ def _name(segment: Segment) -> str:
     return Extent(0, segment.id, segment.file, 0, 0).name
 
 
-def _runs(members: Sequence[_Pending]) -> list[_Pending]:
-    """Join what follows one another in a segment."""
-    runs: list[_Pending] = []
+def _runs(members: Sequence[_Written]) -> list[tuple[int, list[Any]]]:
+    """Join what follows one another in a segment; return where each run begins, and its buffers."""
+    runs: list[tuple[int, list[Any]]] = []
+    end = -1
     for one in members:
-        if runs and runs[-1].end == one.at:
-            runs[-1].buffers += one.buffers
-            runs[-1].end = one.end
+        if (at := one.extent.at - ALIGNMENT) == end:
+            runs[-1][1].extend(one.buffers)
         else:
-            runs.append(one)
+            runs.append((at, [*one.buffers]))
+        end = one.end
     return runs
 
 

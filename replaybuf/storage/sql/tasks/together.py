@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from replaybuf.errors import ClosedError, FencedError
+from replaybuf.segments.store import SegmentLostError
 from replaybuf.storage.sql.statements import put_together as statements
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
 from replaybuf.storage.sql.statements.put import Stored
-from replaybuf.storage.sql.statements.segments import SegmentLostError
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import BRIEF_BYTES
 from replaybuf.storage.sql.tasks.presence import Presence

@@ -1,0 +1,84 @@
+"""A process that has imported what scripts need, and has opened nothing: every script runs in a fork of it.
+
+`python -m tests.zygote FD` waits for scripts at this socket. A fork is as good as a new process, and a second quicker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import types
+from typing import Any
+
+STDIN, STDOUT, STDERR = range(3)
+
+
+def _preload() -> None:
+    import tests.processes.worker
+    import tests.sync.test_sync_processes
+    import tests.test_pickling  # noqa: F401
+    from replaybuf import ReplayBufferConfig
+
+    for url in ("memory://", "postgresql://nobody@nowhere/none"):
+        ReplayBufferConfig(url=url).build()
+
+
+def _wait_for_script(control: socket.socket) -> dict[str, Any] | None:
+    """Return the script that this process, a fork, has to run; None when nobody wants any more."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: dict[int, int] = {}  # the process, and where its exit code is awaited
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(reading, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj == reading:
+                    os.read(reading, 1000)
+                    _reap(running)
+                    continue
+                request, files, *_ = socket.recv_fds(control, 1 << 20, 4)
+                if not request:
+                    return None
+                given, out, problems, ended = files
+                if (process := os.fork()) == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    os.dup2(given, STDIN)
+                    os.dup2(out, STDOUT)
+                    os.dup2(problems, STDERR)
+                    for unused in (*files, reading, writing, *running.values()):
+                        os.close(unused)
+                    return dict(json.loads(request))
+                for its in (given, out, problems):
+                    os.close(its)
+                os.write(ended, b"%d\n" % process)
+                running[process] = ended
+
+
+def _reap(running: dict[int, int]) -> None:
+    while running:
+        process, status = os.waitpid(-1, os.WNOHANG)
+        if process == 0:
+            return
+        os.write(running[process], b"%d\n" % os.waitstatus_to_exitcode(status))
+        os.close(running.pop(process))
+
+
+if __name__ == "__main__":
+    _preload()
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        script = _wait_for_script(control)
+    if script is not None:
+        sys.argv = ["-c", *script["arguments"]]
+        os.environ.clear()
+        os.environ.update(script["environment"])
+        os.chdir(script["folder"])
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(script["text"], "<script>", "exec"), sys.modules["__main__"].__dict__)
