@@ -63,9 +63,9 @@ _ELSEWHERE = {
     "errors": """
         AccessError CheckpointError ConflictError DecodeError DiskFullError EncodeError FileEndsError FileError
         FileThereError FragmentError InputError LockedError MissingDriverError MissingSnapshotError
-        NetworkFilesystemError NotADatabaseError NotEmptyError NotPicklableError PayloadStoreError ProduceError
-        PromptsExhaustedError RankError RolloutError SchemaError SnapshotError SnapshotMismatchError TooLargeError
-        UnreachableError UnsafePickleError
+        NetworkFilesystemError NotADatabaseError NotEmptyError NotPicklableError PartlyStoredError PayloadStoreError
+        ProduceError PromptsExhaustedError RankError RolloutError SchemaError SnapshotError SnapshotMismatchError
+        TooLargeError UnreachableError UnsafePickleError
     """,
     "files.exporting": "Exported",
     "files.importing": "Imported",
