@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from replaybuf.rollouts.outline import PREVIEW_CHARS
+from replaybuf.segments.extents import EXTENT_BYTES
 from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS
 
 _STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
+
+# Whether a payload (p) is as long as its group (g) says: otherwise its texts may be elsewhere in it. Of one that is
+# kept apart, the head is here, with an extent behind it.
+_WHOLE = f"length(p.data) = CASE WHEN p.size IS NULL THEN g.bytes ELSE g.bytes - p.size + {EXTENT_BYTES} END"
 
 # The step of one rollout's staleness: that of the refresh if there was one, else that of its put or expiry.
 _ROLLOUT_STEP = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END"
@@ -17,7 +22,7 @@ def _sqlite_text(preview: str, place: str, path: str) -> str:
     """Return a whole text: its preview if that is all of it, else what is at this place in the payload (p)."""
     return f"""CAST(CASE
       WHEN length({preview}) <= {PREVIEW_CHARS} THEN {preview}
-      WHEN length(p.data) = g.bytes
+      WHEN {_WHOLE}
       THEN substr(p.data, json_extract({place}, '{path}[0]') + 1, json_extract({place}, '{path}[1]'))
       END AS TEXT)"""
 
@@ -26,7 +31,7 @@ def _postgres_text(preview: str, place: str) -> str:
     """Return a whole text: its preview if that is all of it, else what is at this place in the payload (p)."""
     return f"""CASE
       WHEN length({preview}) <= {PREVIEW_CHARS} THEN {preview}
-      WHEN length(p.data) = g.bytes
+      WHEN {_WHOLE}
       THEN convert_from(substr(p.data, ({place} ->> 0)::int + 1, ({place} ->> 1)::int), 'UTF8')
       END"""
 
@@ -73,7 +78,7 @@ SELECT
     g.holder AS leased_by,
     g.trained_step AS trained_step,
     {_sqlite_text("p.prompt", "p.outline", "$[0].prompt_at")} AS full_prompt,
-    CAST(CASE WHEN json_type(p.outline, '$[0].messages') IS NOT NULL AND length(p.data) = g.bytes THEN
+    CAST(CASE WHEN json_type(p.outline, '$[0].messages') IS NOT NULL AND {_WHOLE} THEN
       (SELECT json_group_array(json_object('role', json_extract(m.value, '$[0]'), 'content', CAST(
           substr(p.data, json_extract(m.value, '$[1]') + 1, json_extract(m.value, '$[2]')) AS TEXT)))
          FROM json_each(p.outline, '$[0].messages') m)
@@ -161,7 +166,7 @@ SELECT
     g.holder AS leased_by,
     g.trained_step AS trained_step,
     {_postgres_text("p.prompt", "(p.outline -> 0 -> 'prompt_at')")} AS full_prompt,
-    CASE WHEN p.outline -> 0 -> 'messages' IS NOT NULL AND length(p.data) = g.bytes THEN
+    CASE WHEN p.outline -> 0 -> 'messages' IS NOT NULL AND {_WHOLE} THEN
       (SELECT jsonb_agg(jsonb_build_object('role', m.value ->> 0, 'content', convert_from(
           substr(p.data, (m.value ->> 1)::int + 1, (m.value ->> 2)::int), 'UTF8')) ORDER BY m.place)
          FROM jsonb_array_elements(p.outline -> 0 -> 'messages') WITH ORDINALITY m(value, place))
