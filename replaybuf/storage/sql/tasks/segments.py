@@ -38,7 +38,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import segments as statements
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, SILENT_SECONDS, Segment
-from replaybuf.storage.sql.tasks.handles import handles_of
+from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 
 #: A segment in a folder takes no more payloads when it has so many bytes.
 SEGMENT_BYTES = 128 << 20
@@ -164,7 +164,7 @@ class Segments:
         #: Called when threads that encode or read hang in a place: others have to take their work over.
         self.on_hang: Callable[[], object] = lambda: None
         #: The database, as handles name it; one in memory has no name that others could use.
-        self.url = engine.where if engine.path or engine.dialect.is_remote else f"memory://{id(self)}"
+        self.url = database_url(engine)
 
     @property
     def writes(self) -> bool:
