@@ -200,7 +200,12 @@ def small_disk(ledger: Ledger, place: str, size: int) -> Iterator[Callable[[str]
 
     def remount(options: str) -> None:
         flags = 0x20 | (1 if options == "ro" else 0)  # MS_REMOUNT, MS_RDONLY
-        check(libc.mount(b"none", place.encode(), b"tmpfs", flags, b"" if options == "ro" else options.encode()))
+        data = b"" if options == "ro" else options.encode()
+        for _ in range(200):  # until files that are being closed are
+            if (result := libc.mount(b"none", place.encode(), b"tmpfs", flags, data)) == 0:
+                return
+            time.sleep(0.05)
+        check(result)
 
     yield remount
     libc.umount2(place.encode(), 2)  # MNT_DETACH
