@@ -17,7 +17,11 @@ from replaybuf.observe.exposition import MOST_TASKS
 
 #: Figures with a number for every metric.
 EVERYTHING: dict[str, Any] = {
-    "database": {"bytes": 4096, "unswept_payloads": 2},
+    "database": {
+        "bytes": 4096,
+        "unswept_payloads": 2,
+        "places": {"/scratch/run": {"segments": 3, "live_bytes": 200, "dead_bytes": 100}},
+    },
     "buffers": {
         "default": {
             "tasks": {

@@ -21,6 +21,7 @@ from tests.cli.example import fill
 from tests.observe.test_exposition import numbers
 
 OF_A_PROCESS = {metric.name for metric in METRICS if metric.path.startswith("waits/")}
+OF_PLACES = {metric.name for metric in METRICS if "/places/" in metric.path}
 TRAINERS = {metric.name for metric in METRICS if metric.path.startswith("trainer/")}
 
 
@@ -132,4 +133,4 @@ def test_who_works_and_waits_and_what_was_drawn_last(empty: str) -> None:
     assert abs(last["taken_at"] - time.time()) < 60
     names = {name for name, _ in numbers(parse(prometheus(read_figures(empty))))}
     missing = {series for metric in METRICS for series in metric.series} - names
-    assert not missing - OF_A_PROCESS - {"replaybuf_prompts_drawn", *TRAINERS}
+    assert not missing - OF_A_PROCESS - {"replaybuf_prompts_drawn", *TRAINERS, *OF_PLACES}

@@ -199,23 +199,29 @@ class GroupCommit:
         for waiting in batch:
             if waiting.cancelled:
                 _finish(waiting)
-        return [waiting for waiting in batch if not waiting.cancelled]
+        return [waiting for waiting in batch if not (waiting.cancelled or waiting.finished)]
 
     async def _encode_batch(self, batch: list[_Waiting], *, here: bool, attempts: int = ATTEMPTS) -> list[_Waiting]:
         try:
-            encode = partial(self._encode_all, await self._segments.ready())
-            failed = encode(batch) if here else await self._transactions.compute(encode, batch)
+            apart = await self._segments.ready()
+            encode = partial(self._encode_all, apart)
+            if here:
+                failed = encode(batch)
+            else:
+                failed = await self._segments.written(apart, self._transactions.compute(encode, batch))
             lost = [waiting for waiting, error in failed if isinstance(error, SegmentLostError)]
             self._answer([one for one in failed if one[0] not in lost])
             if lost and attempts == 1:
-                raise PayloadStoreError("the segments of payloads were deleted again and again while they were written")
-            if lost:
+                problem = PayloadStoreError("the segments of payloads were deleted each time that they were written")
+                self._answer([(waiting, problem) for waiting in lost])
+            elif lost:
                 self._segments.lost()
                 await self._encode_batch(lost, here=False, attempts=attempts - 1)
         except BaseException as error:
             self._fail(batch, error)
             if not isinstance(error, Exception):
                 raise
+            return []
         return [waiting for waiting in batch if waiting.encoded is not None]
 
     def _encode_all(self, apart: SegmentBatch | None, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
