@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from replaybuf.doctor import check_places
 from replaybuf.segments.store import MARKER
+from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.tasks import segments as tasks
 from tests.cli.conftest import new_url, run, run_json
 from tests.cli.doctored import examine, wrong
 from tests.cli.test_db import execute
-from tests.segments.test_figures import apart
+from tests.segments.test_figures import EACH, apart, heavy
 from tests.stores import TASK, build
 
 COUNT = 3
@@ -188,3 +192,31 @@ def test_looking_changes_nothing(url: str, folder: Path) -> None:
     examine(url)
     examine(url, "--quick")
     assert {file.name: file.read_bytes() for file in (folder / "segments").iterdir()} == before
+
+
+def test_it_is_safe_to_repair_while_a_run_goes_on(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments are registered before they are written, so that even the youngest one is never taken for a left one."""
+    monkeypatch.setattr(check_places, "YOUNG_SECONDS", -3600.0)
+    monkeypatch.setattr(tasks, "SEGMENT_BYTES", 3 * EACH)
+    done = threading.Event()
+    flowing = threading.Thread(target=lambda: asyncio.run(flow(url, folder, done)))
+    flowing.start()
+    try:
+        for _ in range(3):
+            assert "deleted" not in run("doctor", url, "--repair", code=None).stderr
+    finally:
+        done.set()
+        flowing.join()
+    assert wrong(examine(url)) == {}
+    assert run_json("ls", url, "--status", "failed") == []
+
+
+async def flow(url: str, folder: Path, done: threading.Event) -> None:
+    async with apart(url, folder) as buffer:
+        number = COUNT
+        while not done.is_set():
+            for _ in range(4):
+                number += 1
+                await buffer.put(heavy(number), TASK)
+            await buffer.get(4, TASK)
+            await buffer.storage._write(lambda tx: sweep(tx, time.time() + 1, 1000))
