@@ -33,6 +33,7 @@ YOUNG_SECONDS: Final = 3600.0
 #: The most of them that one repair deletes: nobody can write meanwhile.
 _DELETED_AT_ONCE = 1000
 _SAMPLE = 200
+_ROWS_AT_ONCE = 10_000
 _SEGMENT_FILE = re.compile(r"[0-9]+\.seg")
 
 # What the database says
@@ -40,7 +41,7 @@ _SEGMENT_FILE = re.compile(r"[0-9]+\.seg")
 # The heads of payloads that are kept apart, of which the end says where the rest is.
 _ENDS = f"""
 SELECT p.uid, p.segment, p.size, substr(p.data, length(p.data) - {EXTENT_BYTES - 1}) AS said
-FROM rb_payload p WHERE p.segment IS NOT NULL ORDER BY p.uid"""  # noqa: S608
+FROM rb_payload p WHERE p.segment IS NOT NULL AND p.uid > :after ORDER BY p.uid LIMIT :most"""  # noqa: S608
 _UNREGISTERED = """
 SELECT p.uid FROM rb_payload p
 WHERE p.segment IS NOT NULL AND NOT EXISTS (SELECT 1 FROM rb_segment s WHERE s.id = p.segment) ORDER BY p.uid"""
@@ -58,14 +59,16 @@ GROUP BY s.owner, u.worker, u.renewed_at ORDER BY s.owner"""
 
 def _misplaced(tx: ReadTransaction, *, quick: bool) -> Iterator[tuple[int, Extent]]:
     """Yield the payloads of which the row says another segment or size than the payload itself, and that."""
-    rows = tx.tuples(f"{_ENDS} LIMIT {_SAMPLE}" if quick else _ENDS)
-    for uid, number, size, said in rows:
-        try:
-            extent = Extent.at_end_of(said)
-        except (DecodeError, TypeError):
-            continue  # it is damaged, which the check of checksums finds
-        if (extent.segment, extent.size) != (number, size):
-            yield uid, extent
+    rows = tx.tuples(_ENDS, after=-1, most=_SAMPLE if quick else _ROWS_AT_ONCE)
+    while rows:
+        for uid, number, size, said in rows:
+            try:
+                extent = Extent.at_end_of(said)
+            except (DecodeError, TypeError):
+                continue  # it is damaged, which the check of checksums finds
+            if (extent.segment, extent.size) != (number, size):
+                yield uid, extent
+        rows = [] if quick else tx.tuples(_ENDS, after=rows[-1][0], most=_ROWS_AT_ONCE)
 
 
 def find_segments(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
@@ -235,16 +238,16 @@ def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
         return ["left segments that the database doesn't name, because rows of others are missing"]
     identity = tx.value("SELECT value FROM rb_info WHERE name = :name", name=IDENTITY)
     for number, names in context.unnamed.items():
-        left = [name for name in names if name not in known.get(number, {})][:_DELETED_AT_ONCE]
+        left = [name for name in names if name not in known.get(number, {})]
         if number not in places or not left:
             continue
         with closing(open_place(places[number], PATIENCE)) as store:
             recognise(store, identity or "", number)
-            for name in left:
+            for name in left[:_DELETED_AT_ONCE]:
                 store.delete(name)
-        more = len(names) - len(left)
-        again = f"; {more:,} are left: repair again" if more else ""
-        done.append(f"deleted {units.number_of(len(left), 'segment')} in {places[number]} that nothing names{again}")
+        again = f"; {len(left) - _DELETED_AT_ONCE:,} more are left: repair again" if len(left) > _DELETED_AT_ONCE else ""
+        count = units.number_of(min(len(left), _DELETED_AT_ONCE), "segment")
+        done.append(f"deleted {count} in {places[number]} that nothing names{again}")
     return done
 
 

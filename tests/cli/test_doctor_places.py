@@ -134,6 +134,21 @@ def test_what_nobody_names_is_deleted_when_it_is_old(url: str, folder: Path) -> 
     assert take_all(url) == COUNT
 
 
+def test_one_repair_deletes_some_and_says_how_many_are_left(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_places, "_DELETED_AT_ONCE", 2)
+    monkeypatch.setattr(check_places, "_ROWS_AT_ONCE", 2)
+    for number in range(9001, 9004):
+        leave(folder, f"{number}.seg", age=7200)
+    execute(url, "UPDATE rb_payload SET size = 1 WHERE uid = 3")
+    assert "deleted 2 segments" in (note := run("doctor", url, "--repair").stderr)
+    assert "1 more are left: repair again" in note
+    assert "corrected the segments of 1 payload" in note
+    assert "deleted 1 segment" in run("doctor", url, "--repair").stderr
+    assert wrong(examine(url)) == {}
+
+
 def test_nothing_is_deleted_that_a_payload_names(url: str, folder: Path) -> None:
     """Though its segment's row is gone; and nothing in the place of another database."""
     file = used(folder)
