@@ -37,7 +37,7 @@ def doctor(
         option("--rescue", metavar="FOLDER", help="Save what can be read of a damaged SQLite file into this folder."),
     ] = None,
 ) -> None:
-    """Check a database: schema, integrity, orphans, checksums, counts, leases, disk space, settings.
+    """Check a database: schema, integrity, orphans, checksums, counts, leases, places of payloads, disk, settings.
 
     A line for each check says what is fine, or what is wrong and how to mend it. The exit code is 0 when there are no
     problems (warnings are none), and 1 when some are left. All payloads are read, unless --quick is given; nobody has
@@ -45,7 +45,8 @@ def doctor(
 
     --repair mends what is safe to mend, and says what it did: payloads that nobody needs are left to the sweep, groups
     whose payloads are damaged are set aside as failed with the reason, leases that are over end, counts and the counter
-    of uids are corrected, missing indexes and views are made. It never deletes a group.
+    of uids are corrected, missing indexes and views are made, segments that nothing names are deleted. It never deletes
+    a group.
 
     --rescue is for SQLite files that are cut short or damaged. It reads around what is damaged, group by group, and
     writes what it found to a snapshot in FOLDER that "replaybuf resume" loads into a new database. The damaged file is

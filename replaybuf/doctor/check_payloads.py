@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 from sqlalchemy import select, update
 
-from replaybuf.codec.payload import Texts
+from replaybuf.codec.payload import Texts, is_apart
 from replaybuf.codec.tails import Places, joined, read_tails
 from replaybuf.doctor.check_groups import FORGET, MISSING, set_groups_aside
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, groups, problem, repairable, warning
@@ -20,6 +20,7 @@ from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.statuses import Status
+from replaybuf.segments.extents import Extent
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
 from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
@@ -155,21 +156,22 @@ def check_checksums(reader: Reader, context: CheckContext) -> list[Finding]:
     sizes = reader.read_any(lambda tx: tx.tuples(_PAYLOADS))
     chosen = sizes[:: len(sizes) // SAMPLE + 1] if context.quick else sizes
     damaged: dict[int, str] = {}
-    out_of_reach: list[PayloadStoreError] = []
+    lost: list[PayloadStoreError] = []
     done = 0
     for batch in _in_batches(chosen):
-        damaged |= _damaged(reader, batch, out_of_reach)
+        damaged |= _damaged(reader, batch, context.out_of_reach, lost)
         done += len(batch)
         context.tell(done, len(chosen))
     context.damaged |= damaged
     what = f"{len(chosen):,} of {groups(len(sizes))}" if len(chosen) < len(sizes) else groups(len(sizes))
     note = f" (--quick: {len(chosen):,} of {len(sizes):,} read)" if len(chosen) < len(sizes) else ""
     findings = []
-    if out_of_reach:
-        findings.append(problem(f"arrays that are kept apart were not all checked: {out_of_reach[0]}", ""))
+    if lost:
+        findings.append(warning(f"arrays that are kept apart were not all checked: {lost[0]}"))
     if damaged:
         findings += reader.read_any(lambda tx: _findings(tx.of(DEFAULT), damaged, note))
-    return findings or [fine(f"{what} read, all payloads as they were written")]
+    without = ", without what is out of reach (see places)" if context.out_of_reach else ""
+    return findings or [fine(f"{what} read, all payloads as they were written{without}")]
 
 
 def _in_batches(sizes: Sequence[Sequence[int]]) -> Iterator[list[int]]:
@@ -186,10 +188,13 @@ def _in_batches(sizes: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         yield batch
 
 
-def _damaged(reader: Reader, uids: list[int], out_of_reach: list[PayloadStoreError]) -> dict[int, str]:
+def _damaged(
+    reader: Reader, uids: list[int], out_of_reach: Collection[int], lost: list[PayloadStoreError]
+) -> dict[int, str]:
     """Return which of these payloads are damaged, and why; payloads that are gone by now don't count.
 
-    Of those that are kept apart where nobody answers, the heads are checked, and the reason is added to `out_of_reach`.
+    Of those in places that are `out_of_reach` the heads are checked, and of all that are kept apart once a place is
+    `lost`, to which the reason is added.
     """
     query = f"SELECT uid, data FROM rb_payload WHERE uid IN ({', '.join(map(str, uids))})"  # noqa: S608  # numbers
     try:
@@ -198,30 +203,44 @@ def _damaged(reader: Reader, uids: list[int], out_of_reach: list[PayloadStoreErr
         if len(uids) == 1:
             return {uids[0]: f"it can't be read: {error}"}
         half = len(uids) // 2
-        return _damaged(reader, uids[:half], out_of_reach) | _damaged(reader, uids[half:], out_of_reach)
+        first, second = (_damaged(reader, part, out_of_reach, lost) for part in (uids[:half], uids[half:]))
+        return first | second
+    if lost:
+        return _reasons(rows, None)
     try:
-        return _reasons(rows, places, again=lambda: reader.read_any(lambda tx: tx.tuples(query)))
+        return _reasons(rows, places, out_of_reach, again=lambda: reader.read_any(lambda tx: tx.tuples(query)))
     except PayloadStoreError as error:
-        out_of_reach.append(error)
+        lost.append(error)
         return _reasons(rows, None)
 
 
 def _reasons(
     rows: Sequence[Sequence[Any]],
     places: Places | None,
+    out_of_reach: Collection[int] = (),
     again: Callable[[], Sequence[Sequence[Any]]] | None = None,
 ) -> dict[int, str]:
     """Return which of these payloads are damaged, and why; what is kept apart is checked where `places` are given.
 
+    In those that are `out_of_reach` nothing is read.
     Those that are there `again`, but elsewhere, were moved meanwhile.
     """
-    tails = read_tails([data for _, data in rows], places) if places is not None else [None] * len(rows)
+    wanted = [None if _is_in(data, out_of_reach) else data for _, data in rows]
+    tails = read_tails(wanted, places) if places is not None else [None] * len(rows)
     found = {uid: why for (uid, data), tail in zip(rows, tails, strict=True) if (why := _why(data, tail)) is not None}
     if again is None or not any(uid in found and tail is not None for (uid, _), tail in zip(rows, tails, strict=True)):
         return found
     then, now = dict(map(tuple, rows)), dict(map(tuple, again()))
     moved = [(uid, now[uid]) for uid in found if uid in now and now[uid] != then[uid]]
-    return {uid: why for uid, why in found.items() if now.get(uid) == then[uid]} | _reasons(moved, places)
+    return {uid: why for uid, why in found.items() if now.get(uid) == then[uid]} | _reasons(moved, places, out_of_reach)
+
+
+def _is_in(data: bytes | None, places: Collection[int]) -> bool:
+    """Return whether the arrays of a payload are in one of these places."""
+    try:
+        return bool(places) and data is not None and is_apart(data) and Extent.at_end_of(data).place in places
+    except DecodeError:
+        return False
 
 
 def _why(data: bytes | None, tail: Any = None) -> str | None:
@@ -259,7 +278,7 @@ def repair_checksums(tx: Transaction, context: CheckContext) -> Sequence[str]:
     for start in range(0, len(left), _MENDED_AT_ONCE):
         query = select(group.c.uid, payload.c.data).outerjoin_from(group, payload, payload.c.uid == group.c.uid)
         rows = tx.execute(query.where(uid_in(tx, left[start : start + _MENDED_AT_ONCE]))).all()
-        reasons |= _reasons(rows, tx.places())
+        reasons |= _reasons(rows, tx.places(), context.out_of_reach)
     return set_groups_aside(tx, reasons)
 
 

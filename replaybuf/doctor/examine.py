@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from replaybuf.doctor import check_counts, check_file, check_groups, check_payloads, check_schema, check_server
+from replaybuf.doctor import (
+    check_counts,
+    check_file,
+    check_groups,
+    check_payloads,
+    check_places,
+    check_schema,
+    check_server,
+)
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, problem
 from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -17,6 +25,7 @@ from replaybuf.storage.sql.inspection.writer import Writer, open_writer
 FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 _CHECKSUMS = "checksums"
+_PLACES = "places"
 
 Repair = Callable[["Transaction", CheckContext], Sequence[str]]
 
@@ -32,8 +41,16 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
         return
     own: Any = check_file if reader.path else check_server
     own_texts = check_payloads.CHECKS if reader.path else ()
-    for check in (*own.FIRST, *own.CHECKS, *check_schema.CHECKS, *own_texts, *check_groups.CHECKS):
+    for check in (
+        *own.FIRST,
+        *own.CHECKS,
+        *check_schema.CHECKS,
+        *own_texts,
+        *check_groups.CHECKS,
+        *check_places.CHECKS,
+    ):
         yield from _check(check, reader, context)
+    yield from _named(_PLACES, lambda: check_places.check_places(reader, context), context)
     yield from _named(_CHECKSUMS, lambda: check_payloads.check_checksums(reader, context), context)
     for check in (*check_counts.CHECKS, *own.LAST):
         yield from _check(check, reader, context)
@@ -87,9 +104,10 @@ def repair(reader: Reader, context: CheckContext) -> list[str]:
 def _repairs(reader: Reader) -> list[tuple[str, Repair]]:
     """Return the repairs in order: groups that are set aside, or come back, are counted afterwards."""
     own = (*check_file.CHECKS, *check_payloads.CHECKS) if reader.path else ()
-    checks = (*own, *check_schema.CHECKS, *check_groups.CHECKS, *check_counts.CHECKS)
+    checks = (*own, *check_schema.CHECKS, *check_groups.CHECKS, *check_places.CHECKS, *check_counts.CHECKS)
     repairs = [(check.name, check.repair) for check in checks if check.repair is not None]
     repairs.insert(-1, (_CHECKSUMS, check_payloads.repair_checksums))
+    repairs.append((_PLACES, check_places.repair_places))
     return sorted(repairs, key=lambda named: named[0] == "counts")
 
 

@@ -46,6 +46,10 @@ class CheckContext:
     quick: bool = False
     tell: Callable[[int, int], None] = lambda done, total: None
     damaged: dict[int, str] = field(default_factory=dict)  # why a group's payload can't be read, by uid
+    out_of_reach: set[int] = field(default_factory=set)  # places for payloads, by number
+    unnamed: dict[int, list[str]] = field(
+        default_factory=dict
+    )  # segments that no row names, by the number of the place
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,237 @@
+"""`replaybuf doctor` where payloads are kept apart: what can be wrong is provoked once, found, and mended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from replaybuf.doctor import check_places
+from replaybuf.segments.store import MARKER
+from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.tasks import segments as tasks
+from tests.cli.conftest import new_url, run, run_json
+from tests.cli.doctored import examine, wrong
+from tests.cli.test_db import execute
+from tests.segments.test_figures import EACH, apart, heavy
+from tests.stores import TASK, build
+
+COUNT = 3
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "payloads"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, folder: Path) -> Iterator[str]:
+    """The URL of a database that keeps three payloads in the folder, and is closed."""
+
+    async def fill(url: str) -> None:
+        async with apart(url, folder, COUNT):
+            pass
+
+    for url in new_url(request.param, request, tmp_path):
+        asyncio.run(fill(url))
+        yield url
+
+
+def take_all(url: str) -> int:
+    """The number of groups that can be taken."""
+
+    async def take() -> int:
+        async with build(url) as buffer:
+            return len(await buffer.get(COUNT, TASK))
+
+    return asyncio.run(take())
+
+
+def used(folder: Path) -> Path:
+    """The file in which the payloads are."""
+    return max((folder / "segments").iterdir(), key=lambda file: file.stat().st_size)
+
+
+def leave(folder: Path, name: str, *, age: float) -> Path:
+    """Leave a segment that the database doesn't know, written so many seconds ago."""
+    file = folder / "segments" / name
+    file.write_bytes(b"left")
+    os.utime(file, (time.time() - age,) * 2)
+    return file
+
+
+def test_sound_segments_are_counted(url: str, folder: Path) -> None:
+    found = examine(url)
+    assert wrong(found) == {}
+    assert "3 payloads of 300 kB, as counted" in found["segments"][0]["text"]
+    assert found["places"][0]["text"].startswith(f"{folder}: ")
+
+
+def test_a_database_that_keeps_all_is_told_so(empty: str) -> None:
+    async def use() -> None:
+        async with build(empty):
+            pass
+
+    asyncio.run(use())
+    found = examine(empty)
+    assert found["segments"][0]["text"] == found["places"][0]["text"] == "none: all payloads are in the database"
+
+
+BROKEN = {
+    "live bytes": "UPDATE rb_segment SET live = live + 7 WHERE live > 0",
+    "live bytes of one that would be deleted": "UPDATE rb_segment SET live = 0",
+    "a segment's row": "DELETE FROM rb_segment WHERE live > 0",
+    "a payload's segment": "UPDATE rb_payload SET segment = 999, size = 1 WHERE uid = 2",
+}
+
+
+@pytest.mark.parametrize("statement", BROKEN.values(), ids=BROKEN)
+def test_segments_that_rows_contradict_are_mended(url: str, folder: Path, statement: str) -> None:
+    execute(url, statement)
+    found = examine(url, code=1)
+    assert wrong(found)["segments"] == "problem"
+    assert found["segments"][0]["repairable"]
+    assert wrong(examine(url, "--repair")) == {}
+    assert take_all(url) == COUNT
+
+
+def test_segments_of_somebody_who_is_silent_are_taken(url: str, folder: Path) -> None:
+    execute(
+        url,
+        "INSERT INTO rb_segment_user (id, worker, keeps, renewed_at) VALUES (77, 'gpu-7', false, 1)",
+        "INSERT INTO rb_segment (id, place, owner) VALUES (77, 1, 77)",
+        "INSERT INTO rb_segment (id, place, owner) VALUES (78, 1, 78)",
+    )
+    rows = examine(url)["segments"]
+    assert [row["level"] for row in rows] == ["warning", "warning"]
+    assert "1 segment of gpu-7, which is silent for" in rows[0]["text"]
+    assert "1 segment of a process, which is gone" in rows[1]["text"]
+    assert wrong(examine(url, "--repair")) == {}
+    assert run_json("sql", url, "SELECT open_segments FROM places") == [{"open_segments": 0}]
+
+
+def test_what_nobody_names_is_deleted_when_it_is_old(url: str, folder: Path) -> None:
+    old, new = leave(folder, "9001.seg", age=7200), leave(folder, "9002.seg", age=60)
+    other = leave(folder, "notes.txt", age=7200)
+    found = examine(url)
+    assert wrong(found) == {"places": "warning"}
+    [row] = [row for row in found["places"] if row["level"] == "warning"]
+    assert "1 segment of 4 B" in row["text"]
+    assert "9001.seg" in row["text"]
+    assert "--repair deletes them" in row["text"]
+    assert old.exists()
+    assert f"deleted 1 segment in {folder}" in run("doctor", url, "--repair").stderr
+    assert [old.exists(), new.exists(), other.exists()] == [False, True, True]
+    found = examine(url)
+    assert wrong(found) == {}
+    assert "1 new one that may be being written" in found["places"][0]["text"]
+    assert take_all(url) == COUNT
+
+
+def test_one_repair_deletes_some_and_says_how_many_are_left(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_places, "_DELETED_AT_ONCE", 2)
+    monkeypatch.setattr(check_places, "_ROWS_AT_ONCE", 2)
+    for number in range(9001, 9004):
+        leave(folder, f"{number}.seg", age=7200)
+    execute(url, "UPDATE rb_payload SET size = 1 WHERE uid = 3")
+    assert "deleted 2 segments" in (note := run("doctor", url, "--repair").stderr)
+    assert "1 more are left: repair again" in note
+    assert "corrected the segments of 1 payload" in note
+    assert "deleted 1 segment" in run("doctor", url, "--repair").stderr
+    assert wrong(examine(url)) == {}
+
+
+def test_nothing_is_deleted_that_a_payload_names(url: str, folder: Path) -> None:
+    """Though its segment's row is gone; and nothing in the place of another database."""
+    file = used(folder)
+    os.utime(file, (1, 1))
+    execute(url, "DELETE FROM rb_segment")
+    run("doctor", url, "--repair")
+    assert file.exists()
+    assert wrong(examine(url)) == {}
+    marker = json.loads((folder / MARKER).read_text())
+    (folder / MARKER).write_text(json.dumps({**marker, "database": "0" * 32}))
+    left = leave(folder, "9001.seg", age=7200)
+    run("doctor", url, "--repair", code=None)
+    assert left.exists()
+
+
+def test_a_segment_that_is_gone_is_a_problem_and_its_groups_are_set_aside(url: str, folder: Path) -> None:
+    used(folder).unlink()
+    found = examine(url, code=1)
+    assert wrong(found) == {"places": "problem", "checksums": "problem"}
+    assert "put the files back" in found["places"][0]["mend"]
+    run("doctor", url, "--repair", code=None)
+    assert len(run_json("ls", url, "--status", "failed")) == COUNT
+
+
+def test_a_segment_that_was_cut_short_is_a_problem(url: str, folder: Path) -> None:
+    os.truncate(used(folder), 150_000)
+    found = examine(url, code=1)
+    assert wrong(found) == {"places": "problem", "checksums": "problem"}
+    assert "cut short" in found["places"][0]["text"]
+
+
+@pytest.mark.parametrize("how", ["unmounted", "without its marker", "another's", "another number"])
+def test_a_place_that_is_not_there_is_one_warning(url: str, folder: Path, how: str) -> None:
+    """The rest is checked, and nothing is set aside."""
+    marker = folder / MARKER
+    if how == "unmounted":
+        folder.rename(folder.with_name("elsewhere"))
+    elif how == "without its marker":
+        marker.unlink()
+    else:
+        changed = {"database": "0" * 32} if how == "another's" else {"place": 9}
+        marker.write_text(json.dumps({**json.loads(marker.read_text()), **changed}))
+    found = examine(url)
+    assert wrong(found) == {"places": "warning"}
+    assert len(found["places"]) == 1
+    assert str(folder) in found["places"][0]["text"]
+    assert "without what is out of reach" in found["checksums"][0]["text"]
+    assert found["checkpoints"][0]["level"] == "ok"
+    run("doctor", url, "--repair")
+    assert run_json("ls", url, "--status", "failed") == []
+
+
+def test_looking_changes_nothing(url: str, folder: Path) -> None:
+    leave(folder, "9001.seg", age=7200)
+    before = {file.name: file.read_bytes() for file in (folder / "segments").iterdir()}
+    examine(url)
+    examine(url, "--quick")
+    assert {file.name: file.read_bytes() for file in (folder / "segments").iterdir()} == before
+
+
+def test_it_is_safe_to_repair_while_a_run_goes_on(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments are registered before they are written, so that even the youngest one is never taken for a left one."""
+    monkeypatch.setattr(check_places, "YOUNG_SECONDS", -3600.0)
+    monkeypatch.setattr(tasks, "SEGMENT_BYTES", 3 * EACH)
+    done = threading.Event()
+    flowing = threading.Thread(target=lambda: asyncio.run(flow(url, folder, done)))
+    flowing.start()
+    try:
+        for _ in range(3):
+            assert "deleted" not in run("doctor", url, "--repair", code=None).stderr
+    finally:
+        done.set()
+        flowing.join()
+    assert wrong(examine(url)) == {}
+    assert run_json("ls", url, "--status", "failed") == []
+
+
+async def flow(url: str, folder: Path, done: threading.Event) -> None:
+    async with apart(url, folder) as buffer:
+        number = COUNT
+        while not done.is_set():
+            for _ in range(4):
+                number += 1
+                await buffer.put(heavy(number), TASK)
+            await buffer.get(4, TASK)
+            await buffer.storage._write(lambda tx: sweep(tx, time.time() + 1, 1000))

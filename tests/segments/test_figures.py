@@ -1,0 +1,120 @@
+"""What is said of payloads that are kept apart: the view `places`, the command `stats`, the metrics, the page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from replaybuf import ReplayBuffer, RolloutState
+from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.tasks import segments as tasks
+from tests.cli.conftest import run, run_json
+from tests.observe.test_exposition import numbers
+from tests.stores import TASK, build, group, opened
+from tests.web.conftest import client_of
+
+#: The bytes of the arrays of a group.
+EACH = 100_000
+
+
+def heavy(number: int) -> list[RolloutState]:
+    [rollout] = group(number)
+    rollout.extra_fields = {"pixels": np.arange(EACH, dtype=np.uint8)}
+    return [rollout]
+
+
+@asynccontextmanager
+async def apart(url: str, folder: Path, groups: int = 0) -> AsyncIterator[ReplayBuffer]:
+    folder.mkdir(exist_ok=True)  # noqa: ASYNC240
+    async with build(url, payloads=str(folder), payload_threshold=20_000) as buffer:
+        for number in range(groups):
+            await buffer.put(heavy(number), TASK)
+        yield buffer
+
+
+def place(url: str) -> dict[str, Any]:
+    """The one row of the view."""
+    [row] = run_json("sql", url, "SELECT * FROM places")
+    assert row["bytes"] == row["live_bytes"] + row["dead_bytes"]
+    return row
+
+
+def named(url: str) -> int:
+    """The bytes that payloads have in segments."""
+    [row] = run_json("sql", url, "SELECT coalesce(sum(size), 0) AS size FROM rb_payload")
+    return int(row["size"])
+
+
+async def fill(url: str, folder: Path, groups: int) -> dict[str, Any]:
+    """Put groups, and return what the view has while their segments are open."""
+    async with apart(url, folder, groups):
+        return await asyncio.to_thread(place, url)
+
+
+async def take(url: str) -> None:
+    async with build(url) as buffer:
+        await buffer.get(1, TASK)
+
+
+async def sweep_all(url: str) -> None:
+    """Delete the payloads of groups that are gone at once."""
+    async with build(url) as buffer:
+        await buffer.storage._write(lambda tx: sweep(tx, 1e12, 1000))
+
+
+def test_the_view_adds_up_while_segments_are_open_sealed_and_half_dead(
+    shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "SEGMENT_BYTES", 3 * EACH)
+    folder = tmp_path / "segments"
+    row = asyncio.run(fill(shared_url, folder, 4))
+    assert row["url"] == str(folder)
+    assert row["open_segments"] >= 1
+    assert row["live_bytes"] == named(shared_url) >= 4 * EACH
+    row = place(shared_url)
+    assert row["open_segments"] == 0
+    assert row["live_bytes"] == named(shared_url) >= 4 * EACH
+    sealed, overhead = row["bytes"], row["dead_bytes"]
+    assert overhead < EACH  # frames and their alignment
+    asyncio.run(take(shared_url))
+    assert place(shared_url) == row  # until it is swept
+    asyncio.run(sweep_all(shared_url))
+    row = place(shared_url)
+    assert row["bytes"] == sealed
+    assert row["live_bytes"] == named(shared_url) >= 3 * EACH
+    assert EACH < row["dead_bytes"] < EACH + EACH
+
+
+def test_stats_metrics_and_the_page_say_the_same(shared_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "segments"
+    asyncio.run(fill(shared_url, folder, 2))
+    row = place(shared_url)
+    assert run_json("stats", shared_url)["database"]["places"] == [row]
+    [line] = [line for line in run("stats", shared_url).stdout.splitlines() if line.startswith("payloads in")]
+    assert line.startswith(f"payloads in {folder}: 200 kB live, ")
+    assert line.endswith(f" dead, {row['segments']} segments")
+    found = numbers(parse(run("metrics", shared_url).stdout))
+    labels = (("place", str(folder)),)
+    assert found["replaybuf_segments", labels] == row["segments"]
+    assert found["replaybuf_segment_live_bytes", labels] == row["live_bytes"]
+    assert found["replaybuf_segment_dead_bytes", labels] == row["dead_bytes"]
+    client = client_of(shared_url)
+    assert client.get("/api/overview.json").json()["places"] == [row]
+    page = client.get("/").text
+    assert f'<dt title="{folder}">payloads apart</dt><dd>200 kB' in page
+
+
+def test_a_database_that_keeps_all_has_no_places(shared_url: str) -> None:
+    with opened(shared_url) as buffer:
+        asyncio.run(buffer.put(group(1), TASK))
+    assert run_json("sql", shared_url, "SELECT * FROM places") == []
+    assert "payloads in" not in run("stats", shared_url).stdout
+    assert "payloads apart" not in client_of(shared_url).get("/").text
+    assert "replaybuf_segment" not in run("metrics", shared_url).stdout
