@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from replaybuf import units
-from replaybuf.cli.frame import RATE_SECONDS, Panel, arrange, line, one_line, panels_of
+from replaybuf.cli.frame import Panel, arrange, line, one_line, panels_of
 from replaybuf.cli.options import Buffer, Url, option
 from replaybuf.cli.output import console, write
 from replaybuf.errors import ReplayBufError
+from replaybuf.rules.rates import RATE_SECONDS
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
 if TYPE_CHECKING:

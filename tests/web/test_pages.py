@@ -16,7 +16,9 @@ from urllib.parse import urlencode
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.cli.frame import rate_of
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.waits import glance
 from replaybuf.web import ask as tables
 from replaybuf.worker_name import working_as
 from tests.postgres import new_url
@@ -134,6 +136,15 @@ def test_a_run_that_ended_has_no_rates_and_is_not_live(url: str) -> None:
     assert all(button.search(read(client_of(url), path)) for path in ("/", "/steps", "/workers", "/events"))
 
 
+def test_a_run_that_is_over_has_no_rates_on_the_page_or_in_watch(url: str) -> None:
+    """They are one figure, also where what was put last was put after the last minute that was noted."""
+    asyncio.run(run_of(url, 3, 90))
+    move_back(url, 2)
+    assert rate(client_of(url)) == 0
+    [seen] = open_reader(url).read(lambda tx: glance(tx, None))
+    assert rate_of(seen.readings, "math", ("put",)) == 0
+
+
 def test_plots_end_with_what_there_is_now(url: str) -> None:
     """Also where the last minute was noted before the last groups came: as many as the tile says."""
     asyncio.run(run_of(url, 3, 69))
@@ -161,7 +172,7 @@ def test_a_run_that_goes_on_is_live_and_its_rates_are_those_of_the_last_minutes(
     assert 'data-idle=""' in text
     assert ">live</button>" in text
     assert "No process" not in text
-    assert 2 / 6 < put <= 5 / 4
+    assert 1 / 5 < put <= 5 / 4
 
 
 def rate(page: Client) -> float:
