@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.storage.sql.inspection.group_payloads import show_group
+from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 from replaybuf.storage.sql.inspection.reader import open_reader
 
 LONG = "words of it " * 2000
@@ -39,8 +39,8 @@ async def test_whole_texts_are_in_the_views_and_groups_are_shown(shared_url: str
         assert LONG in str(messages)
         assert nbytes > 8 * size
     reader = open_reader(shared_url)
-    shown = await asyncio.to_thread(reader.read, lambda tx: show_group(tx, 1, payload=True))
-    assert shown is not None
-    [whole] = shown.decode()
+    stored = await asyncio.to_thread(reader.read, lambda tx: read_payload(tx, 1))
+    [whole], missing = decode_payload(1, stored)
+    assert missing is None
     assert whole["response"] == LONG
     assert whole["routed_experts"].tobytes() == np.arange(size).tobytes()
