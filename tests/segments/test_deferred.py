@@ -509,7 +509,7 @@ async def test_only_the_wanted_bytes_are_read_from_the_database(file: Kept, monk
 
 async def test_a_handle_after_its_lease_never_gives_wrong_data(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the space wasn't reused it gives what was put; once the row is swept it says that it is too late."""
-    monkeypatch.setattr("replaybuf.storage.sql.tasks.segments.SEGMENT_BYTES", 300_000)
+    monkeypatch.setattr("replaybuf.storage.sql.tasks.open_segments.SEGMENT_BYTES", 300_000)
     async with kept.opened() as buffer:
         await buffer.put([rollout(3)], TASK)
         lease, [found] = await lent(buffer)
@@ -550,7 +550,7 @@ async def test_a_handle_into_a_segment_that_was_written_over(
     folder: Kept, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """Whatever is at its place now: another payload's frame, or the middle of one."""
-    monkeypatch.setattr("replaybuf.storage.sql.tasks.segments.SEGMENT_BYTES", 300_000)
+    monkeypatch.setattr("replaybuf.storage.sql.tasks.open_segments.SEGMENT_BYTES", 300_000)
     async with folder.opened() as buffer:
         for number in range(2):
             await buffer.put([rollout(number)], TASK)
