@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sqlalchemy import text
 
 from benchmarks import groups
-from benchmarks.databases import TASK, drain, fill, new_database, new_folder, open_buffer, put_all, until_swept
+from benchmarks.databases import (
+    TASK,
+    drain,
+    engine_of,
+    fill,
+    new_database,
+    new_folder,
+    open_buffer,
+    put_all,
+    until_swept,
+)
+from benchmarks.million import multiply
 from benchmarks.table import Pairs, Row, Settings, cost, in_turn, number
 from replaybuf import ReplayBuffer, RolloutState, Status, load_all
+from replaybuf.storage.sql.tasks.segments import SEGMENT_BYTES
 
 BATCH = 64
 SIZES = {"100 KB": 100, "2 MB": 2000}
@@ -31,6 +48,9 @@ async def run(settings: Settings) -> AsyncIterator[Row]:
         yield await _deferred(settings, kind)
     async for row in _objects(settings):
         yield row
+    if "sqlite" in settings.databases:
+        async for row in _large(settings):
+            yield row
 
 
 @asynccontextmanager
@@ -195,6 +215,78 @@ async def _deferred(settings: Settings, kind: str) -> Row:
     )
 
 
+async def _large(settings: Settings) -> AsyncIterator[Row]:
+    """Yield the same calls with 200 GB in segments, by sparse files, beside an empty folder."""
+    count, seed = settings.size(1_000_000, 100_000), 1000
+    calls: dict[str, Pairs] = {}
+    async with (
+        new_database("sqlite") as large,
+        new_database("sqlite") as empty,
+        new_folder() as full_folder,
+        new_folder() as empty_folder,
+    ):
+        async with open_buffer(large, payloads=str(full_folder)) as buffer:
+            await fill(buffer, lambda: groups.arrays(200), seed)
+            await multiply(buffer, seed, count)
+            await buffer.storage.thread.run(lambda: _spread(buffer, full_folder, count))
+        for turn in range(settings.rounds + 1):
+            for place, (url, folder) in enumerate(((large, full_folder), (empty, empty_folder))):
+                for name, one in (await _calls(url, str(folder))).items():
+                    pairs = calls.setdefault(name, Pairs([], []))
+                    if turn:
+                        (pairs.theirs if place else pairs.ours).append(one)
+    for name, pairs in calls.items():
+        mine, theirs = pairs.median
+        middle, shown = pairs.ratio(faster=False)
+        yield Row(
+            "payloads",
+            f"sqlite with a folder of {count * 0.0002:,.0f} GB, {count:,} groups: {name}",
+            f"{number(mine * 1000)} ms",
+            f"empty {number(theirs * 1000)} ms",
+            shown,
+            "<= 1.3",
+            middle <= 1.3,
+        )
+
+
+async def _spread(buffer: ReplayBuffer, folder: Path, count: int) -> None:
+    """Spread the rows over segments of 128 MiB, whose files are sparse. What the rows say is where it was put."""
+    segments = count * 200_000 // SEGMENT_BYTES
+    async with engine_of(buffer).connect() as connection:
+        for one in range(segments):
+            await connection.execute(
+                text("INSERT INTO rb_segment (place, size, live) VALUES (1, :size, :size)"), {"size": SEGMENT_BYTES}
+            )
+            with (folder / "segments" / f"sparse-{one}").open("wb") as file:
+                file.truncate(SEGMENT_BYTES)
+        last = (await connection.execute(text("SELECT max(id) FROM rb_segment"))).scalar_one()
+        await connection.execute(
+            text("UPDATE rb_payload SET segment = :last - uid % :segments WHERE uid > 1000"),
+            {"last": last, "segments": segments},
+        )
+        await connection.commit()
+
+
+async def _calls(url: str, folder: str) -> dict[str, float]:
+    """Open a buffer, put, take the newest and sweep; return the seconds of each."""
+    taken: dict[str, float] = {}
+    fresh = [groups.arrays() for _ in range(512)]
+    start = time.perf_counter()
+    async with open_buffer(url, policy="lifo", payloads=folder) as buffer:
+        taken["open"] = time.perf_counter() - start
+        taken["512 puts of 100 KB"] = (await cost(lambda: put_all(buffer, fresh))).seconds
+
+        async def take() -> None:
+            for _ in range(8):
+                await buffer.get(BATCH, TASK)
+
+        taken["8 times get(64)"] = (await cost(take)).seconds
+        start = time.perf_counter()
+        await until_swept(buffer)
+        taken["until swept"] = time.perf_counter() - start
+    return taken
+
+
 async def _objects(settings: Settings) -> AsyncIterator[Row]:
     """Yield puts and takes with an object store, beside bare requests of the same bytes."""
     import obstore
@@ -253,28 +345,32 @@ async def _objects(settings: Settings) -> AsyncIterator[Row]:
 
 @contextmanager
 def object_server() -> Iterator[str]:
-    """Run moto's S3 server with a bucket `bench`, and set the environment that names it."""
-    from moto.server import ThreadedMotoServer
-
+    """Run moto's S3 server, in a process of its own, with a bucket `bench`, and set the environment that names it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-    server.start()
     endpoint = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.environ |= {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_REGION": "us-east-1",
     }
-    import urllib.request
-
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bench", method="PUT")).close()
     try:
+        for attempt in range(100):
+            try:
+                urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bench", method="PUT")).close()
+                break
+            except OSError:
+                if attempt == 99 or server.poll() is not None:
+                    raise
+                time.sleep(0.1)
         yield endpoint
     finally:
-        server.stop()
+        server.terminate()
+        server.wait()
 
 
 class BareFile:

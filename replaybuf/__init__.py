@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from replaybuf.rules.policies import UniformPolicy as UniformPolicy
     from replaybuf.storage.sql.tasks.handles import ArrayHandle as ArrayHandle
     from replaybuf.storage.sql.tasks.handles import load_all as load_all
+    from replaybuf.storage.sql.tasks.handles import load_into as load_into
     from replaybuf.storage.values import StorageItem as StorageItem
 
 __version__ = "0.1.0"
@@ -53,7 +54,7 @@ _PUBLIC = {
     "rules.policies": """
         FIFOPolicy LIFOPolicy OrderTerm PrioritizedPolicy ReplayPolicy StalenessPolicy UniformPolicy
     """,
-    "storage.sql.tasks.handles": "ArrayHandle load_all",
+    "storage.sql.tasks.handles": "ArrayHandle load_all load_into",
     "storage.values": "StorageItem",
 }
 # Names that people may look for here: the error says where they are.
@@ -63,9 +64,9 @@ _ELSEWHERE = {
     "errors": """
         AccessError CheckpointError ConflictError DecodeError DiskFullError EncodeError FileEndsError FileError
         FileThereError FragmentError InputError LockedError MissingDriverError MissingSnapshotError
-        NetworkFilesystemError NotADatabaseError NotEmptyError NotPicklableError PayloadStoreError ProduceError
-        PromptsExhaustedError RankError RolloutError SchemaError SnapshotError SnapshotMismatchError TooLargeError
-        UnreachableError UnsafePickleError
+        NetworkFilesystemError NotADatabaseError NotEmptyError NotPicklableError PartlyStoredError PayloadStoreError
+        ProduceError PromptsExhaustedError RankError RolloutError SchemaError SnapshotError SnapshotMismatchError
+        TooLargeError UnreachableError UnsafePickleError
     """,
     "files.exporting": "Exported",
     "files.importing": "Imported",

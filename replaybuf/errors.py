@@ -8,6 +8,7 @@ doesn't know replaybuf catches it too. Errors of database drivers are translated
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -47,6 +48,15 @@ class QueryError(ReplayBufError, ValueError):
 
 class RolloutError(ReplayBufError, ValueError):
     """The rollouts given to put lack something that it needs."""
+
+
+class PartlyStoredError(ReplayBufError):
+    """Some of several groups were refused, and the others are stored.
+
+    `results` has for each, in order, its uid, None where nothing was to be stored, or the error that refused it.
+    """
+
+    results: Sequence[int | BaseException | None] = ()
 
 
 class EncodeError(RolloutError, TypeError):

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import Table, select
+from sqlalchemy import Table, select, text
 
-from replaybuf import NotReadyError, ReplayBuffer
+from replaybuf import NotReadyError, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.questions import QUESTIONS
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.schema.records import batch
 from replaybuf.storage.sql.tasks.delivery import Drawing
@@ -246,3 +247,43 @@ async def test_a_lease_that_lapses_settles_nothing(buffer: ReplayBuffer) -> None
     await until(is_back)
     assert [row["settled"] for row in await rows(buffer)] == [0]
     assert [row["holder"] for row in await rows(buffer, tables.group)] == [None]
+
+
+async def trained_twice(buffer: ReplayBuffer) -> list[tuple[int, int]]:
+    """What the question answers, of which docs/sql.md has the statement."""
+    storage = buffer.storage
+    assert isinstance(storage, SQLStorage)
+    [question] = [one for one in QUESTIONS if "trained on twice" in one.text]
+
+    def ask(tx: Transaction) -> list[tuple[int, int]]:
+        return [(uid, times) for uid, times in tx.execute(text(question.sqlite))]
+
+    assert question.sqlite == question.postgresql
+    return await storage._read(ask)
+
+
+async def test_only_what_was_trained_on_twice_is_said_to_have_been(shared_url: str) -> None:
+    """Not what a restore undid or a lease gave back, and no prompt that is generated again."""
+    async with build(shared_url, worker="trainer", max_times_sampled=2) as buffer:
+        uids = [await put(buffer, number, "gpu-1") for number in range(4)]
+        await buffer.put([prompt_of(9)], TASK)
+        await buffer.checkpoint(4)
+        for _ in range(2):
+            async with buffer.lease_batch({TASK: 1}, group_status=Status.INIT) as prompts:
+                await prompts.give_back()
+            async with buffer.lease_batch({TASK: 4}, current_train_step=5) as lease:
+                await lease.give_back()
+        async with buffer.lease_batch({TASK: 4}, current_train_step=5):
+            pass
+        await buffer.restore(4)
+        assert await trained_twice(buffer) == []
+        async with buffer.lease_batch({TASK: 4}, current_train_step=5):
+            pass
+        assert await trained_twice(buffer) == []
+        async with buffer.lease_batch({TASK: 4}, current_train_step=6):
+            pass
+        assert await trained_twice(buffer) == [(uid, 2) for uid in uids]
+
+
+def prompt_of(number: int) -> RolloutState:
+    return RolloutState(message=[{"role": "user", "content": str(number)}], status=Status.INIT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks import groups
@@ -15,10 +16,10 @@ from replaybuf import ReplayBufferConfig
 class ReplayBuf(Adapter):
     """Puts from 256 coroutines, each of which waits for its own; `get(64)` of decoded rollouts."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, payloads: str = "database") -> None:
         super().__init__(place)
         self._file = "" if place.url else f"{place.folder}/run.db"
-        self._buffer = ReplayBufferConfig(url=place.url or f"sqlite:///{self._file}").build()
+        self._buffer = ReplayBufferConfig(url=place.url or f"sqlite:///{self._file}", payloads=payloads).build()
 
     async def open(self) -> None:
         await self._buffer.__aenter__()
@@ -44,3 +45,12 @@ class ReplayBuf(Adapter):
 
     def tokens(self, taken: Any) -> int:
         return super().tokens([{"tokens": rollout.tokens} for rollout in taken])
+
+
+class ReplayBufWithFolder(ReplayBuf):
+    """The same with large payloads in a folder."""
+
+    def __init__(self, place: Place) -> None:
+        folder = Path(place.folder) / "payloads"
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(place, str(folder))

@@ -69,7 +69,17 @@ PEERS = {
         f"{_NORMAL}; all with durability=full",
         "decoded, checksums verified; one process or many",
     ),
+    "replaybuf-sqlite-folder": Peer(
+        "replaybuf, SQLite and a folder",
+        "ours:ReplayBufWithFolder",
+        "",
+        f"{_NORMAL}; all with durability=full",
+        "arrays apart from 64 KiB of them on; decoded, checksums verified; one process or many",
+    ),
     "replaybuf-postgresql": Peer("replaybuf, PostgreSQL", "ours:ReplayBuf", "", "all", postgres=True),
+    "replaybuf-postgresql-folder": Peer(
+        "replaybuf, PostgreSQL and a folder", "ours:ReplayBufWithFolder", "", "all", postgres=True
+    ),
     "sqlite3": Peer("sqlite3, a put a transaction", "floors:Sqlite", "", _NORMAL, "bytes: encodes, decodes nothing"),
     "sqlite3-tuned": Peer(
         "sqlite3, 64 puts a transaction", "floors:TunedSqlite", "", _NORMAL, "bytes; 64 puts are lost or kept together"

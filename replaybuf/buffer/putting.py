@@ -23,7 +23,7 @@ from replaybuf.checks import (
 )
 from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import InputError, RolloutError
+from replaybuf.errors import FullError, InputError, PartlyStoredError, RolloutError
 from replaybuf.rollouts.normalise import as_group, normalise
 from replaybuf.rollouts.rollout import UNFIT, Status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -52,11 +52,16 @@ async def fetching(codec: Codec, groups: Sequence[NewGroup], store: Callable[[],
             break
         await asyncio.to_thread(_fetch, codec, groups, missing)
         del missing  # the frame may live as long as an error's traceback
-    for new in groups:
+    _release(codec, groups, free=free)
+    return result
+
+
+def _release(codec: Codec, stored: Iterable[NewGroup], *, free: bool) -> None:
+    """Forget the fetched objects of groups that are stored; with `free`, the rollouts forget their ObjectRefs, too."""
+    for new in stored:
         if free and new.fetched:
             codec.release(new.rollouts)
         new.fetched = None
-    return result
 
 
 def _fetch(codec: Codec, groups: Sequence[NewGroup], met: Sequence[Any]) -> None:
@@ -154,6 +159,55 @@ class Putting:
             [new], lambda: self.waits.put(new, patience, self.waits.store) if waits else self.waits.store(new)
         )
 
+    async def put_many(
+        self,
+        groups: Sequence[Sequence[Any]],
+        task_names: Sequence[str],
+        options: Sequence[PutOptions],
+        timeout: float | Unset | None,
+    ) -> list[int | None]:
+        """Store groups in as few transactions as their sizes allow; return what `put` would return for each.
+
+        Raises PartlyStoredError when some were refused and others weren't.
+        """
+        patience = self.patience(timeout)
+        results: list[int | BaseException | None] = [None] * len(groups)
+        pending: dict[int, NewGroup] = {}
+        dropped: list[NewGroup] = []
+        for place, (items, task_name, more) in enumerate(zip(groups, task_names, options, strict=True)):
+            try:
+                new, is_dropped = await self.prepare(items, task_name, **more)
+            except RolloutError as error:
+                results[place] = error
+                continue
+            if new is not None and is_dropped:
+                dropped.append(new)
+            elif new is not None:
+                pending[place] = new
+        for new in dropped:
+            await self._drop(new)
+        for place, outcome in zip(pending, await self._store_many([*pending.values()], patience), strict=True):
+            results[place] = outcome
+        return _all_stored(results)
+
+    async def _store_many(self, news: Sequence[NewGroup], patience: float) -> list[int | BaseException]:
+        """Store groups, and return the uid of each, or why it wasn't stored; those without room wait for it."""
+        codec, outcomes = self.storage.codec, dict[int, int | BaseException]()
+        left = [*range(len(news))]
+        while left:
+            found = await self.storage.put_many([news[place] for place in left])
+            outcomes.update(zip(left, found, strict=True))
+            unfetched = {place: one for place in left if isinstance(one := outcomes[place], UnfetchedError)}
+            left = [*unfetched]
+            if left:
+                refs = [ref for one in unfetched.values() for ref in one.refs]
+                await asyncio.to_thread(_fetch, codec, [news[place] for place in left], refs)
+        full = [place for place, one in outcomes.items() if isinstance(one, FullError)]
+        waits = (self.waits.put(news[place], patience, self.waits.store) for place in full)
+        outcomes.update(zip(full, await asyncio.gather(*waits, return_exceptions=True), strict=True))
+        _release(codec, [new for place, new in enumerate(news) if isinstance(outcomes[place], int)], free=self._free)
+        return [outcomes[place] for place in range(len(news))]
+
     def patience(self, timeout: float | Unset | None) -> float:
         """Return for how many seconds a put with this timeout waits for room."""
         return self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
@@ -243,6 +297,22 @@ class Putting:
         await self.storage.drop(new)
         if new.dropped is not None:
             new.dropped.append(_never_stored(new))
+
+
+def _all_stored(results: Sequence[int | BaseException | None]) -> list[int | None]:
+    """Return the results of a put of many groups. Raises what refused all of them, or PartlyStoredError."""
+    refused = {place: one for place, one in enumerate(results) if isinstance(one, BaseException)}
+    if not refused:
+        return list(results)  # type: ignore[arg-type]
+    place, first = next(iter(refused.items()))
+    if len(refused) == len(results):
+        raise first
+    error = PartlyStoredError(
+        f"{len(refused)} of {len(results)} groups were not stored, and the others were (`results` has the uid or the "
+        f"error of each); groups[{place}]: {first}"
+    )
+    error.results = list(results)
+    raise error from first
 
 
 def check_dropped(dropped: Any) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Generic
+from typing import Generic, Unpack
 
 from replaybuf.buffer import spans
 from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.copies import BufferCopies
 from replaybuf.buffer.drawing import AtLeast, Wanted
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
-from replaybuf.buffer.putting import PUT_TIMEOUT, Putting, check_dropped
+from replaybuf.buffer.putting import PUT_TIMEOUT, PutOptions, Putting, check_dropped
 from replaybuf.buffer.reader import KEEP_CHECKPOINTS
 from replaybuf.buffer.task_names import TaskNames
 from replaybuf.checks import (
@@ -130,6 +130,34 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
             dropped=dropped,
             keep_unfit=keep_unfit,
         )
+
+    async def put_many(
+        self,
+        groups: Sequence[Sequence[R]],
+        task_name: str | Sequence[str],
+        *,
+        each: Sequence[PutOptions] | None = None,
+        timeout: float | Unset | None = UNSET,
+        **options: Unpack[PutOptions],
+    ) -> list[int | None]:
+        """Store many groups as `put` does, in as few transactions as their sizes allow; return their uids in order.
+
+        `task_name` is that of all groups, or a list with one for each. `options` are those of `put`, for all groups;
+        `each` has further ones for each group, which take their place. For groups that are empty or dropped there is
+        None.
+
+        A group may be refused by itself (RolloutError, EncodeError, FullError, ConflictError, TooLargeError). If all
+        are, that is raised; if some are, the others are stored, and PartlyStoredError has the `results` of each. When
+        the call is cancelled, each group is stored wholly or not at all.
+        """
+        groups = check_list(groups, "groups")
+        names = [task_name] * len(groups) if isinstance(task_name, str) else check_list(task_name, "task_name")
+        more: Sequence[PutOptions] = [PutOptions()] * len(groups) if each is None else check_list(each, "each")
+        for what, given in (("task_name", names), ("each", more)):
+            if len(given) != len(groups):
+                raise InputError(f"{what} has {len(given)} entries for {len(groups)} groups: give one for each")
+        merged = [PutOptions(**{**options, **one}) for one in more]
+        return await self.putting.put_many(groups, names, merged, timeout)
 
     # Taking
 

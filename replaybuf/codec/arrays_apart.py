@@ -11,18 +11,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from replaybuf.codec.extension_types import OUT_OF_BAND_ARRAY
+from replaybuf.codec.extension_types import CONVERTED, OUT_OF_BAND_ARRAY
 from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, read_head
 from replaybuf.errors import DecodeError
 
 #: The bytes of arrays that were read, by their number in the payload.
 Pieces = Mapping[int, Any]
+
+_CONVERTED: Final = object()
 _LOWER = 0xFFFFFFFF
 
 
@@ -35,11 +37,14 @@ class DeferredArray:
     at: int
     nbytes: int
     digest: int
+    order: Literal["C", "F"] = "C"
 
     @classmethod
-    def of(cls, dtype: np.dtype[Any], shape: tuple[int, ...], raw: bytes) -> DeferredArray:
-        """Return the array that these bytes are."""
-        return cls(dtype, shape, 0, len(raw), xxh3_64_intdigest(raw) & _LOWER)
+    def of(cls, array: np.ndarray[Any, Any]) -> tuple[DeferredArray, bytes]:
+        """Return what is known of an array that was read, and its bytes."""
+        order: Literal["C", "F"] = "F" if array.flags.fnc else "C"
+        raw = array.tobytes(order)
+        return cls(array.dtype, array.shape, 0, len(raw), xxh3_64_intdigest(raw) & _LOWER, order), raw
 
 
 class Deferring(Protocol):
@@ -64,7 +69,7 @@ def checked_array(array: DeferredArray, raw: Any) -> np.ndarray[Any, Any]:
     """Return an array in the memory of its bytes. Raises DecodeError when these are not the ones that were stored."""
     if len(raw) != array.nbytes or xxh3_64_intdigest(raw) & _LOWER != array.digest:
         raise DecodeError(f"an array of {array.nbytes} bytes is damaged: its checksum doesn't match")
-    return np.ndarray(array.shape, array.dtype, raw)
+    return np.ndarray(array.shape, array.dtype, raw, order=array.order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +136,24 @@ class ArrayTable:
         Raises any exception when the head makes no sense.
         """
         kept: list[bool] = []
-        deferring = False
+        deferring, converted = False, 0
 
-        def note(code: int, _: bytes) -> None:
+        def note(code: int, _: bytes) -> Any:
+            nonlocal converted
             if code == OUT_OF_BAND_ARRAY:
-                kept.append(not deferring)
+                kept.append(not deferring or converted > 0)
+            converted += code == CONVERTED
+            return _CONVERTED if code == CONVERTED else None
+
+        def leave(pairs: Sequence[tuple[Any, Any]]) -> None:
+            """Return nothing for the content of a map, whose keys may be no keys of a dict."""
+            nonlocal converted
+            converted -= len(pairs) == 1 and pairs[0][0] is _CONVERTED
 
         view = memoryview(head)
         for start, end in pairwise(self.rollouts):
             unpacker = msgpack.Unpacker(
-                ext_hook=note, object_pairs_hook=_nothing, strict_map_key=False, unicode_errors="surrogatepass"
+                ext_hook=note, object_pairs_hook=leave, strict_map_key=False, unicode_errors="surrogatepass"
             )
             unpacker.feed(view[start:end])
             for _ in range(unpacker.read_map_header()):
@@ -151,10 +164,6 @@ class ArrayTable:
             for number, ((at, size), wanted) in enumerate(zip(self.places(), kept, strict=True))
             if wanted
         ]
-
-
-def _nothing(_: Any) -> None:
-    """Return nothing for the content of a map, whose keys may be no keys of a dict."""
 
 
 class HoldingReader(OutOfBandReader):

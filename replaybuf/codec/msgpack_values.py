@@ -260,24 +260,6 @@ class Unpacking:
             unicode_errors="surrogatepass",
         )
 
-    def unpack_fields(self, packed: memoryview, deferred: Collection[str]) -> dict[Any, Any]:
-        """Return the next value, which is a dict; the arrays in its fields `deferred` aren't read."""
-        unpacker = msgpack.Unpacker(
-            object_hook=self._decode_map,
-            ext_hook=self._extension,
-            strict_map_key=False,
-            unicode_errors="surrogatepass",
-            max_buffer_size=len(packed),
-        )
-        unpacker.feed(packed)
-        fields = {}
-        for _ in range(unpacker.read_map_header()):
-            name = unpacker.unpack()
-            self._out_of_band.defer(name in deferred)
-            fields[name] = unpacker.unpack()
-        self._out_of_band.defer(False)
-        return fields
-
     def finish(self) -> None:
         """Raise ValueError when there were type tags without content, or buffers that nothing refers to."""
         if self._open_tags:
@@ -304,3 +286,63 @@ class Unpacking:
                     self._open_tags -= 1
                     return tag.decode(fields[tag])
         return fields
+
+
+class DeferredUnpacking(Unpacking):
+    """The reading of a payload with handles in place of the arrays in the fields `deferred` of its rollouts.
+
+    Converters get arrays: they are users' code, which knows no handles. Objects of Ray come as their values, because a
+    handle does what an ObjectRef does.
+    """
+
+    __slots__ = ("_arrays", "_converted", "_converters", "_deferred", "_deferring", "_refs")
+
+    def __init__(self, tags: Mapping[int, _TypeTag], out_of_band: ArrayReader, deferred: Collection[str]) -> None:
+        super().__init__(tags, out_of_band)
+        self._deferred = deferred
+        self._deferring = False
+        self._converters, self._arrays, self._refs = map(tags.get, (ext.CONVERTED, ext.ARRAY, ext.OBJECT_REF))
+        self._converted = 0  # values of converters that are being read
+
+    def unpack(self, packed: memoryview) -> Any:
+        unpacker = msgpack.Unpacker(
+            object_hook=self._decode_map,
+            ext_hook=self._extension,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+            max_buffer_size=len(packed),
+        )
+        unpacker.feed(packed)
+        fields = {}
+        for _ in range(unpacker.read_map_header()):
+            name = unpacker.unpack()
+            self._defer(name in self._deferred)
+            fields[name] = unpacker.unpack()
+        self._defer(False)
+        return fields
+
+    def _defer(self, deferring: bool) -> None:
+        self._deferring = deferring
+        self._out_of_band.defer(deferring)
+
+    def _extension(self, code: int, content: bytes) -> Any:
+        found = super()._extension(code, content)
+        if code == ext.CONVERTED and self._deferring:  # the tag is read before what it says
+            self._converted += 1
+            self._out_of_band.defer(False)
+        return found
+
+    def _decode_map(self, fields: dict[Any, Any]) -> Any:
+        tag = next(iter(fields)) if self._deferring and len(fields) == 1 else None
+        if type(tag) is not _TypeTag:
+            return super()._decode_map(fields)
+        if tag is self._refs and not self._converted:
+            self._open_tags -= 1
+            return fields[tag]
+        found = super()._decode_map(fields)
+        if tag is self._converters:
+            self._converted -= 1
+            self._out_of_band.defer(not self._converted)
+        elif tag is self._arrays and not self._converted:
+            return self._out_of_band.small(found)
+        return found

@@ -4,26 +4,20 @@ Packing looks the values up and never blocks: where one is missing, the codec sa
 caller that may block fetches them all in one call and encodes again. Ray is never imported here: a value can only be an
 ObjectRef where it has been.
 
-After a put, `Releasing` replaces ObjectRefs in the caller's rollouts by None. Ray deletes an object when no process
+After a put, `Codec.release` replaces ObjectRefs in the caller's rollouts by None. Ray deletes an object when no process
 holds an ObjectRef to it; those held elsewhere stay valid.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, Literal
 
-import numpy as np
-from pydantic import BaseModel
-
-from replaybuf.codec.extension_types import OBJECT_REF, SCALARS, Decoder, Encoder, type_tag, wrapped
+from replaybuf.codec.extension_types import OBJECT_REF, Decoder, Encoder, type_tag, wrapped
 from replaybuf.errors import DecodeError, EncodeError
 
 RestoreRefs = Literal["ref", "value", "stored"]
@@ -183,60 +177,3 @@ def _ray() -> Any:
     """Return Ray where it has been imported, and is more than half-imported."""
     ray = sys.modules.get("ray")
     return ray if hasattr(ray, "ObjectRef") and hasattr(ray, "is_initialized") else None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Releasing:
-    """Replaces ObjectRefs, which `is_ref` recognises, by None; instances of `opaque` classes are left alone."""
-
-    is_ref: Callable[[Any], bool]
-    opaque: Container[type] = ()
-
-    def release(self, value: Any) -> Any:
-        """Return the value with None in place of ObjectRefs, at any depth; only what can't change is made anew."""
-        kind = type(value)
-        if kind in SCALARS or kind in self.opaque:
-            return value
-        if self.is_ref(value):
-            return None
-        if isinstance(value, dict):
-            self._replace(value.__setitem__, list(value.items()))
-        elif isinstance(value, (list, deque)):
-            if not SCALARS.issuperset(map(type, value)):
-                self._replace(value.__setitem__, enumerate(value))
-        elif isinstance(value, (tuple, set, frozenset)):
-            return self._made_anew(value)
-        elif isinstance(value, np.ndarray):
-            if kind is np.ndarray and value.dtype.char == "O":
-                self._replace(value.__setitem__, list(np.ndenumerate(value)))
-        elif isinstance(value, BaseModel):
-            self.release(value.__dict__)  # validators and frozen models have nothing to say here
-            self.release(value.__pydantic_extra__)
-        else:
-            fields = {name: getattr(value, name, None) for name in _field_names(kind)}
-            self._replace(partial(_set_attribute, value), fields.items())
-        return value
-
-    def _replace(self, put: Callable[[Any, Any], None], items: Iterable[tuple[Any, Any]]) -> None:
-        for place, item in items:
-            if (released := self.release(item)) is not item:
-                put(place, released)
-
-    def _made_anew(self, value: Any) -> Any:
-        released = [self.release(item) for item in value]
-        if all(new is old for new, old in zip(released, value, strict=True)):
-            return value
-        return value._make(released) if hasattr(value, "_make") else type(value)(released)
-
-
-def _field_names(kind: type) -> Iterable[str]:
-    """Return the names of the fields of a dataclass, an attrs class or a msgspec Struct."""
-    if dataclasses.is_dataclass(kind):
-        return [field.name for field in dataclasses.fields(kind)]
-    attributes = getattr(kind, "__attrs_attrs__", ())
-    return [attribute.name for attribute in attributes] or getattr(kind, "__struct_fields__", ())
-
-
-def _set_attribute(instance: Any, name: str, value: Any) -> None:
-    with contextlib.suppress(AttributeError, TypeError):  # one that can't be changed at all keeps its ObjectRef
-        object.__setattr__(instance, name, value)

@@ -35,9 +35,19 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from replaybuf.codec.arrays_apart import ArrayTable, DeferredReader, Deferring, HoldingReader, MissingReader, Pieces
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
 from replaybuf.codec.images import Images
-from replaybuf.codec.msgpack_values import ArrayReader, Packed, Packing, TypeTags, Unpacking, lenient, type_tags
+from replaybuf.codec.msgpack_values import (
+    ArrayReader,
+    DeferredUnpacking,
+    Packed,
+    Packing,
+    TypeTags,
+    Unpacking,
+    lenient,
+    type_tags,
+)
 from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, aligned, as_writable, sizes_of
-from replaybuf.codec.object_refs import Fetched, ObjectRefs, Releasing, RestoreRefs, UnfetchedError, at_hand, is_ref
+from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, UnfetchedError, at_hand, is_ref
+from replaybuf.codec.replacing import Replacing
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
 from replaybuf.errors import ConfigError, DecodeError, EncodeError, MissingDriverError
@@ -294,9 +304,9 @@ class Codec:
 
     def release(self, rollouts: Sequence[Any]) -> None:
         """Replace the ObjectRefs in rollouts by None, in place, so that Ray can delete their objects."""
-        releasing = Releasing(is_ref, self._converters.encoders)
+        releasing = Replacing(is_ref, lambda _: None, self._converters.encoders)
         for rollout in rollouts:
-            releasing.release(rollout)
+            releasing.replace(rollout)
 
     def verify(self, payload: Buffer, tail: Buffer | None = None) -> None:
         """Raise DecodeError when the header is not a payload's or a checksum doesn't match; decodes nothing.
@@ -342,14 +352,14 @@ class Codec:
         body: memoryview,
         table: ArrayTable,
         reader: ArrayReader,
-        deferred: frozenset[str] = frozenset(),
+        deferred: Collection[str] = (),
         tags: TypeTags | None = None,
     ) -> list[Any]:
-        unpacking = Unpacking(tags or self._tags, reader)
+        known = tags or self._tags
+        unpacking = DeferredUnpacking(known, reader, deferred) if deferred else Unpacking(known, reader)
         rollouts = []
         for start, end in pairwise(table.rollouts):
-            packed = body[start - _BODY_AT : end - _BODY_AT]
-            fields = unpacking.unpack_fields(packed, deferred) if deferred else unpacking.unpack(packed)
+            fields = unpacking.unpack(body[start - _BODY_AT : end - _BODY_AT])
             if type(fields) is not dict:
                 raise ValueError(f"a {type(fields).__name__} where a rollout belongs")
             rollouts.append(self.rollout_type.from_fields(fields))

@@ -11,17 +11,20 @@ from replaybuf.codec.stored import bring_up_to_date, decode_stored
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent
 from replaybuf.segments.places import open_place
-from replaybuf.segments.store import Range
+from replaybuf.segments.store import Range, recognise
 
+#: The places that a database names, by number, and the number of the database (`ReadTransaction.places`).
+Places = tuple[Mapping[int, str], str | None]
 #: How long a place is asked, in seconds, where somebody waits for it.
 PATIENCE: Final = 10.0
 
 
-def read_tails(payloads: Sequence[Any], places: Mapping[int, str], patience: float = PATIENCE) -> list[Any]:
+def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIENCE) -> list[Any]:
     """Return what is kept apart of each payload: None where nothing is, a DecodeError where it can't be read.
 
-    `places` are those that the database names, by number. Blocks. Raises PayloadStoreError where one can't be reached.
+    Blocks. Raises PayloadStoreError where a place can't be reached, or is another one than it was.
     """
+    urls, database = places
     tails: list[Any] = [None] * len(payloads)
     wanted: dict[int, dict[int, Extent]] = {}
     for number, payload in enumerate(payloads):
@@ -29,7 +32,7 @@ def read_tails(payloads: Sequence[Any], places: Mapping[int, str], patience: flo
             continue
         try:
             extent = Extent.at_end_of(payload)
-            if extent.place not in places:
+            if extent.place not in urls:
                 raise DecodeError(f"the database doesn't know the place {extent.place} of its arrays")
         except DecodeError as error:
             tails[number] = error
@@ -37,10 +40,11 @@ def read_tails(payloads: Sequence[Any], places: Mapping[int, str], patience: flo
             wanted.setdefault(extent.place, {})[number] = extent
     for place, extents in wanted.items():
         try:
-            store = open_place(places[place], patience)
+            store = open_place(urls[place], patience)
         except (ConfigError, MissingDriverError) as error:
             raise PayloadStoreError(str(error)) from error
         try:
+            recognise(store, database or "", place)
             found = store.read([Range.whole(extent) for extent in extents.values()], patience)
         finally:
             store.close()
@@ -65,7 +69,7 @@ def joined(payload: bytes, tail: Any) -> bytes:
 
 
 def decode_shown(
-    codec: Codec, uid: int, payload: bytes | None, marks: str, refreshed_to: int | None, places: Mapping[int, str]
+    codec: Codec, uid: int, payload: bytes | None, marks: str, refreshed_to: int | None, places: Places
 ) -> tuple[list[Any], str | None]:
     """Return the rollouts of a group as far as they can be read, and in a sentence what is missing, None for nothing.
 

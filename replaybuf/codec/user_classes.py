@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 
+from replaybuf.codec.arrays_apart import StandIn
 from replaybuf.codec.extension_types import CONVERTED, ENUM, NAMEDTUPLE, OBJECT, Decoder, Encoder, type_tag, wrapped
 from replaybuf.errors import ConfigError, DecodeError
 from replaybuf.rollouts.rollout import Status
@@ -50,6 +51,11 @@ class Instances:
         }
 
     def encoder(self, kind: type) -> Encoder | None:
+        if issubclass(kind, StandIn):
+            raise TypeError(
+                "the handle of an array can't be stored, because the array may be gone by the time it is read: put "
+                "arrays in the place of all handles first, with replaybuf.load_into(rollouts)"
+            )
         if kind in self._known:
             if issubclass(kind, Enum):
                 return type_tag(ENUM), _member_encoder(_STATUS if kind is Status else stored_name(kind))

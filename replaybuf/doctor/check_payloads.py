@@ -6,14 +6,14 @@ doesn't accept such texts.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 from sqlalchemy import select, update
 
 from replaybuf.codec.payload import Texts, is_apart
-from replaybuf.codec.tails import joined, read_tails
+from replaybuf.codec.tails import Places, joined, read_tails
 from replaybuf.doctor.check_groups import FORGET, MISSING, set_groups_aside
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, groups, problem, repairable, warning
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
@@ -22,7 +22,7 @@ from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.statuses import Status
 from replaybuf.segments.extents import Extent
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
-from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS, read_places
+from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.columns import uid_in
@@ -94,7 +94,7 @@ def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
     if bad.column not in _NOTHING:
         return None, None
     status, data = _status_and_payload(tx, bad.uid)
-    [tail] = read_tails([data], read_places(tx))
+    [tail] = read_tails([data], tx.places())
     try:
         rollouts = AS_DICTS.decode(joined(data, tail))
     except DecodeError as error:
@@ -198,7 +198,7 @@ def _damaged(
     """
     query = f"SELECT uid, data FROM rb_payload WHERE uid IN ({', '.join(map(str, uids))})"  # noqa: S608  # numbers
     try:
-        rows, places = reader.read_any(lambda tx: (tx.tuples(query), read_places(tx)))
+        rows, places = reader.read_any(lambda tx: (tx.tuples(query), tx.places()))
     except StorageError as error:
         if len(uids) == 1:
             return {uids[0]: f"it can't be read: {error}"}
@@ -216,7 +216,7 @@ def _damaged(
 
 def _reasons(
     rows: Sequence[Sequence[Any]],
-    places: Mapping[int, str] | None,
+    places: Places | None,
     out_of_reach: Collection[int] = (),
     again: Callable[[], Sequence[Sequence[Any]]] | None = None,
 ) -> dict[int, str]:
@@ -278,7 +278,7 @@ def repair_checksums(tx: Transaction, context: CheckContext) -> Sequence[str]:
     for start in range(0, len(left), _MENDED_AT_ONCE):
         query = select(group.c.uid, payload.c.data).outerjoin_from(group, payload, payload.c.uid == group.c.uid)
         rows = tx.execute(query.where(uid_in(tx, left[start : start + _MENDED_AT_ONCE]))).all()
-        reasons |= _reasons(rows, read_places(tx), context.out_of_reach)
+        reasons |= _reasons(rows, tx.places(), context.out_of_reach)
     return set_groups_aside(tx, reasons)
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import insert
 
 from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.checks import check_no_url
-from replaybuf.codec.tails import joined, read_tails
+from replaybuf.codec.tails import Places, joined, read_tails
 from replaybuf.doctor.check_groups import LOST, WHY_LOST
 from replaybuf.doctor.check_payloads import marks_anew
 from replaybuf.doctor.salvage import ERRORS, Salvage, opened
@@ -28,11 +28,11 @@ from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.copies.snapshot import write_lanes, write_tallies
-from replaybuf.storage.sql.copies.snapshot_file import payloads_digest, write_facts, write_file
+from replaybuf.storage.sql.copies.snapshot_file import PAYLOADS_OF, payloads_digest, write_facts, write_file
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.schema.create import create_schema
-from replaybuf.storage.sql.schema.tables import cursor, group, lane, payload
+from replaybuf.storage.sql.schema.tables import IDENTITY, cursor, group, lane, payload
 from replaybuf.storage.sql.statements.columns import rescoped_key
 from replaybuf.storage.sql.statements.counts import FREE
 from replaybuf.storage.sql.statements.cursors import write_cursors
@@ -130,13 +130,14 @@ def mended_lane(row: Row) -> Row | None:
     return mended | names | {"id": row["id"], "leased": _true(row.get("leased")), "step": _int(row.get("step"))}
 
 
-def read_places(damaged: Salvage) -> dict[int, str]:
-    """Return the places of payloads that are kept apart, by number, as far as they can be read."""
-    found = damaged.table("rb_place", ["url"]) if damaged.columns("rb_place") else {}
-    return {number: url for number, (value,) in found.items() if (url := _text(value)) is not None}
+def read_places(damaged: Salvage) -> Places:
+    """Return the places of payloads that are kept apart, as `ReadTransaction.places` does."""
+    urls = damaged.table("rb_place", ["url"]) if damaged.columns("rb_place") else {}
+    facts = {_text(name): _text(value) for name, value in damaged.table("rb_info", ["name", "value"]).values()}
+    return {number: _text(url) or "" for number, (url,) in urls.items()}, facts.get(PAYLOADS_OF, facts.get(IDENTITY))
 
 
-def payload_of(damaged: Salvage, uid: int, places: Mapping[int, str]) -> Row | None:
+def payload_of(damaged: Salvage, uid: int, places: Places) -> Row | None:
     """Return a group's row of `rb_payload` with the whole payload, or None when that is damaged.
 
     Raises PayloadStoreError where what is kept apart of it can't be reached.

@@ -31,6 +31,8 @@ _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 #: Segments that are kept open for reading.
 _MOST_OPEN = 32
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+#: A file is open whose file system was unmounted, or whose server was started anew.
+_DEAD = (errno.ENOTCONN, errno.ESTALE, errno.ENODEV)
 
 
 class FolderStore(SegmentStore):
@@ -107,16 +109,16 @@ class FolderStore(SegmentStore):
 
     def _read(self, wanted: Range) -> Any:
         problem: DecodeError
-        for anew in (False, True) if self.on_network else (False,):
+        for anew in (False, True):  # what is open may be of another folder that was mounted here for a while
             try:
                 with self._open(wanted.extent.name, anew=anew) as number:
-                    return _read_range(number, wanted)
+                    return _read_range(number, wanted, self.database)
             except FileNotFoundError:
                 problem = GoneError(f"the segment {wanted.extent.name} isn't there any more: somebody deleted it")
             except DecodeError as error:
                 problem = error
             except OSError as error:
-                if anew or not self.on_network:
+                if anew:
                     raise self._error(error, "can't be read") from error
         self.check_there()
         return problem
@@ -255,6 +257,8 @@ class _FileWriter(SegmentWriter):
                     f"the disk of the folder for payloads {self._store.path} is full; nothing of the put was stored, "
                     "and what was committed before is safe: free some space"
                 ) from error
+            if error.errno in _DEAD:
+                raise SegmentLostError from error
             raise self._store._error(error, "can't be written to") from error
 
     def _write(self, number: int, at: int, buffers: Sequence[Any]) -> None:
@@ -307,7 +311,7 @@ def _sync_folder(path: Path) -> None:
         os.close(number)
 
 
-def _read_range(number: int, wanted: Range) -> Any:
+def _read_range(number: int, wanted: Range, database: bytes | None) -> Any:
     """Return bytes in memory of their own. Raises DecodeError when they aren't those of the payload."""
     extent = wanted.extent
     header = bytearray(ALIGNMENT)
@@ -318,10 +322,10 @@ def _read_range(number: int, wanted: Range) -> Any:
     else:
         _fill(number, [memoryview(header)], extent.at - ALIGNMENT, extent.name)
         _fill(number, [memoryview(memory)], start, extent.name)
-    check_frame(header, extent)
+    check_frame(header, extent, database)
     # Bytes that were written over while they were read come after a header that was written over before them.
     _fill(number, [memoryview(header)], extent.at - ALIGNMENT, extent.name)
-    check_frame(header, extent)
+    check_frame(header, extent, database)
     return memory
 
 

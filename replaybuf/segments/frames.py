@@ -71,11 +71,13 @@ class GoneError(DecodeError):
     """Bytes aren't there any more: their segment was deleted, or written over."""
 
 
-def check_frame(header: Any, extent: Extent) -> None:
+def check_frame(header: Any, extent: Extent, database: bytes | None) -> None:
     """Raise DecodeError, or GoneError where others are there, unless the header is that of these bytes."""
     found = Frame.parsed(header)
     if found is None:
         raise DecodeError(f"segment {extent.name}: no payload begins at byte {extent.at}; it was damaged or cut short")
+    if database not in (None, found.database):
+        raise DecodeError(f"segment {extent.name}: the payload at byte {extent.at} is that of another database")
     if found.segment != extent.segment or (found.at, found.size) != (extent.at, extent.size):
         raise GoneError(f"segment {extent.name}: another payload is at byte {extent.at}; it was written over")
 

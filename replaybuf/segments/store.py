@@ -59,8 +59,9 @@ class SegmentStore(ABC):
     reuses: bool
     #: Whether each write needs a segment of its own.
     one_write_each: bool
-    #: The marker, once it is known: with another one, this is another place than it was.
+    #: The marker, once it is known, and the database that it names: with another one, this is another place.
     marker: bytes | None = None
+    database: bytes | None = None
 
     @abstractmethod
     def read_marker(self) -> bytes | None:
@@ -148,7 +149,7 @@ def claim(store: SegmentStore, database: str, place: int | None) -> int | None:
             return None
         marker = json.dumps({"database": database, "place": place, "format": 1}).encode()
         if store.write_marker(marker):
-            store.marker = marker
+            _note(store, marker, database)
             return place
         found = store.read_marker() or b""
     owner, number = _parsed(store, found)
@@ -157,7 +158,7 @@ def claim(store: SegmentStore, database: str, place: int | None) -> int | None:
             f"{store.url} has the payloads of another database ({redact(owner[:12])}…): name another place for those "
             "of this one (payloads=), for example a folder for each run"
         )
-    store.marker = found
+    _note(store, found, database)
     return number
 
 
@@ -170,7 +171,16 @@ def recognise(store: SegmentStore, database: str, place: int) -> None:
             f"{store.url} has other payloads than those that this database keeps there: mount or put back the place "
             "that it wrote to, nothing is lost as long as its files are"
         )
-    store.marker = found
+    _note(store, found, database)
+
+
+def in_frames(database: str) -> bytes:
+    """Return the number of a database as frames have it."""
+    return bytes.fromhex(database)[:16].ljust(16, b"\0")
+
+
+def _note(store: SegmentStore, marker: bytes, database: str) -> None:
+    store.marker, store.database = marker, in_frames(database)
 
 
 def _parsed(store: SegmentStore, found: bytes) -> tuple[str, int]:

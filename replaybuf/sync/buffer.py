@@ -294,6 +294,7 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     close = mirrored(ReplayBuffer[R].close, end)
 
     put = mirrored(ReplayBuffer[R].put, run)
+    put_many = mirrored(ReplayBuffer[R].put_many, run)
     get = mirrored(ReplayBuffer[R].get, run)
     take_batch = mirrored(ReplayBuffer[R].take_batch, run)
     sample = mirrored(ReplayBuffer[R].sample, run)

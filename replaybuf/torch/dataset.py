@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from replaybuf.buffer.drawing import AtLeast, Wanted
 from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_at_least, check_sizes, check_timeout
+from replaybuf.checks import check_at_least, check_list, check_sizes, check_timeout
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError, NotReadyError
 from replaybuf.query import Query
@@ -156,9 +156,10 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
     of its own from the config; with `num_workers=0` a buffer may stand in place of the config.
 
     `collate` makes the batch, in the worker, from a list of `StorageItem`s; without it the batch is that list. If it
-    raises, the groups are given back as a failed delivery. `group_status`, `where`, `at_least`, `beta` and `seconds`
-    are those of `ReplayBuffer.lease_batch`: when a process is killed, the groups that it had leased come back `seconds`
-    after its last heartbeat.
+    raises, the groups are given back as a failed delivery. `group_status`, `where`, `at_least`, `beta`, `seconds` and
+    `deferred` are those of `ReplayBuffer.lease_batch`: when a process is killed, the groups that it had leased come
+    back `seconds` after its last heartbeat, and `collate` gets handles in place of arrays in deferred fields, which
+    `replaybuf.load_into` replaces by what they stand for: in `collate`, or on the rank that a part is for.
 
     `timeout` is the time for which the trainer waits for a batch, in seconds (None: for ever): then NotReadyError says
     what was missing. What workers wait while the trainer trains doesn't count. With `timeout=0` a batch has the groups
@@ -177,6 +178,7 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
         beta: float | None = None,
         timeout: float | None = 600.0,
         seconds: float = 60.0,
+        deferred: Iterable[str] = (),
     ) -> None:
         super().__init__()
         if not isinstance(source, ReplayBufferConfig | ReplayBuffer | SyncReplayBuffer):
@@ -192,6 +194,7 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
         self.seconds = seconds
         self._collate = collate
         self._draw: dict[str, Any] = {"group_status": group_status, "where": where, "at_least": at_least, "beta": beta}
+        self._draw["deferred"] = frozenset(check_list(deferred, "deferred"))
         self.handover = Handover()
         self._open: tuple[int, ReplayBuffer[Any]] | None = None  # in the process of this id
         buffer = self._build()

@@ -178,18 +178,24 @@ def test_queries_take_no_import_of_what_writes_or_produces(filled: str) -> None:
     assert not imported("ls", filled, "--where", '{"reward": 1}') & others
 
 
+_SHELLS = {
+    "bash": {"COMP_WORDS": "replaybuf {}", "COMP_CWORD": "{}"},
+    "zsh": {"_TYPER_COMPLETE_ARGS": "replaybuf {}"},
+    "fish": {"_TYPER_COMPLETE_ARGS": "replaybuf {}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+}
+
+
 @pytest.mark.parametrize(
-    ("shell", "variables"),
+    ("shell", "typed", "completed"),
     [
-        ("bash", {"COMP_WORDS": "replaybuf {}", "COMP_CWORD": "{}"}),
-        ("zsh", {"_TYPER_COMPLETE_ARGS": "replaybuf {}"}),
-        ("fish", {"_TYPER_COMPLETE_ARGS": "replaybuf {}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}),
+        *((shell, "ls --ord", "--order-by") for shell in _SHELLS),
+        ("bash", "sh", "show"),
+        ("zsh", "stats --t", "--table"),
     ],
 )
-@pytest.mark.parametrize(("typed", "completed"), [("sh", "show"), ("ls --ord", "--order-by"), ("stats --t", "--table")])
-def test_commands_and_options_are_completed(shell: str, variables: dict[str, str], typed: str, completed: str) -> None:
+def test_commands_and_options_are_completed(shell: str, typed: str, completed: str) -> None:
     word = str(typed.count(" ") + 1)
-    given = {name: text.format(word if name == "COMP_CWORD" else typed) for name, text in variables.items()}
+    given = {name: text.format(word if name == "COMP_CWORD" else typed) for name, text in _SHELLS[shell].items()}
     assert completed in in_a_shell(_REPLAYBUF_COMPLETE=f"complete_{shell}", **given)
 
 
@@ -202,7 +208,7 @@ def in_a_shell(*args: str, **variables: str) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", _SHELLS)
 def test_the_script_for_completion_is_printed(shell: str) -> None:
     script = in_a_shell("--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert f"_REPLAYBUF_COMPLETE=complete_{shell}" in script

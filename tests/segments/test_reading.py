@@ -155,6 +155,15 @@ def test_the_doctor_sets_nothing_aside_that_is_only_out_of_reach(out_of_reach: s
     assert run_json("ls", out_of_reach, "--status", "failed") == []
 
 
+def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, segments: Path, tmp_path: Path) -> None:
+    segments.rename(segments.with_name("elsewhere"))
+    asyncio.run(fill(f"sqlite:///{tmp_path}/other.db", segments))
+    assert "has other payloads than those" in run("show", filled, 2, "--full").stderr
+    found = checksums(filled)
+    assert (found["level"], found["repairable"]) == ("problem", False)
+    assert "mount or put back" in run("save", filled, tmp_path / "snapshot", code=1).stderr
+
+
 def test_saving_and_resuming_on_the_command_line(filled: str, segments: Path, tmp_path: Path) -> None:
     run("save", filled, tmp_path / "whole")
     run("save", filled, tmp_path / "references", "--payloads", "keep")

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from replaybuf import ReplayBufferConfig
+from replaybuf import ReplayBufferConfig, load_into
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError
 from replaybuf.torch import GroupDataset, Step, largest, leased_steps, lockstep, same_steps, split_steps
-from replaybuf.torch.ranks import RankStep
+from replaybuf.torch.ranks import Link, RankStep
 from tests.torch.groups import TASK, numbers
 
 LEASE_SECONDS = 4.0
@@ -255,11 +255,34 @@ async def _lost(*_: object) -> None:
     raise ReplayBufError("the store says no")
 
 
+def tensors(url: str, folder: Path, ways: int) -> None:
+    """Load one's own part of batches with deferred fields; say how much was sent, and what was loaded."""
+    sent: list[int] = []
+    broadcast, gather = Link.broadcast, Link._gather
+    counted_broadcast = lambda link, data, *rest: (sent.append(len(data)), broadcast(link, data, *rest))[1]  # noqa: E731
+    Link.broadcast = counted_broadcast  # type: ignore[method-assign]
+    Link._gather = lambda link, data, what: (sent.append(data.nbytes), gather(link, data, what))[1]  # type: ignore[method-assign]
+    config = ReplayBufferConfig(url=url, policy="fifo")
+    way, collate = [(split_steps, in_two), (same_steps, list), (lockstep, list)][ways]
+    dataset = GroupDataset(config, {TASK: 2}, collate=collate, timeout=0, deferred=["routed_experts"])
+    batches = DataLoader(dataset, batch_size=None, num_workers=1 if way is split_steps else 0)
+    with leased_steps(batches) if way is lockstep or not dist.get_rank() else nullcontext() as own:
+        for step in way(own):
+            with step:
+                for item in load_into(step.batch):
+                    say(item.item[0].rollout_id, [int(one.routed_experts.sum()) for one in item.item])
+    say("sent", max(sent))
+
+
+def in_two(items: list[Any]) -> list[list[Any]]:
+    return [items[::2], items[1::2]]
+
+
 ROLES = {
     role.__name__: role
     for role in (
         *(together, split, hoard, each_alone, same, starved, starved_together, uneven, with_workers, dead_source),
-        *(late_source, unsendable, odd_parts, differently, counted),
+        *(late_source, unsendable, odd_parts, differently, counted, tensors),
     )
 }
 

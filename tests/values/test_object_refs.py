@@ -9,10 +9,11 @@ import threading
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from replaybuf import PromptLedger, ReplayBuffer, ReplayBufferConfig, Status
+from replaybuf import PromptLedger, ReplayBuffer, ReplayBufferConfig, Status, load_into
 from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, EncodeError
@@ -52,6 +53,20 @@ async def test_objects_are_stored_by_value_and_come_back_as_new_ones(ray: FakeRa
     assert [ray.get(ref) for ref in new] == [b"\0", b"\1", b"\0", b"\2"]
     assert not {*new} & {*refs}
     assert sample.pixels["a"][0] is refs[0]
+
+
+async def test_objects_in_deferred_fields_come_back_as_handles(ray: FakeRay, url: str) -> None:
+    """Which do what ObjectRefs do: nothing is read or put into Ray."""
+    array = np.arange(30_000)
+    sample = Sample(pixels=[ray.put(array), ray.put({"deep": array})], inner=Sample(pixels=ray.put(b"x")))
+    async with build(url) as buffer:
+        await buffer.put([sample], "math")
+        monkeyed, ray.put = ray.put, None  # type: ignore[method-assign, assignment]
+        async with buffer.lease_batch({"math": 1}, deferred=["pixels", "inner"], timeout=0) as lease:
+            [found] = load_into(lease.items["math"])[0].item
+        ray.put = monkeyed  # type: ignore[method-assign]
+    assert found.inner.pixels == b"x"
+    assert all(one.tobytes() == array.tobytes() for one in (found.pixels[0], found.pixels[1]["deep"]))
 
 
 async def test_objects_may_come_back_as_values(ray: FakeRay, url: str) -> None:

@@ -6,7 +6,7 @@ import random
 import time
 from typing import Any
 
-from sqlalchemy import insert
+from sqlalchemy import delete, insert
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
@@ -64,6 +64,7 @@ async def _insert_records(url: str) -> None:
     now, scheme = time.time(), "postgresql+asyncpg" if url.startswith("postgresql") else "sqlite+aiosqlite"
     engine = create_async_engine(f"{scheme}:{url.partition(':')[2]}")
     async with engine.begin() as connection:
+        await connection.execute(delete(records.history))  # a minute may have ended meanwhile
         for table, rows in _records(now).items():
             await connection.execute(insert(getattr(records, table)), rows)
     await engine.dispose()

@@ -72,8 +72,21 @@ class SQLStorage(Store):
         a group to be replaced isn't there, and LeaseLostError when its lease no longer holds it; then nothing is
         stored.
         """
+        [outcome] = await self.put_many([group])
+        if isinstance(outcome, BaseException):
+            try:
+                raise outcome
+            finally:
+                del outcome  # its traceback has this frame, and would keep the group
+        return outcome
+
+    async def put_many(self, groups: Sequence[NewGroup]) -> list[int | BaseException]:
+        """Store groups in as few transactions as their sizes allow; return the uid of each, or why it wasn't stored.
+
+        Each is stored as by `put`, or refused by itself.
+        """
         await self.open()
-        return await self.commits.put(group)
+        return await self.commits.put(groups)
 
     async def put_together(self, groups: Sequence[tuple[SQLStorage, NewGroup]]) -> list[int]:
         """Store groups in their buffers, all or none; return their uids.

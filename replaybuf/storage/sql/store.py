@@ -156,6 +156,7 @@ class Store:
         self.segments = Segments(
             self.engine, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout
         )
+        self.segments.on_hang = self.transactions.replace_threads
         self.encoding = Encoding(self.codec, self.transactions, self.segments)
         self.sweeper.tend = self.encoding.tend
         self.draws = Draws(self.transactions, self.encoding, self.presence, self._history)

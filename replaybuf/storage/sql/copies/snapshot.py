@@ -54,7 +54,7 @@ from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticke
 from replaybuf.storage.sql.statements.lanes import CLOCKS, all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
-from replaybuf.storage.sql.statements.segments import check_open, read_places
+from replaybuf.storage.sql.statements.segments import check_open
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.tasks.segments import SegmentBatch, Segments
@@ -93,7 +93,7 @@ async def copy_to(
                 target.transaction(held, write=True) as writing,
             ):
                 ends = _CopyEnd(source, scope, reading), _CopyEnd(target, held, writing)
-                places = await ends[0].run(read_places)
+                places = await ends[0].run(Transaction.places)
 
                 async def convert(rows: list[Row]) -> list[Row]:
                     if not whole:
@@ -102,9 +102,9 @@ async def copy_to(
                     return [row | {"data": data} | _INSIDE for row, data in zip(rows, payloads, strict=True)]
 
                 digest = await _copy_rows(*ends, convert, progress)
-                if places and not whole:
+                if places[0] and not whole:
                     about = {**about, PAYLOADS_OF: scope.database or ""}
-                    await ends[1].run(_insert_rows, place, [{"id": id, "url": url} for id, url in places.items()])
+                    await ends[1].run(_insert_rows, place, [{"id": id, "url": url} for id, url in places[0].items()])
                 await ends[1].run(return_all)
                 await ends[1].run(write_facts, about, digest)
         finally:
@@ -127,10 +127,10 @@ async def copy_from(
         async with source.transaction(write=False) as reading:
             snapshot = _Loading(_CopyEnd(source, DEFAULT, reading, path), path, codec, segments)
             while True:
-                if segments.writes:
-                    await target.read(_check_room, scope)
-                    await snapshot.write_apart()
                 try:
+                    if segments.writes:
+                        await target.read(_check_room, scope)
+                        await snapshot.write_apart()
                     async with target.transaction(scope, write=True, alone=True) as writing:
                         await writing.run(check_fence)
                         await writing.run(make_room)
@@ -198,7 +198,7 @@ class _Loading:
 
     async def _whole(self, rows: list[Row]) -> list[Row]:
         """Return rows with whole payloads. Raises SnapshotError where one that the snapshot refers to isn't there."""
-        tails = await tails_of([row["data"] for row in rows], await self.end.run(read_places))
+        tails = await tails_of([row["data"] for row in rows], await self.end.run(Transaction.places))
         whole = []
         for row, tail in zip(rows, tails, strict=True):
             data = row["data"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select, update
 
 from replaybuf.codec.payload import Codec
+from replaybuf.codec.tails import Places
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
@@ -41,7 +42,6 @@ from replaybuf.storage.sql.statements.new_rows import (
 from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.segments import read_places
 from replaybuf.storage.values import NewGroup
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class _ReadState:
 
     rows: list[GroupRow]
     homes: dict[LaneName, Lane]
-    places: dict[int, str]
+    places: Places
     state: BufferState
 
 
@@ -81,7 +81,7 @@ def _read_state(tx: Transaction) -> _ReadState:
     join(tx)
     steps = {name: one.step for name, one in homes.items() if one.step is not None}
     state = BufferState([], next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx, name), steps)
-    return _ReadState(rows, homes, read_places(tx), state)
+    return _ReadState(rows, homes, tx.places(), state)
 
 
 def _pack(codec: Codec, rules: Rules, read: _ReadState) -> dict[str, Any]:
@@ -134,11 +134,11 @@ async def load_state(transactions: Transactions, segments: Segments, codec: Code
     await transactions.read(check_no_groups)
     while True:
         encoded: list[EncodedGroup] = []
-        for groups in in_batches(loaded.groups, lambda one: len(one.payload)):
-            apart = await segments.ready()
-            encoded += await transactions.compute(partial(_encoded, copying, apart), groups)
-        load = partial(_load, loaded=loaded, encoded=encoded)
         try:
+            for groups in in_batches(loaded.groups, lambda one: len(one.payload)):
+                apart = await segments.ready()
+                encoded += await transactions.compute(partial(_encoded, copying, apart), groups)
+            load = partial(_load, loaded=loaded, encoded=encoded)
             await transactions.engine.write(load, transactions.scope, fenced=False)
         except SegmentLostError:
             segments.lost()

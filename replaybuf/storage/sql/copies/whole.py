@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from replaybuf.codec.tails import joined, names_its_arrays, read_tails
+from replaybuf.codec.tails import Places, joined, names_its_arrays, read_tails
 from replaybuf.errors import AccessError, DecodeError, PayloadStoreError, ReplayBufError, SnapshotError
 from replaybuf.segments.extents import EXTENT_BYTES
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope
-from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, begin_use, end_use, read_places, renew_use
+from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, begin_use, end_use, renew_use
 
 #: The bytes of payloads that are in memory at a time.
 BATCH_BYTES = 16 << 20
@@ -30,7 +30,7 @@ async def keeping_segments(engine: Database, scope: Scope) -> AsyncIterator[bool
 
     Raises SnapshotError at the end if others took this process for dead meanwhile, and may have written over some.
     """
-    if not await engine.read(read_places, scope):
+    if not (await engine.read(lambda tx: tx.places(), scope))[0]:
         yield True
         return
     try:
@@ -62,7 +62,7 @@ async def keeping_segments(engine: Database, scope: Scope) -> AsyncIterator[bool
             await asyncio.shield(engine.write(partial(end_use, user=user), scope, fenced=False))
 
 
-async def read_whole(payloads: Sequence[bytes], places: Mapping[int, str], *, kept: bool) -> list[bytes]:
+async def read_whole(payloads: Sequence[bytes], places: Places, *, kept: bool) -> list[bytes]:
     """Return payloads whole; of one that is damaged where it is kept apart, what the database has of it.
 
     Raises PayloadStoreError where a place can't be reached, and SnapshotError where a payload was written over because
@@ -82,15 +82,16 @@ async def read_whole(payloads: Sequence[bytes], places: Mapping[int, str], *, ke
     return whole
 
 
-async def tails_of(payloads: Sequence[bytes], places: Mapping[int, str]) -> list[Any]:
+async def tails_of(payloads: Sequence[bytes], places: Places) -> list[Any]:
     """Return what is kept apart of payloads, as `read_tails` does, in another thread. Raises PayloadStoreError."""
     if not any(map(names_its_arrays, payloads)):
         return [None] * len(payloads)
     try:
         return await asyncio.wait_for(asyncio.to_thread(read_tails, payloads, places, _PATIENCE), _PATIENCE)
     except TimeoutError as error:
+        where = ", ".join(places[0].values())
         raise PayloadStoreError(
-            f"payloads that are kept apart could not be read within {_PATIENCE:g} s from {', '.join(places.values())}"
+            f"payloads that are kept apart could not be read within {_PATIENCE:g} s from {where}"
         ) from error
 
 

@@ -80,6 +80,13 @@ class ReadTransaction(ABC):
         there = self.value(_FIND_TABLE[self.dialect_name], name=VERSION_TABLE)
         return None if there is None else self.value(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
 
+    def places(self) -> tuple[dict[int, str], str | None]:
+        """Return the places of payloads that are kept apart, by number, and the number of the database that has them.
+
+        Of a snapshot that refers to payloads that is the database that it was saved from.
+        """
+        return dict(map(tuple, self.tuples("SELECT id, url FROM rb_place"))), self.value(_OWNER)
+
     def database_bytes(self) -> int:
         """Return the size of the database on disk."""
         found = self.value(_SIZE[self.dialect_name])
@@ -89,6 +96,7 @@ class ReadTransaction(ABC):
         return sum(file.stat().st_size for file in beside if file.exists())
 
 
+_OWNER = "SELECT value FROM rb_info WHERE name IN ('payloads_of', 'identity') ORDER BY name DESC"
 _FIND_TABLE = {
     "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :name",
     # Not `to_regclass`: it may answer from the server process's cache, which doesn't know yet what was committed while

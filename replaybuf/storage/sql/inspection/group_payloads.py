@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.tails import decode_shown
+from replaybuf.codec.tails import Places, decode_shown
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
@@ -16,10 +16,9 @@ AS_DICTS = Codec(RolloutType(dict), tensors="numpy", object_refs="value", as_pla
 _PAYLOAD = """
 SELECT p.data, g.marks, CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid WHERE g.uid = :uid"""
-_PLACES = "SELECT id, url FROM rb_place"
 
 
-Stored = tuple[bytes | None, str, int | None, dict[int, str]]
+Stored = tuple[bytes | None, str, int | None, Places]
 
 
 def read_payload(tx: ReadTransaction, uid: int) -> Stored:
@@ -28,12 +27,7 @@ def read_payload(tx: ReadTransaction, uid: int) -> Stored:
     That are its payload, its marks, the step of its last refresh, and all places.
     """
     [(data, marks, refreshed_to)] = tx.tuples(_PAYLOAD, uid=uid)
-    return None if data is None else bytes(data), marks, refreshed_to, read_places(tx)
-
-
-def read_places(tx: ReadTransaction) -> dict[int, str]:
-    """Return the places of payloads that are kept apart, by number, for `read_tails`."""
-    return dict(map(tuple, tx.tuples(_PLACES)))
+    return None if data is None else bytes(data), marks, refreshed_to, tx.places()
 
 
 def decode_payload(uid: int, stored: Stored) -> tuple[list[dict[str, Any]], str | None]:

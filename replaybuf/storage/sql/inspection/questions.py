@@ -74,8 +74,15 @@ Which steps had group 9?
 SELECT step, taken_by, reward, staleness
   FROM batch_groups WHERE uid = 9 AND 9 BETWEEN first_uid AND last_uid
 
-Was anything trained on twice?
-SELECT uid, count(*) AS times FROM batch_groups GROUP BY uid HAVING count(*) > 1 ORDER BY times DESC
+Was anything trained on twice? (A draw counts if all of it was consumed, and no restore undid it.)
+WITH runs AS (
+    SELECT buffer, restores, min(step) AS first_step
+      FROM batches WHERE status = 'completed' AND settled > 0 GROUP BY buffer, restores)
+SELECT m.uid, count(*) AS times FROM batches b JOIN batch_groups m ON m.batch = b.id
+ WHERE b.status = 'completed' AND b.settled = b.groups AND NOT EXISTS (
+    SELECT 1 FROM runs r WHERE r.buffer = b.buffer AND r.restores > b.restores
+       AND coalesce(r.first_step <= b.step, TRUE))
+ GROUP BY m.uid HAVING count(*) > 1 ORDER BY times DESC, m.uid
 
 How many seconds do groups wait before they are drawn?
 SELECT b.step, avg((julianday(b.taken_at) - julianday(m.created_at)) * 86400) AS seconds

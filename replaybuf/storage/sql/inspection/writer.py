@@ -20,7 +20,6 @@ from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
-from replaybuf.storage.sql.inspection.group_payloads import read_places
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, check_revision
@@ -106,7 +105,7 @@ def save_snapshot(
 ) -> None:
     """Write a snapshot of a buffer, with facts about it, and with all payloads if it is to be `whole`."""
     # Who copies what is kept apart notes that in the database, so that it isn't written over meanwhile.
-    notes = whole and reader.path is None and bool(reader.read(read_places))
+    notes = whole and reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
 
     async def save() -> None:
         read_only = opens_read_only(reader) and not notes

@@ -121,9 +121,9 @@ def disclaim(tx: Transaction, owner: int, numbers: Sequence[int]) -> None:
 
 def reuse(tx: Transaction, number: int, owner: int, count: int) -> list[Segment]:
     """Register up to so many segments in the files of the owner's empty ones, which are then gone."""
-    if is_kept(tx):
-        return []
-    ours = _empty().where(segment.c.owner == owner, segment.c.place == number).limit(count)
+    # One statement, since a copy may begin, and a payload of it leave, between two.
+    unkept = not_(_keepers(tx).exists())
+    ours = _empty().where(segment.c.owner == owner, segment.c.place == number, unkept).limit(count)
     found = []
     for old in tx.execute(tx.dialect.for_update(ours, of=segment, skip_locked=True)).all():
         file = old.id if old.file is None else old.file
@@ -194,8 +194,12 @@ _LESS = Prepared(
 
 def is_kept(tx: Transaction) -> bool:
     """Return whether somebody needs the segments that are there to stay."""
+    return tx.execute(_keepers(tx).limit(1)).first() is not None
+
+
+def _keepers(tx: Transaction) -> Select[int]:
     alive = segment_user.c.renewed_at >= tx.dialect.clock(tx) - SILENT_SECONDS
-    return tx.execute(select(segment_user.c.id).where(segment_user.c.keeps, alive).limit(1)).first() is not None
+    return select(segment_user.c.id).where(segment_user.c.keeps, alive)
 
 
 def _empty() -> Select[Any]:

@@ -110,6 +110,8 @@ class Drawing:
                 return None
             try:
                 items, failed = await (self._decoding or self._decoded(taken))
+                if failed:
+                    await self._segments.check_places(row for row in taken.rows if row.uid in failed)
             except BaseException:
                 await self._give_back(taken, {})
                 raise

@@ -31,7 +31,8 @@ class Encoding:
     async def encode(self, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
         """Return the groups encoded."""
         apart = await self.segments.ready()
-        return await self._transactions.compute(partial(encode_groups, self.codec, apart), groups)
+        encode = partial(encode_groups, self.codec, apart)
+        return await self.segments.written(apart, self._transactions.compute(encode, groups))
 
     async def write(self, groups: Sequence[NewGroup], function: Callable[[Transaction, list[EncodedGroup]], T]) -> T:
         """Encode groups and return `function(tx, encoded)` of a write transaction behind the fence."""

@@ -45,11 +45,22 @@ Outcome = int | Stored | BaseException
 Passed = Callable[[], None]
 
 
+class _Reply:
+    """What a caller waits for: the outcomes of so many groups."""
+
+    __slots__ = ("future", "left", "loop")
+
+    def __init__(self, groups: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self.loop.create_future()
+        self.left = groups
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     group: NewGroup
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[int]
+    reply: _Reply
+    outcome: Outcome | None = None
     cancelled: bool = False
     encoded: EncodedGroup | None = None
     finished: bool = False
@@ -79,32 +90,35 @@ class GroupCommit:
         self._seconds = 1.0  # that encoding a group took the last time
         self._bytes = 0.0  # of its payload
 
-    async def put(self, group: NewGroup) -> int:
-        """Commit a group with other waiting puts; return its uid. Cancelled, it is committed wholly or not at all."""
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(group, loop, loop.create_future())
+    async def put(self, groups: Sequence[NewGroup]) -> list[int | BaseException]:
+        """Commit groups with other waiting puts; return the uid of each, or why it was not stored.
+
+        Those of one call are in as few transactions as their sizes allow. Cancelled, each is committed wholly or not at
+        all.
+        """
+        reply = _Reply(len(groups))
+        waiting = [_Waiting(group, reply) for group in groups]
         with self._lock:
             if self._closed:
                 raise ClosedError
-            self._queue.append(waiting)
+            self._queue.extend(waiting)
             wake, self._scheduled = not self._scheduled, True
             if self._listening and self._is_enough():
                 wake, self._listening = True, False
         try:
             if wake:
                 self._thread.post(self._start)
-            uid = await waiting.future
-            if group.dropped is not None:
-                group.dropped += waiting.dropped
-            return uid
+            await reply.future
         except BaseException:
-            if not waiting.future.done() or waiting.future.cancelled():
-                waiting.cancelled = True
-                with contextlib.suppress(ClosedError):  # it has been committed then, or never will be
-                    self._thread.post(self._hold, waiting)
+            for one in waiting:
+                one.cancelled = True
+            with contextlib.suppress(ClosedError):  # they have been committed then, or never will be
+                self._thread.post(self._hold, waiting)
             raise
-        finally:
-            del waiting  # an error in its future has this frame in its traceback: the group would outlive the call
+        for one in waiting:
+            if one.group.dropped is not None:
+                one.group.dropped += one.dropped
+        return [one.outcome.uid if isinstance(one.outcome, Stored) else one.outcome for one in waiting]  # type: ignore[misc]
 
     async def close(self) -> None:
         """Accept no more puts, and wait until all are committed (database's thread)."""
@@ -121,11 +135,12 @@ class GroupCommit:
         elif self._under_way is not None:
             self._under_way.news.set()
 
-    def _hold(self, waiting: _Waiting) -> None:
-        """Make later operations wait until the put of a caller that has gone is committed or dropped."""
-        if not waiting.finished:
-            waiting.settled = self._thread.loop.create_future()
-            self._thread.hold(waiting.settled)
+    def _hold(self, waiting: Sequence[_Waiting]) -> None:
+        """Make later operations wait until the puts of a caller that has gone are committed or dropped."""
+        for one in waiting:
+            if not one.finished:
+                one.settled = self._thread.loop.create_future()
+                self._thread.hold(one.settled)
 
     async def _flush(self) -> None:
         """Commit batches until the queue is empty, encoding the next while others are being committed.
@@ -184,23 +199,29 @@ class GroupCommit:
         for waiting in batch:
             if waiting.cancelled:
                 _finish(waiting)
-        return [waiting for waiting in batch if not waiting.cancelled]
+        return [waiting for waiting in batch if not (waiting.cancelled or waiting.finished)]
 
     async def _encode_batch(self, batch: list[_Waiting], *, here: bool, attempts: int = ATTEMPTS) -> list[_Waiting]:
         try:
-            encode = partial(self._encode_all, await self._segments.ready())
-            failed = encode(batch) if here else await self._transactions.compute(encode, batch)
+            apart = await self._segments.ready()
+            encode = partial(self._encode_all, apart)
+            if here:
+                failed = encode(batch)
+            else:
+                failed = await self._segments.written(apart, self._transactions.compute(encode, batch))
             lost = [waiting for waiting, error in failed if isinstance(error, SegmentLostError)]
             self._answer([one for one in failed if one[0] not in lost])
             if lost and attempts == 1:
-                raise PayloadStoreError("the segments of payloads were deleted again and again while they were written")
-            if lost:
+                problem = PayloadStoreError("the segments of payloads were deleted each time that they were written")
+                self._answer([(waiting, problem) for waiting in lost])
+            elif lost:
                 self._segments.lost()
                 await self._encode_batch(lost, here=False, attempts=attempts - 1)
         except BaseException as error:
             self._fail(batch, error)
             if not isinstance(error, Exception):
                 raise
+            return []
         return [waiting for waiting in batch if waiting.encoded is not None]
 
     def _encode_all(self, apart: SegmentBatch | None, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
@@ -278,7 +299,7 @@ class GroupCommit:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Waiting, Outcome]]] = {}
         for waiting, outcome in results:
             _finish(waiting)
-            by_loop.setdefault(waiting.loop, []).append((waiting, outcome))
+            by_loop.setdefault(waiting.reply.loop, []).append((waiting, outcome))
         for loop, answers in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_resolve, answers)
@@ -304,12 +325,10 @@ def _finish(waiting: _Waiting) -> None:
 
 def _resolve(answers: Sequence[tuple[_Waiting, Outcome]]) -> None:
     for waiting, outcome in answers:
-        if waiting.future.done():
-            continue
-        if isinstance(outcome, BaseException):
-            waiting.future.set_exception(outcome)
-        else:
-            waiting.future.set_result(outcome.uid if isinstance(outcome, Stored) else outcome)
+        reply, waiting.outcome = waiting.reply, outcome
+        reply.left -= 1
+        if not reply.left and not reply.future.done():
+            reply.future.set_result(None)
 
 
 class UnderWay:

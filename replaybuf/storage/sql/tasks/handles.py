@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
 from replaybuf.checks import check_seconds
 from replaybuf.codec.arrays_apart import DeferredArray, StandIn, checked_array
 from replaybuf.codec.payload import has_tail, head_size
-from replaybuf.errors import DecodeError, InputError, LeaseLostError
+from replaybuf.codec.replacing import Replacing
+from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
 from replaybuf.segments.extents import Extent
-from replaybuf.segments.frames import GoneError
+from replaybuf.segments.frames import ALIGNMENT, Frame, GoneError
 from replaybuf.segments.places import open_place
 from replaybuf.segments.store import Range, SegmentStore
+from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
-from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.engine.urls import url_or_path
 
 #: How long reading waits for a place that doesn't answer, in seconds.
 PATIENCE = 60.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +87,68 @@ def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> li
             raise InputError(f"handles must be ArrayHandles, got {type(one).__name__}")
     by_place: dict[Any, list[int]] = {}
     for place, one in enumerate(wanted):
-        by_place.setdefault(one.source.place, []).append(place)
+        by_place.setdefault((type(one.source), one.source.place), []).append(place)
     found: list[Any] = [None] * len(wanted)
     for places in by_place.values():
         chosen = [wanted[place] for place in places]
         for place, raw in zip(places, chosen[0].source.read(chosen, seconds), strict=True):
-            if isinstance(raw, GoneError):
-                raise LeaseLostError(
-                    f"the array can't be read any more ({raw}): the lease that its handle came with has ended, or its "
-                    "group has left the buffer. Load before the lease is acknowledged"
-                )
-            if isinstance(raw, Exception):
-                raise raw
-            found[place] = wanted[place].made(raw)
+            found[place] = _made(wanted[place], raw, seconds)
     return found
+
+
+def _made(handle: ArrayHandle, raw: Any, timeout: float) -> Any:
+    """Return what is made of bytes that were read, or raise the error in their place."""
+    try:
+        if isinstance(raw, Exception):
+            raise raw
+        return handle.made(raw)
+    except GoneError as error:
+        raise _lost(error) from None
+    except DecodeError as error:
+        # The space may have been written over while it was being read: then it says so now.
+        [again] = handle.source.read([handle], timeout)
+        if isinstance(again, GoneError):
+            raise _lost(again) from error
+        raise
+
+
+def _lost(error: GoneError) -> LeaseLostError:
+    return LeaseLostError(
+        f"the array can't be read any more ({error}): the lease that its handle came with has ended, or its group has "
+        "left the buffer. Load before the lease is acknowledged"
+    )
 
 
 async def load_all_async(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> list[Any]:
     """Do the same as `load_all`, in another thread."""
     return await asyncio.to_thread(load_all, list(handles), timeout=timeout)
+
+
+def load_into(holders: T, *, timeout: float = PATIENCE) -> T:
+    """Put what they load in the place of all handles, at any depth, in few requests; blocks. Returns `holders`.
+
+    `holders` are StorageItems, rollouts, or lists and dicts of either, such as `lease.items`. They are changed in
+    place; in tuples, which can't be changed, handles stay handles when nothing holds the tuple. Nothing is changed when
+    this raises; errors are those of `ArrayHandle.load`.
+    """
+    found: dict[int, ArrayHandle] = {}
+
+    def note(handle: ArrayHandle) -> ArrayHandle:
+        found[id(handle)] = handle
+        return handle
+
+    Replacing(_is_handle, note).replace(holders)
+    loaded = dict(zip(found, load_all(found.values(), timeout=timeout), strict=True))
+    return cast(T, Replacing(_is_handle, lambda handle: loaded[id(handle)]).replace(holders))
+
+
+async def load_into_async(holders: T, *, timeout: float = PATIENCE) -> T:
+    """Do the same as `load_into`, in another thread."""
+    return await asyncio.to_thread(load_into, holders, timeout=timeout)
+
+
+def _is_handle(value: Any) -> bool:
+    return isinstance(value, ArrayHandle)
 
 
 class Source(ABC):
@@ -146,9 +195,21 @@ class SegmentSource(Source):
             for one in handles
             if isinstance(one.source, SegmentSource)
         ]
-        return [
-            bytearray(raw) if isinstance(raw, bytes) else raw for raw in _store(self.url, timeout).read(ranges, timeout)
-        ]
+        store = _store(self.url, timeout)
+        store.forget()
+        return [_checked(store, one.extent, raw) for one, raw in zip(ranges, store.read(ranges, timeout), strict=True)]
+
+
+def _checked(store: SegmentStore, extent: Extent, raw: Any) -> Any:
+    """Return bytes that were read, in memory that can be written to, or why they are gone or damaged."""
+    if not isinstance(raw, Exception):
+        return bytearray(raw) if isinstance(raw, bytes) else raw
+    if isinstance(raw, DecodeError) and not isinstance(raw, GoneError):
+        # Where a segment was written over, anything may be at this place; its first frame says that it was.
+        first = Frame.parsed(store.read_raw(extent.name, 0, ALIGNMENT))
+        if first is not None and first.segment != extent.segment:
+            return GoneError(f"segment {extent.name}: it was written over")
+    return raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +230,7 @@ class DatabaseSource(Source):
             for one in handles
             if isinstance(one.source, DatabaseSource)
         ]
-        known = _databases.get(self.url)
-        parts = _read_elsewhere(self.url, wanted, timeout) if known is None else known.read_parts(wanted, timeout)
+        parts = _read_parts(self.url, wanted, timeout)
         return [
             GoneError(f"group {uid} is gone") if part is None else bytearray(part)
             for (uid, _, _), part in zip(wanted, parts, strict=True)
@@ -188,38 +248,76 @@ class OpenDatabase(Protocol):
         """Return parts of payloads, None where there is no payload; blocks."""
 
 
-#: Those that are open in this process, by the URLs that handles have.
-_databases: weakref.WeakValueDictionary[str, OpenDatabase] = weakref.WeakValueDictionary()
+#: Those that are open, by process (threads don't survive a fork) and by the URLs that handles have.
+_databases: weakref.WeakValueDictionary[tuple[int, str], OpenDatabase] = weakref.WeakValueDictionary()
 
 
 def know_database(url: str, database: OpenDatabase) -> None:
     """Let handles with this URL read from a database that is open in this process."""
-    _databases[url] = database
+    _databases[os.getpid(), url] = database
+
+
+def database_url(engine: Database) -> str:
+    """Return the URL of a database as handles have it: the path of a file, or that of a server without its password."""
+    if engine.path is not None:
+        return os.path.abspath(engine.path)
+    if engine.dialect.is_remote:
+        url = engine.url.set(drivername=engine.url.get_backend_name())
+        return url._replace(password=None).render_as_string(hide_password=False)
+    return f"{_IN_MEMORY}{id(engine)}"
+
+
+_IN_MEMORY = "memory://"
+
+
+def _read_parts(url: str, parts: Parts, timeout: float) -> list[bytes | None]:
+    """Read from a database, by a buffer that is open in this process if there is one."""
+    known = _databases.get((os.getpid(), url))
+    if known is not None:
+        with contextlib.suppress(ClosedError):
+            return known.read_parts(parts, timeout)
+    if url.startswith(_IN_MEMORY):
+        raise InputError(
+            "this handle is of a buffer in memory, which only its own process can read, as long as it is open: load it "
+            "there, or keep the buffer in a file or on a server (url=)"
+        )
+    return _read_elsewhere(url, parts, timeout)
 
 
 def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None]:
     """Read from a database that isn't open here. Its password, if it needs one, is known to the driver (PGPASSFILE)."""
 
     async def read() -> list[bytes | None]:
-        engine = open_database(parse_url(url), lock_timeout=timeout, reconnect_timeout=timeout, read_only=True)
+        engine = open_database(url_or_path(url), lock_timeout=timeout, reconnect_timeout=timeout, read_only=True)
         try:
             return await engine.read(lambda tx: tx.dialect.read_ranges(tx, parts))
         finally:
             await engine.dispose()
 
+    async def read_in_time() -> list[bytes | None]:
+        return await asyncio.wait_for(read(), timeout)
+
     with ThreadPoolExecutor(1) as executor:  # a loop of its own: the caller may be inside one
-        return executor.submit(asyncio.run, read()).result(timeout)
+        reading = executor.submit(asyncio.run, read_in_time())
+        try:
+            return reading.result()
+        except TimeoutError as error:
+            if isinstance(error, ReplayBufError):
+                raise
+            raise UnreachableError(f"{url} did not answer within {timeout:g} s while arrays were read") from error
 
 
-_stores: dict[str, SegmentStore] = {}
+#: Those that handles have read from, in the same way.
+_stores: dict[tuple[int, str], SegmentStore] = {}
 _lock = threading.Lock()
 
 
 def _store(url: str, timeout: float) -> SegmentStore:
+    key = os.getpid(), url
     with _lock:
-        if url not in _stores:
-            _stores[url] = open_place(url, timeout)
-        return _stores[url]
+        if key not in _stores:
+            _stores[key] = open_place(url, timeout)
+        return _stores[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +333,7 @@ class Handles:
 
     def held(self, array: np.ndarray[Any, Any]) -> ArrayHandle:
         """Return the handle of an array that was read."""
-        raw = array.tobytes()
-        known = DeferredArray.of(array.dtype, array.shape, raw)
+        known, raw = DeferredArray.of(array)
         return ArrayHandle(str(array.dtype), array.shape, array.nbytes, HeldSource(raw), known)
 
 

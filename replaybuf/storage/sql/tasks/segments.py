@@ -12,10 +12,10 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from replaybuf.codec.payload import Codec, SplitPayload, is_apart
 from replaybuf.codec.stored import Deferral
@@ -30,6 +30,7 @@ from replaybuf.segments.store import (
     SegmentWriter,
     TakenError,
     claim,
+    in_frames,
     recognise,
 )
 from replaybuf.storage.sql.engine.database import Database
@@ -37,7 +38,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import segments as statements
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, SILENT_SECONDS, Segment
-from replaybuf.storage.sql.tasks.handles import handles_of
+from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 
 #: A segment in a folder takes no more payloads when it has so many bytes.
 SEGMENT_BYTES = 128 << 20
@@ -62,6 +63,8 @@ _REGISTERED = 8
 
 _logger = logging.getLogger("replaybuf.segments")
 
+T = TypeVar("T")
+
 
 class _OpenSegment:
     """A segment that this process writes to. `users` are the extents in it whose payloads are on their way."""
@@ -83,10 +86,14 @@ class SegmentBatch:
 
     threshold: int
     _segments: Segments
+    _refusal: PayloadStoreError | None = None
+    _writing_since: float | None = None
     _pending: list[_Written] = field(default_factory=list)
 
     def add(self, split: SplitPayload) -> Extent:
-        """Return where the tail of a payload will be; it is there after `flush`."""
+        """Return where the tail of a payload will be; it is there after `flush`. Raises PayloadStoreError."""
+        if self._refusal is not None:
+            raise PayloadStoreError(str(self._refusal))
         own = self._pending[-1].segment if self._pending else None
         segment, extent = self._segments.reserve(split.size, own)
         frame = Frame(extent.segment, extent.at, extent.size, self._segments.database, time.time())
@@ -99,11 +106,18 @@ class SegmentBatch:
     def flush(self) -> None:
         """Write what was added. Raises PayloadStoreError, DiskFullError or SegmentLostError."""
         pending, self._pending = self._pending, []
+        self._writing_since = time.monotonic() if pending else None
         by_segment: dict[int, list[_Written]] = {}
         for one in pending:
             by_segment.setdefault(one.segment.id, []).append(one)
         for members in by_segment.values():
             self._segments.write(members)
+        self._writing_since = None
+
+    def hangs(self, patience: float) -> bool:
+        """Return whether writing has taken longer than that, and isn't over."""
+        since = self._writing_since
+        return since is not None and time.monotonic() - since >= patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +161,10 @@ class Segments:
         self._read: list[int] = []  # groups that have left, whose payloads were read
         self._renew_at = 0.0
         self.database = b""
+        #: Called when threads that encode or read hang in a place: others have to take their work over.
+        self.on_hang: Callable[[], object] = lambda: None
         #: The database, as handles name it; one in memory has no name that others could use.
-        self.url = engine.where if engine.path or engine.dialect.is_remote else f"memory://{id(self)}"
+        self.url = database_url(engine)
 
     @property
     def writes(self) -> bool:
@@ -160,7 +176,7 @@ class Segments:
     async def prepare(self, scope: Scope, *, writes: bool) -> None:
         """Open the place for payloads if anything is to be written; mark it as that of this database if it is new."""
         self._scope = scope
-        self.database = bytes.fromhex(scope.database or "")[:16].ljust(16, b"\0")
+        self.database = in_frames(scope.database or "")
         if self._place is None or self._here is not None or not writes:
             return
         store = open_place(self._place, self._patience)
@@ -193,10 +209,9 @@ class Segments:
         except (ReplayBufError, TimeoutError) as error:  # others find them when this process has been silent for long
             _logger.debug("segments were left open: %s", error)
         self._lose()
-        for segment in self._lost:
-            segment.writer.close()
-        for store in self._stores.values():
-            store.close()
+        closing = asyncio.to_thread(_close_all, [*self._lost], [*self._stores.values()])
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(closing, _CLOSING_SECONDS)
 
     # Writing
 
@@ -206,8 +221,11 @@ class Segments:
             return None
         number, store = self._here
         if len(self._spare) < _SPARE:
-            async with self._registering:
-                await self._register(number, store)
+            try:
+                async with self._registering:
+                    await self._register(number, store)
+            except PayloadStoreError as error:  # what stays in the database is stored all the same
+                return SegmentBatch(self._threshold, self, error)
         return SegmentBatch(self._threshold, self)
 
     async def _register(self, number: int, store: SegmentStore) -> None:
@@ -295,6 +313,27 @@ class Segments:
             segment.users.add(extent)
             return segment, extent
 
+    async def written(self, batch: SegmentBatch | None, work: Awaitable[T]) -> T:
+        """Return what `work` returns, which encodes groups and writes a batch in another thread.
+
+        Raises PayloadStoreError where writing hangs, as on a mount whose server is away; that thread goes on hanging.
+        """
+        if batch is None:
+            return await work
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait([task], timeout=self._patience))[0]:
+                if batch.hangs(self._patience):
+                    self.lost()
+                    self.on_hang()
+                    raise PayloadStoreError(
+                        f"payloads could not be written within {self._patience:g} s to {self._place}; nothing of the "
+                        "put was stored: see that it is mounted and answers"
+                    )
+            return task.result()
+        finally:
+            task.cancel()
+
     def write(self, members: Sequence[_Written]) -> None:
         """Write frames into one segment (any thread)."""
         segment, runs = members[0].segment, _runs(members)
@@ -331,6 +370,7 @@ class Segments:
             try:
                 await asyncio.wait_for(compute(partial(self._fetch, codec, frozenset(deferred)), apart), self._patience)
             except TimeoutError as error:
+                self.on_hang()
                 raise PayloadStoreError(
                     f"payloads could not be read within {self._patience:g} s from {self._names(apart)}; nothing was "
                     "taken"
@@ -351,13 +391,7 @@ class Segments:
 
     async def _reach(self, rows: Sequence[GroupRow]) -> None:
         """Open the places that payloads are in."""
-        wanted = set()
-        for row in rows:
-            try:
-                wanted.add(Extent.at_end_of(row.payload).place)
-            except DecodeError:
-                continue
-        await self._open_places(wanted)
+        await self._open_places(_places(rows))
 
     async def _open_places(self, wanted: Collection[int]) -> None:
         """Open those of the places that the database knows."""
@@ -374,12 +408,13 @@ class Segments:
         recognise(store, self._scope.database or "", number)
         return store
 
-    def _names(self, rows: Sequence[GroupRow]) -> str:
-        places = set()
-        for row in rows:
-            with contextlib.suppress(DecodeError):
-                places.add(Extent.at_end_of(row.payload).place)
-        return ", ".join(sorted(self._stores[one].url for one in places if one in self._stores))
+    async def check_places(self, rows: Iterable[GroupRow]) -> None:
+        """Make sure that what is damaged isn't that of another place in the stead of ours. Raises PayloadStoreError."""
+        for number in _places(rows) & self._stores.keys():
+            await self._in_thread(self._stores[number].check_there)
+
+    def _names(self, rows: Iterable[GroupRow]) -> str:
+        return ", ".join(sorted(self._stores[one].url for one in _places(rows) if one in self._stores))
 
     def _fetch(self, codec: Codec, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
         by_place: dict[int, list[tuple[GroupRow, Any, Range]]] = {}
@@ -448,7 +483,7 @@ class Segments:
     async def _tidy(self, compute: Callable[[Callable[[Any], Any], Any], Any], codec: Codec) -> bool:
         """Tidy up a little, beside the sweeps: they don't wait for a place that doesn't answer."""
         for store in self._stores.values():
-            store.forget()
+            await self._in_thread(store.forget)
         deleted = await self._delete()
         moved = self.writes and await self._empty_one(compute, codec)
         return deleted or moved
@@ -469,8 +504,7 @@ class Segments:
         with self._lock:
             unused = [one for one in self._lost if not one.users]
             self._lost = [one for one in self._lost if one not in unused]
-        for one in unused:
-            one.writer.close()
+        self._close_soon(unused)
         if self._user is None or self._here is None:
             return
         with self._lock:
@@ -485,8 +519,12 @@ class Segments:
         await self._write(lambda tx: statements.seal(tx, user, {one.id: max(one.end, 1) for one in done}, keep=keep))
         with self._lock:
             self._rolled = [one for one in self._rolled if one not in done]
-        for one in done:
-            one.writer.close()
+        self._close_soon(done)
+
+    def _close_soon(self, closing: Sequence[_OpenSegment]) -> None:
+        """Close segments in another thread: where their place doesn't answer, that hangs as a write does."""
+        if closing:
+            asyncio.get_running_loop().run_in_executor(None, _close_all, closing)
 
     async def _renew(self) -> None:
         self._renew_at = time.monotonic() + _RENEW_SECONDS
@@ -594,8 +632,24 @@ class Segments:
             ) from error
 
 
+def _close_all(segments: Iterable[_OpenSegment], stores: Iterable[SegmentStore] = ()) -> None:
+    for segment in segments:
+        segment.writer.close()
+    for store in stores:
+        store.close()
+
+
 def _name(segment: Segment) -> str:
     return Extent(0, segment.id, segment.file, 0, 0).name
+
+
+def _places(rows: Iterable[GroupRow]) -> set[int]:
+    """Return the places in which groups have arrays."""
+    places = set()
+    for row in rows:
+        with contextlib.suppress(DecodeError):
+            places.add(Extent.at_end_of(row.payload or b"").place)
+    return places
 
 
 def _runs(members: Sequence[_Written]) -> list[tuple[int, list[Any]]]:

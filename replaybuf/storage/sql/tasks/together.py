@@ -66,9 +66,9 @@ async def _put(apart: Sequence[_Puts]) -> _Outcomes:
     """Put into the buffers of the first database, and into those of the others before its commit."""
     here, *others = apart
     lead = next(iter(here.values())).transactions
+    batches = {place: await one.transactions.thread.run(one.encoding.segments.ready) for place, one in here.items()}
 
     async def put() -> _Outcomes:
-        batches = {place: await one.encoding.segments.ready() for place, one in here.items()}
         encoded = await lead.compute(partial(_encode, batches), here)
         each = {place: statements.BufferGroup(here[place].transactions.scope, one) for place, one in encoded.items()}
         elsewhere: _Outcomes = {}

@@ -37,7 +37,7 @@ class Transactions:
         self.scope = scope
         self._watch = watch
         self._restoring = asyncio.Lock()
-        self._executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
+        self._executor = _threads()
 
     async def read(self, function: Callable[[Transaction], T], *, brief: bool = False, single: bool = False) -> T:
         """Run `function(tx)` in a read transaction; `brief` and `single` as in `Database.read`."""
@@ -123,6 +123,15 @@ class Transactions:
             return function(argument)
         return await future
 
+    def replace_threads(self) -> None:
+        """Let new threads do what comes from now on: those of `compute` hang."""
+        self._executor.shutdown(wait=False)
+        self._executor = _threads()
+
     def end_computing(self, *, wait: bool) -> None:
         """End the threads of `compute` (any thread)."""
         self._executor.shutdown(wait=wait)
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")

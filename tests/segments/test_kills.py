@@ -1,0 +1,232 @@
+"""`kill -9`, stops, full disks and lost folders: nothing is lost, nothing doubled, and no byte is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from replaybuf.storage.sql.tasks import segments as tasks
+from replaybuf.storage.sql.tasks import sweeper
+from tests.faults.figures import Figures
+from tests.faults.ledger import entries, numbers
+from tests.faults.processes import end, kill, start
+from tests.postgres import Databases
+from tests.processes.test_processes import wait_for_lines
+from tests.segments import roles
+from tests.segments.arrays import apart, ask, files, segments, take_all
+from tests.stores import TASK, until
+
+
+@pytest.fixture(autouse=True)
+def _soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
+    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(tasks, "_RENEW_SECONDS", 0.1)
+
+
+class Places:
+    """Another empty database and an empty folder at each call."""
+
+    def __init__(self, folder: Path, lend: object) -> None:
+        self._folder, self._lend, self._count = folder, lend, 0
+
+    def __call__(self) -> tuple[str, Path, Path]:
+        self._count += 1
+        folder = self._folder / str(self._count)
+        place = folder / "payloads"
+        place.mkdir(parents=True)
+        url = self._lend() if callable(self._lend) else f"sqlite:///{folder}/b.db"
+        return url, place, folder
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
+    if request.param == "sqlite":
+        yield Places(tmp_path, None)
+        return
+    databases: Databases = request.getfixturevalue("postgres_databases")
+    with databases.lent() as lend:
+        yield Places(tmp_path, lend)
+
+
+async def _left_over(url: str, place: Path) -> tuple[list[int], int, dict[str, int]]:
+    """What the next process takes, how many groups are set aside, and the files that are there after it has ended."""
+    await ask(url, "UPDATE rb_segment_user SET renewed_at = 0")
+    await ask(url, "UPDATE rb_garbage SET removed_at = 0")
+    await ask(url, "UPDATE rb_group SET leased_until = 1 WHERE leased_until IS NOT NULL")
+    async with apart(url, place) as buffer:
+        left = await take_all(buffer)
+        failed = await buffer.count(TASK, "failed")
+        await until(lambda: _nothing_is_named(url))
+    return left, failed, files(place)
+
+
+async def _nothing_is_named(url: str) -> bool:
+    named = await ask(url, "SELECT 1 FROM rb_payload WHERE segment IS NOT NULL LIMIT 1")
+    orphans = await ask(
+        url, "SELECT 1 FROM rb_segment WHERE size IS NULL AND owner NOT IN (SELECT id FROM rb_segment_user)"
+    )
+    return not named and not orphans
+
+
+@pytest.mark.parametrize("count", [5, pytest.param(None, marks=pytest.mark.long)])
+def test_a_process_that_is_killed_at_any_point_loses_nothing(
+    places: Places, count: int | None, figures: Figures
+) -> None:
+    """Around every statement, commit, write, sync, deletion: the next process has all that was put and not taken."""
+    url, place, folder = places()
+    process = start(roles.live, folder / "ledger", url, str(place), None)
+    assert end(process, folder / "ledger") == 0
+    points = entries(folder / "ledger", "point")
+    wanted = [
+        f"{side} {what}" for side in ("before", "after") for what in ("open", "write", "sync", "delete", "commit")
+    ]
+    assert set(wanted) <= set(points)
+    chosen = range(len(points)) if count is None else random.Random().sample(range(len(points)), count)
+    for point in chosen:
+        url, place, folder = places()
+        ledger = folder / "ledger"
+        if end(start(roles.live, ledger, url, str(place), point), ledger) == 0:
+            continue  # one run has a few more than another
+        what = entries(ledger, "killed")[0]
+        put, took, taking = (numbers(ledger, kind) for kind in ("put", "took", "taking"))
+        if not put and not asyncio.run(_is_there(url)):
+            continue
+        left, failed, rest = asyncio.run(_left_over(url, place))
+        delivered = [*took, *left]
+        figures.add(
+            faults=1,
+            groups=len(put),
+            lost=len(set(put) - set(delivered) - set(taking)),
+            doubled=len(delivered) - len(set(delivered)),
+            with_the_dead=len(set(taking) - set(delivered)),
+        )
+        assert set(put) - set(taking) <= set(delivered), (point, what)
+        assert len(delivered) == len(set(delivered)), (point, what)
+        assert failed == 0, (point, what)
+        assert rest == {}, (point, what)
+        assert asyncio.run(segments(url)) == {}, (point, what)
+
+
+async def _is_there(url: str) -> bool:
+    """Whether the tables were made before the kill."""
+    try:
+        await ask(url, "SELECT 1 FROM rb_segment_user")
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.long)])
+def test_processes_that_are_killed_or_stopped_at_any_moment_lose_nothing(
+    places: Places, kills: int, figures: Figures
+) -> None:
+    """Producers and consumers; who is stopped is taken for dead, and goes on."""
+    url, place, folder = places()
+    chance, stop, done = random.Random(), folder / "stop", folder / "done"
+    started: dict[int, tuple[BaseProcess, Path, bool]] = {}
+    ledgers: list[Path] = []
+    faults = 0
+
+    def begin(slot: int) -> None:
+        ledger = folder / f"{len(ledgers)}.ledger"
+        first = len(ledgers) * 100_000
+        ledgers.append(ledger)
+        produces = slot < 2
+        process = (
+            start(roles.produce, ledger, url, str(place), str(stop), first, first)
+            if produces
+            else start(roles.consume, ledger, url, str(place), str(done), first)
+        )
+        started[slot] = process, ledger, produces
+
+    for slot in range(4):
+        begin(slot)
+    for turn in range(kills):
+        slot = chance.randrange(4)
+        process, ledger, _ = started[slot]
+        wait_for_lines(ledger, 3)
+        time.sleep(chance.random() * 0.3)
+        assert entries(ledger, "problem") == [], entries(ledger, "problem")[0].replace("\\n", "\n")
+        faults += 1
+        if turn % 3 == 2:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(roles.SILENT_SECONDS + 0.7)
+            os.kill(process.pid, signal.SIGCONT)
+        else:
+            kill(process)
+            begin(slot)
+    stop.touch()
+    for process, ledger, produces in started.values():
+        if produces:
+            assert end(process, ledger) == 0
+    done.touch()
+    for process, ledger, produces in started.values():
+        if not produces:
+            assert end(process, ledger) == 0
+    put, acked, acking = ([n for one in ledgers for n in numbers(one, kind)] for kind in ("put", "acked", "acking"))
+    left, failed, rest = asyncio.run(_left_over(url, place))
+    delivered = [*acked, *left]
+    lost, doubled = set(put) - set(delivered) - set(acking), len(delivered) - len(set(delivered))
+    dead = len(set(acking) - set(delivered))
+    figures.add(faults=faults, groups=len(put), lost=len(lost), doubled=doubled, with_the_dead=dead)
+    assert (lost, doubled, failed, rest) == (set(), 0, 0, {})
+
+
+@pytest.mark.parametrize("what", ["full", "read-only"])
+def test_a_disk_that_takes_no_more_loses_nothing(places: Places, what: str, figures: Figures) -> None:
+    """The put fails with the reason; what was put is read and taken; with room it goes on; and all room comes back."""
+    url, place, folder = places()
+    ledger = folder / "ledger"
+    assert end(start(roles.fill_up, ledger, url, str(place), what), ledger) == 0
+    if entries(ledger, "not-permitted"):
+        pytest.skip("this user may not mount")
+    put, took, seen = (numbers(ledger, kind) for kind in ("put", "took", "seen"))
+    figures.compare(1, put, took)
+    [refused] = entries(ledger, "refused")
+    assert refused.startswith("DiskFullError" if what == "full" else "PayloadStoreError"), refused
+    assert sorted(seen) == [number for number in sorted(put) if number < 1000]
+    assert sorted(took) == sorted(put)
+    assert entries(ledger, "failed") == ["0"]
+    assert len(put) > 15
+
+
+async def test_the_database_may_be_away_while_the_folder_is_there(tmp_path: Path, figures: Figures) -> None:
+    """Bytes are written and not named; what was said to be stored is, and no byte is left over."""
+    from tests.postgres import new_database, own_server
+
+    place = tmp_path / "payloads"
+    place.mkdir()
+    put: list[int] = []
+    with own_server() as server, new_database(server.url) as url:
+        async with apart(url, place, reconnect_timeout=20.0) as buffer:
+
+            async def produce(first: int) -> None:
+                for number in range(first, first + 10):
+                    await buffer.put(roles.heavy(number), TASK)
+                    put.append(number)
+
+            producing = [asyncio.create_task(produce(100 * n)) for n in range(3)]
+            await until(lambda: _some(put))
+            await asyncio.to_thread(server.stop)
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(server.start)
+            await asyncio.gather(*producing)
+            taken = await take_all(buffer)
+        left, failed, rest = await _left_over(url, place)
+        figures.compare(1, put, taken + left)
+        assert sorted(taken) == sorted(put)
+        assert (left, failed, rest) == ([], 0, {})
+
+
+async def _some(numbers_put: list[int]) -> bool:
+    return len(numbers_put) > 5
