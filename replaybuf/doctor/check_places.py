@@ -23,7 +23,7 @@ from replaybuf.segments.places import open_place
 from replaybuf.segments.store import StoredSegment, recognise
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
-from replaybuf.storage.sql.schema.tables import payload, segment
+from replaybuf.storage.sql.schema.tables import IDENTITY, payload, segment
 from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, end_use
 from replaybuf.units import some
 
@@ -151,6 +151,11 @@ def _known(tx: ReadTransaction) -> dict[int, dict[str, int]]:
     return found
 
 
+def _identity(tx: ReadTransaction) -> str:
+    """Return the number of this database, also of a snapshot that refers to the payloads of another one."""
+    return tx.value("SELECT value FROM rb_info WHERE name = :name", name=IDENTITY) or ""
+
+
 def check_places(reader: Reader, context: CheckContext) -> list[Finding]:
     """Compare the segments in each place with those that the database names; no transaction is open meanwhile.
 
@@ -158,8 +163,7 @@ def check_places(reader: Reader, context: CheckContext) -> list[Finding]:
     """
 
     def read(tx: ReadTransaction) -> tuple[dict[int, str], dict[int, dict[str, int]], str]:
-        places, owner = tx.places()
-        return places, _known(tx), owner or ""
+        return tx.places()[0], _known(tx), _identity(tx)
 
     places, known, identity = reader.read_any(read)
     found: list[Finding] = []
@@ -232,7 +236,7 @@ def _unnamed(there: dict[str, StoredSegment], named: Collection[str], *, younger
 def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """Delete what was found that the database doesn't name, and still doesn't: nobody registers segments meanwhile."""
     done = []
-    (places, owner), known = tx.places(), _known(tx)
+    places, known, identity = tx.places()[0], _known(tx), _identity(tx)
     if context.unnamed and tx.values(_UNREGISTERED):
         return ["left segments that the database doesn't name, because rows of others are missing"]
     for number, names in context.unnamed.items():
@@ -240,11 +244,12 @@ def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
         if number not in places or not left:
             continue
         with closing(open_place(places[number], PATIENCE)) as store:
-            recognise(store, owner or "", number)
+            recognise(store, identity, number)
             for name in left[:_DELETED_AT_ONCE]:
                 store.delete(name)
-        more = len(left) - _DELETED_AT_ONCE
-        again = f"; {more:,} more are left: repair again" if more > 0 else ""
+        again = (
+            f"; {len(left) - _DELETED_AT_ONCE:,} more are left: repair again" if len(left) > _DELETED_AT_ONCE else ""
+        )
         count = units.number_of(min(len(left), _DELETED_AT_ONCE), "segment")
         done.append(f"deleted {count} in {places[number]} that nothing names{again}")
     return done

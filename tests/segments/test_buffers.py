@@ -17,9 +17,8 @@ from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError
 from replaybuf.segments.store import MARKER
 from replaybuf.storage.sql.statements import segments as statements
-from replaybuf.storage.sql.tasks import open_segments
+from replaybuf.storage.sql.tasks import open_segments, sweeper
 from replaybuf.storage.sql.tasks import segments as tasks
-from replaybuf.storage.sql.tasks import sweeper
 from tests.segments.arrays import (
     NBYTES,
     apart,
@@ -497,7 +496,7 @@ async def test_a_put_that_was_committed_is_not_said_to_have_failed(tmp_path: Pat
     async with apart(f"sqlite:///{tmp_path}/b.db", folder, capacity=1, on_full="evict") as buffer:
         await put(buffer, 1)
         segments_of = buffer.storage.segments
-        segments_of._stores[1].close()
+        segments_of.reader.stores[1].close()
         _rename(folder, folder.with_name("away"))
         dropped: list[Any] = []
         assert await buffer.put(group(2), TASK, dropped=dropped)
@@ -607,7 +606,7 @@ async def test_payloads_stay_until_their_taker_has_read_them(
     async with apart(url, place) as buffer, apart(url, place) as other:
         await put(buffer, *range(4))
         segments_of = buffer.storage.segments
-        real, reading, go_on = segments_of._fetch, asyncio.Event(), asyncio.Event()
+        real, reading, go_on = segments_of.reader._fetch, asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def slowly(*arguments: Any) -> None:
@@ -615,7 +614,7 @@ async def test_payloads_stay_until_their_taker_has_read_them(
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
             real(*arguments)
 
-        monkeypatch.setattr(segments_of, "_fetch", slowly)
+        monkeypatch.setattr(segments_of.reader, "_fetch", slowly)
         taking = asyncio.create_task(buffer.get(4, TASK))
         await reading.wait()
         for first in range(10, 30, 10):
@@ -625,7 +624,7 @@ async def test_payloads_stay_until_their_taker_has_read_them(
         assert await payload_rows(url) >= 4
         go_on.set()
         assert sorted(numbers_in(await taking)) == [0, 1, 2, 3]
-        monkeypatch.setattr(segments_of, "_fetch", real)
+        monkeypatch.setattr(segments_of.reader, "_fetch", real)
         await until(lambda: _has(url, 0))
 
 
@@ -684,7 +683,7 @@ async def test_a_payload_that_is_moved_while_it_is_read_is_read_where_it_is_now(
             uids += await put(buffer, number)
         await put(buffer, 9)
         segments_of = buffer.storage.segments
-        real, calls = segments_of._fetch, 0
+        real, calls = segments_of.reader._fetch, 0
         loop = asyncio.get_running_loop()
 
         def moved_first(*arguments: Any) -> None:
@@ -700,7 +699,7 @@ async def test_a_payload_that_is_moved_while_it_is_read_is_read_where_it_is_now(
             if (folder / "segments" / "1.seg").exists():
                 await until(lambda: _not_there(folder / "segments" / "1.seg"))
 
-        monkeypatch.setattr(segments_of, "_fetch", moved_first)
+        monkeypatch.setattr(segments_of.reader, "_fetch", moved_first)
         monkeypatch.setattr(tasks, "_MOST_KEPT", 0)
         assert numbers_in(await buffer.get(1, TASK)) == [0]
         assert calls >= 2
