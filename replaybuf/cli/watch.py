@@ -73,7 +73,7 @@ _HELP = [
     "?        this help, and back",
     "r        read now",
     "",
-    "in/min   groups put; out/min completed groups drawn: of the last minute",
+    "in/min   groups put, and a ledger's prompts; out/min completed groups drawn: of the last minute",
     "SILENT   a worker that gave no sign of life for a minute, and didn't end",
     "staleness and reward are those of the completed groups that were put last",
 ]

@@ -12,6 +12,7 @@ from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.rates import rate
+from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.measures import segments_of_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
@@ -22,7 +23,10 @@ from replaybuf.web.pages.records import read_waits
 from replaybuf.web.plots import BARS, Plot, areas, histogram, lines, whole_bins
 
 #: The columns by which tasks are ordered, beside the numbers of groups of each status.
-_TASKS = ("task", "buffer", "leased", "archived", "put", "sampled_new", "sampled_again", "expired", "evicted")
+_TASKS = (
+    *("task", "buffer", "leased", "archived", "made", "prompts", "sampled_new", "sampled_again", "expired"),
+    "evicted",
+)
 _HOURS = ("6", "1", "24", "48")
 _EVENTS, _BATCHES = 8, 200
 _LAST_SECOND = 2**36
@@ -49,7 +53,11 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "now": now,
         "last_worker": last and last.worker,
         "hours": hours,
-        "tasks": [{"buffer": name, "task": one, **more} for name, of in figures.items() for one, more in of.items()],
+        "tasks": [
+            {"buffer": name, "task": one, **more, "prompts": tallies[name].get((one, Status.INIT, Tally.PUT), 0)}
+            for name, of in figures.items()
+            for one, more in of.items()
+        ],
         "rates": _rates_now(history),
         "bytes": tx.database_bytes(),
         "places": segments_of_places(tx),
@@ -151,7 +159,10 @@ def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         histogram("Staleness", whole_bins(newest_ones.staleness), "completed groups put last"),
     ]
     present = [s for s in map(str, Status) if any(one["buffered"].get(s) for one in data["tasks"])]
-    rows = [one | {f"in_{s}": one["buffered"].get(s, 0) for s in present} for one in data["tasks"]]
+    rows = [
+        one | {"made": one["put"] - one["prompts"]} | {f"in_{s}": one["buffered"].get(s, 0) for s in present}
+        for one in data["tasks"]
+    ]
     return {
         "plots": [one for one in plots if one],
         "page": listed(rows, ask, (*_TASKS, *(f"in_{s}" for s in present))),

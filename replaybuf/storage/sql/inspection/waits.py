@@ -251,7 +251,7 @@ def glance(tx: ReadTransaction, buffer: str | None) -> list[Glance]:
             [] if one.asked else one.waits,
             newest_groups(tx, one.buffer, None),
             _readings(tx, one.buffer, one.about),
-            last_batches(tx, one.buffer, _BATCHES),
+            last_batches(tx, one.buffer, _BATCHES, completed=True),
             newest(tx, "events", one.buffer, _SHOWN_EVENTS),
         )
         for one in explain(tx, buffer, Question(), asked=False)
