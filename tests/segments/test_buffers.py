@@ -17,6 +17,7 @@ from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError
 from replaybuf.segments.store import MARKER
 from replaybuf.storage.sql.statements import segments as statements
+from replaybuf.storage.sql.statements.segments import begin_use, end_use
 from replaybuf.storage.sql.tasks import open_segments, sweeper
 from replaybuf.storage.sql.tasks import segments as tasks
 from tests.segments.arrays import (
