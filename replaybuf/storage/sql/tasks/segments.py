@@ -116,9 +116,10 @@ class Segments:
             _logger.debug("segments were left open: %s", error)
         if self._here is not None:
             self._here.lose()
-        closing = asyncio.to_thread(_close_all, self._here, [*self.reader.stores.values()])
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(closing, _CLOSING_SECONDS)
+        stores = [*self.reader.stores.values()]
+        if stores:  # at the end of the interpreter no thread can be started
+            with contextlib.suppress(TimeoutError, RuntimeError):
+                await asyncio.wait_for(asyncio.to_thread(_close_all, self._here, stores), _CLOSING_SECONDS)
 
     # Writing
 
