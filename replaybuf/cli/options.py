@@ -141,7 +141,7 @@ def url_and_uids(url: str, uids: list[str] | None) -> tuple[str, list[str]]:
     if variable and url != variable and url.isdigit():
         return variable, [url, *(uids or [])]
     if not uids:
-        raise typer.BadParameter(_MISSING, param_hint="UID")
+        raise typer.BadParameter(f"{_MISSING} --worst N and --best N choose the rollouts instead.", param_hint="UID")
     return url, uids
 
 

@@ -115,8 +115,8 @@ def _print(found: dict[str, Any], now: datetime) -> None:
 def place_text(place: dict[str, Any]) -> str:
     """Return what is kept apart in a place."""
     live, dead = (units.size(place[name]) for name in ("live_bytes", "dead_bytes"))
-    number = units.number(place["segments"])
-    return f"payloads in {escape(place['url'])}: {live} live, {dead} dead, {number} segments"
+    number = units.number_of(place["segments"], "segment")
+    return f"payloads in {escape(place['url'])}: {live} live, {dead} dead, {number}"
 
 
 def _puts(put_of: dict[str, dict[str, int]], of: str) -> list[str]:

@@ -75,14 +75,17 @@ class FolderStore(SegmentStore):
         return True
 
     def check_writable(self) -> None:
-        if not self.path.is_dir():
-            what = "is a file" if self.path.exists() else "isn't there"
-            raise PayloadStoreError(
-                f"the folder for payloads {self.path} {what}: make it (mkdir -p), mount it, or name another one "
-                "(payloads=)"
-            )
         try:
+            if not self.path.is_dir():
+                isnt = (
+                    "is a file: name a folder"
+                    if self.path.exists()
+                    else "isn't there: make it (mkdir -p), mount it, or name another one"
+                )
+                raise PayloadStoreError(f"the folder for payloads {self.path} {isnt} (payloads=)")
             (self.path / SEGMENTS).mkdir(exist_ok=True)
+        except PayloadStoreError:
+            raise
         except OSError as error:
             raise self._error(error, "can't be written to") from error
         if not os.access(self.path / SEGMENTS, os.W_OK | os.X_OK):
@@ -334,7 +337,7 @@ def _fill(number: int, views: list[memoryview], at: int, name: str) -> None:
     while views:
         count = os.preadv(number, views, at)
         if count == 0:
-            raise DecodeError(f"the segment {name} ends at byte {at}: it was cut short")
+            raise DecodeError(f"the segment {name} ends at byte {os.fstat(number).st_size}: it was cut short")
         at += count
         while views and count >= len(views[0]):
             count -= len(views.pop(0))

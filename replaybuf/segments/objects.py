@@ -14,12 +14,15 @@ from typing import Any, Final
 import numpy as np
 
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
+from replaybuf.redact import redact
 from replaybuf.segments.frames import GoneError
 from replaybuf.segments.store import MARKER, SEGMENTS, Range, SegmentStore, SegmentWriter, StoredSegment
 
 #: The schemes of URLs, with what people call them.
 SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
 _REQUESTS = 16  # at once
+#: Requests are given up before their caller gives up, and so can say what was answered.
+_PART = 0.8
 _STATUS = re.compile(r"\b(?:status(?: code)?:?|HTTP error) *\(?([1-5]\d\d)\b|\b([45]\d\d) [A-Z][a-z]+")
 
 #: The process in which `obstore` runs its threads, which no process has that was forked from it.
@@ -47,12 +50,21 @@ class ObjectStore(SegmentStore):
                 "pip install obstore"
             ) from error
         self.url = url.rstrip("/")
-        self._patience = patience
+        self._patience = _PART * patience
+        self._endpoint = _endpoint()
         try:
             self._store = stores.from_url(
                 self.url,
-                client_options={"timeout": "30s", "connect_timeout": "5s", **_plain_http()},
-                retry_config={"max_retries": 1000, "retry_timeout": timedelta(seconds=patience), "backoff": _BACKOFF},
+                client_options={
+                    "timeout": "30s",
+                    "connect_timeout": "5s",
+                    "allow_http": self._endpoint.startswith("http://"),
+                },
+                retry_config={
+                    "max_retries": 1000,
+                    "retry_timeout": timedelta(seconds=self._patience),
+                    "backoff": _BACKOFF,
+                },
             )
         except (ValueError, self._errors.BaseError) as error:
             raise ConfigError(
@@ -172,13 +184,19 @@ class ObjectStore(SegmentStore):
             "401",
             "403",
         ):
+            if self.url.startswith("s3://") and "AWS_ACCESS_KEY_ID" not in os.environ:
+                return f"{self._asked()} wants credentials, and there is no AWS_ACCESS_KEY_ID in the environment"
             return "it refuses these credentials; see that those in the environment (AWS_ACCESS_KEY_ID, ...) are right"
         if isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in text:
             return "there is no such bucket; make it, or correct the name"
-        answer = f"it answered {status}" if status else "it didn't answer"
+        answer = f"{self._asked()} answered {status}" if status else f"{self._asked()} didn't answer"
         return (
             f"{answer}, and was asked again for {self._patience:g} s; see that it is up, and that the endpoint is right"
         )
+
+    def _asked(self) -> str:
+        """Return which server was asked, as far as the environment names one."""
+        return redact(self._endpoint) if self._endpoint else "the store"
 
 
 class _ObjectWriter(SegmentWriter):
@@ -209,7 +227,11 @@ def _run_here(url: str) -> None:
     _running_in = os.getpid()
 
 
-def _plain_http() -> dict[str, Any]:
-    """Return the option for endpoints without TLS, which somebody has named in the environment."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
-    return {"allow_http": True} if endpoint.startswith("http://") else {}
+def _endpoint() -> str:
+    """Return the server that the environment names, "" for that of the provider. Raises ConfigError."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        if given := os.environ.get(name):
+            if not given.startswith(("http://", "https://")):
+                raise ConfigError(f"{name} must begin with http:// or https://, as in http://127.0.0.1:9000")
+            return given
+    return ""

@@ -23,8 +23,10 @@ def parse_place(payloads: str) -> str | None:
         raise ConfigError("payloads is empty: name 'database', a folder, or an object store such as s3://bucket/prefix")
     scheme, slashes, rest = payloads.partition("://")
     if not slashes:
-        if scheme.split(":")[0] in (*SCHEMES, "file", "http", "https"):
-            raise ConfigError(f"can't read payloads={payloads!r}: write {scheme.split(':')[0]}:// and a place")
+        kind = scheme.split(":")[0]
+        if ":" in scheme and kind in (*SCHEMES, "file", "http", "https"):
+            example = "file:///absolute/path" if kind == "file" else "s3://bucket/prefix"
+            raise ConfigError(f"can't read payloads={payloads!r}: write it as in {example}")
         return FolderStore(payloads).url
     if scheme == "file":
         found = urlsplit(payloads)

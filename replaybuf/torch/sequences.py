@@ -28,6 +28,7 @@ FIELDS = ("prompt_ids", "response_ids", "response_mask", "logprobs", "reward")
 
 # Where groups of equal rewards have no spread to divide by.
 _EPSILON = 1e-6
+_OTHER_NAMES = "; where your class calls it otherwise, say so as in the config: Pad(fields={{'{name}': 'its name'}})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,9 @@ def _value(rollout: Any, name: str | None) -> Any:
 def _reward(item: StorageItem[Any], number: int, given: Any, key: str) -> float:
     reward = reward_value(given, key)
     if reward is None:
+        hint = _OTHER_NAMES.format(name="reward") if given is None else ""
         raise RolloutError(
-            f"group {item.uid}, rollout {number} has no reward: expected a finite number, got {given!r:.50}"
+            f"group {item.uid}, rollout {number} has no reward: expected a finite number, got {given!r:.50}{hint}"
         )
     return reward
 
@@ -107,7 +109,8 @@ def _sequence(uid: int, where: str, values: Mapping[str, Any], advantage: float)
     prompt = _row(where, "prompt_ids", values["prompt_ids"], np.int64)
     response = _row(where, "response_ids", values["response_ids"], np.int64)
     if prompt is None or response is None:
-        raise RolloutError(f"{where} has no {'prompt_ids' if prompt is None else 'response_ids'}")
+        name = "prompt_ids" if prompt is None else "response_ids"
+        raise RolloutError(f"{where} has no {name}{_OTHER_NAMES.format(name=name)}")
     mask = _row(where, "response_mask", values["response_mask"], np.bool_, len(response))
     logprobs = _row(where, "logprobs", values["logprobs"], np.float32, len(response))
     ahead = len(prompt)
