@@ -31,7 +31,7 @@ from benchmarks.databases import (
 from benchmarks.million import multiply
 from benchmarks.table import Pairs, Row, Settings, cost, in_turn, number
 from replaybuf import ReplayBuffer, RolloutState, Status, load_all
-from replaybuf.storage.sql.tasks.segments import SEGMENT_BYTES
+from replaybuf.storage.sql.tasks.open_segments import SEGMENT_BYTES
 
 BATCH = 64
 SIZES = {"100 KB": 100, "2 MB": 2000}

@@ -185,7 +185,7 @@ def check_seconds(seconds: Any, what: str) -> float:
 
 
 def check_sizes(sizes: Any) -> dict[str, int]:
-    """Check numbers of groups by task; negative ones become 0."""
+    """Check numbers of groups by task: none is negative."""
     if not isinstance(sizes, Mapping):
         raise InputError(f"expected a dict of task names and sizes, got {type(sizes).__name__}")
     checked: dict[str, int] = {}
@@ -193,7 +193,9 @@ def check_sizes(sizes: Any) -> dict[str, int]:
         number = whole(size)
         if number is None:
             raise InputError(f"the size of task {check_task_name(name)!r} must be a whole number, got {size!r:.100}")
-        checked[check_task_name(name)] = min(max(0, number), _MANY)
+        if number < 0:
+            raise InputError(f"the size of task {check_task_name(name)!r} must be at least 0, got {size!r:.100}")
+        checked[check_task_name(name)] = min(number, _MANY)
     return checked
 
 
@@ -269,7 +271,7 @@ def check_threshold(threshold: Any, what: str) -> int | None:
     if number is None or number <= 0:
         raise InputError(
             f"{what} must be positive, a whole number of training steps; got {threshold!r:.100}; "
-            "None switches the limit off"
+            "1 draws only what the present weights have made (on-policy), None switches the limit off"
         )
     return min(number, MAX_STEP)
 

@@ -100,7 +100,10 @@ class LeaseLostError(ReplayBufError, RuntimeError):
 
 
 class FencedError(ReplayBufError, RuntimeError):
-    """The buffer was restored since it was opened here: this is of the run before; build a new buffer to join in."""
+    """The buffer was restored since it was opened here, and this is of the run before.
+
+    A process ends, unless it should join the restored run: then it builds a new buffer.
+    """
 
 
 class RankError(ReplayBufError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import astuple, dataclass
 
 import pytest
@@ -62,6 +63,42 @@ def test_the_only_worker_of_a_task_is_compared_with_the_steps_before() -> None:
 
 def test_two_groups_are_no_evidence() -> None:
     assert not any(part.stands_out for part in by_worker(some("math", "a", 0) + some("math", "b", 1), []))
+
+
+def test_two_groups_without_spread_say_nothing_about_their_worker() -> None:
+    parts = by_worker(some("math", "a", 0.5, 0.5) + some("math", "b", *[1.0] * 6), [])
+    assert not any(part.stands_out for part in parts)
+
+
+def test_a_worker_that_is_better_than_the_others_does_not_stand_out() -> None:
+    parts = by_worker(some("math", "a", *[1.0] * 8) + some("math", "b", *[0.1] * 8) + some("math", "c", *[0.9] * 8), [])
+    assert [part.name for part in parts if part.stands_out] == ["b"]
+    assert parts[-1].name == "a"
+
+
+def test_of_many_comparisons_hardly_one_stands_out_by_chance() -> None:
+    """60 steps of 6 workers that are alike, thirty times."""
+    rng, found = random.Random(27), 0
+    for _ in range(30):
+        for _ in range(60):
+            groups = [One("math", name, sum(rng.random() < 0.6 for _ in range(4)) / 4) for name in "abcdef" * 4]
+            parts = comparison.by_worker(tabulate(groups), {}, comparisons=60 * 7)
+            found += sum(part.stands_out for part in parts)
+    assert found <= 2
+
+
+def test_a_bad_worker_and_a_small_dip_stand_out_of_many_comparisons() -> None:
+    rng = random.Random(6)
+
+    def groups(mean: float) -> list[One]:
+        return [One("math", name, mean + rng.uniform(-0.05, 0.05)) for name in "abcdef" * 8]
+
+    before = [one for _ in range(10) for one in groups(0.7)]
+    [dip] = comparison.by_task(tabulate(groups(0.64)), tabulate(before), comparisons=60 * 7)
+    assert dip.stands_out
+    bad = some("math", "bad", 0, 0.25, 0, 0)
+    worst, *_ = comparison.by_worker(tabulate(groups(0.7) + bad), tabulate(before), comparisons=60 * 7)
+    assert (worst.name, worst.stands_out) == ("bad", True)
 
 
 def test_a_difference_that_is_tiny_beside_the_rewards_is_none() -> None:

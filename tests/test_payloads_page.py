@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from replaybuf.segments.places import PAYLOAD_THRESHOLD
-from replaybuf.storage.sql.tasks.segments import SEGMENT_BYTES
+from replaybuf.storage.sql.tasks.open_segments import SEGMENT_BYTES
 from tests.pages import Page
 
 PAGE = Page("payloads.md")

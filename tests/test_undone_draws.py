@@ -31,10 +31,10 @@ async def test_a_group_that_is_replaced_before_it_can_be_set_aside_is_counted_on
         async with build(shared_url, max_times_sampled=times) as other:
             await other.put(group(2), TASK, key="a")
 
-    def decode_later(row: GroupRow, codec: Any) -> StorageItem:
+    def decode_later(row: GroupRow, codec: Any, deferral: Any = None) -> StorageItem:
         drawn.append(row.uid)
         if len(drawn) > 1:
-            return decode(row, codec)
+            return decode(row, codec, deferral)
         asyncio.run(put_again())
         raise DecodeError("another rollout type")
 

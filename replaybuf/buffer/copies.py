@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal
 
 from replaybuf.buffer import spans
 from replaybuf.buffer.reader import BufferReader
-from replaybuf.checks import check_folder, check_limit, check_no_url, check_source, check_step
+from replaybuf.checks import check_folder, check_limit, check_no_url, check_source, check_step, check_whole
 from replaybuf.errors import InputError, MissingSnapshotError, SnapshotError, SnapshotMismatchError
 from replaybuf.files.exporting import Exported, ExportQuery, export_files, to_dataset, to_pandas
 from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
@@ -183,7 +183,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
         last are kept (a setting of the config; default 3). Their payloads take space until they are dropped.
         """
         self._check_open()
-        return await self.storage.checkpoint(check_step(step, "step"), self._keep_checkpoints)
+        return await self.storage.checkpoint(check_whole(check_step(step, "step"), "step"), self._keep_checkpoints)
 
     @traced("replaybuf.restore", spans.of_restore, spans.of_checkpoint)
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:

@@ -56,8 +56,13 @@ def _is_everything(query: Node) -> bool:
     return isinstance(query, LogicNode) and query.relation == "$and" and all(map(_is_everything, query.conditions))
 
 
-def _choose(url: str, buffer: str | None, task: str | None, query: Node, output: Output) -> Choice:
-    """Return the groups that are chosen; show people which they are, by task and status, and which are leased."""
+def _choose(
+    url: str, buffer: str | None, task: str | None, query: Node, output: Output, whatever: Node | None = None
+) -> Choice:
+    """Return the groups that are chosen; show people which they are, by task and status, and which are leased.
+
+    `whatever` is the query without the statuses that the command can change.
+    """
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
     found = reader.read(lambda tx: removable(tx, name, query))
@@ -67,8 +72,19 @@ def _choose(url: str, buffer: str | None, task: str | None, query: Node, output:
     if found.leased:
         output.note(f"leased, and therefore left alone: {_groups(found.leased)}")
     elif not found.groups and output.for_people:
-        output.note(nothing_in(reader, name, task))
+        others = None if whatever is None else reader.read(lambda tx: removable(tx, name, whatever))
+        output.note(_others(others) if others and (others.groups or others.leased) else nothing_in(reader, name, task))
     return Choice(reader, name, query, found)
+
+
+def _others(found: Removable) -> str:
+    """Return which groups match, where none of them can be brought back."""
+    numbers: dict[str, int] = {}
+    for row in found.rows:
+        numbers[row["status"]] = numbers.get(row["status"], 0) + row["groups"]
+    said = [f"{_groups(count)} {status}" for status, count in sorted(numbers.items())]
+    said += [f"{_groups(found.leased)} leased"] if found.leased else []
+    return f"what matches can't be brought back: {', '.join(said)}; failed, filtered and expired groups can"
 
 
 def _change(choice: Choice, verb: str, work: Callable[[SQLStorage, Node], Awaitable[T]], *, yes: bool) -> T:
@@ -147,9 +163,10 @@ def requeue(
 ) -> None:
     """Bring back groups that are failed, filtered or expired, after asking with their exact number.
 
-    Groups whose rollouts are all completed, such as filtered ones and those that were delivered too often, can be drawn
-    again. The others become aborted, and producers generate them again: those that a worker put as failed, and expired
-    ones, whose responses are gone. Errors and failed deliveries are forgotten. Each requeue is an event.
+    Groups whose rollouts all have their responses, such as filtered ones and those that were delivered too often, can
+    be drawn again. The others become aborted, and producers generate them again: those that a worker put as failed, and
+    expired ones, whose responses are gone. A group's error and failed deliveries are forgotten; what its rollouts say
+    of errors stays with them until they are generated again. Each requeue is an event.
 
     All the conditions have to hold; without any, --all is needed. A run may go on meanwhile.
 
@@ -162,8 +179,8 @@ def requeue(
     if status is not None and status not in _SET_ASIDE:
         raise typer.BadParameter(f"{status!r:.100} is none of {', '.join(_SET_ASIDE)}.", param_hint="--status")
     query = _query(where, task, status, uid, everything, "all of them come back")
-    query = LogicNode("$and", (query, SetNode("status", "$in", _SET_ASIDE)))
-    choice, back = _choose(url, buffer, task, query, output), dict[str, int]()
+    chosen, query = query, LogicNode("$and", (query, SetNode("status", "$in", _SET_ASIDE)))
+    choice, back = _choose(url, buffer, task, query, output, chosen), dict[str, int]()
     if choice.found.groups and not dry_run:
         moved = _change(choice, "Requeue", lambda storage, chosen: storage.requeue(chosen), yes=yes)
         back = {str(name): number for name, number in moved.items()}

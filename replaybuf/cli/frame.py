@@ -13,6 +13,7 @@ from replaybuf.cli.groups import status_style, trainer_text
 from replaybuf.cli.output import console
 from replaybuf.redact import escape
 from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.rates import rate
 from replaybuf.rules.transitions import Tally
 
 if TYPE_CHECKING:
@@ -136,8 +137,6 @@ def _beside(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Tex
     return lines
 
 
-#: Rates are those of the last minute.
-RATE_SECONDS = 60.0
 _BINS = 8
 _BAR = 24
 _NAME = 20
@@ -199,23 +198,17 @@ def _tasks(found: Glance) -> list[Text]:
     for task in tasks:
         leased = sum(about.count(task, status, Tally.LEASED) for status in Status)
         counts = [(f"{about.count(task, status):>10,}", status_style({"status": str(status)})) for status in used]
-        came = rate(found.readings, task, ("put",))
-        went = rate(found.readings, task, ("sampled_new", "sampled_again"))
+        came = rate_of(found.readings, task, ("put",))
+        went = rate_of(found.readings, task, ("sampled_new", "sampled_again"))
         lines.append(line(_cell(task, width), *counts, f"{leased:>8,}{_per_minute(came):>9}{_per_minute(went):>9}"))
     if about.trainer is not None:
         lines.append(line(trainer_text(asdict(about.trainer))))
     return lines
 
 
-def rate(readings: Sequence[Reading], task: str, names: Sequence[str]) -> float | None:
-    """Return how many went through in a second: since a minute ago, or since the oldest reading; None without any."""
-    now, last = readings[-1]
-    earlier = [one for one in readings if one[0] < now]
-    if not earlier:
-        return None
-    time, before = next((one for one in reversed(earlier) if now - one[0] >= RATE_SECONDS), earlier[0])
-    done = sum(last.get(task, {}).get(name, 0) - before.get(task, {}).get(name, 0) for name in names)
-    return max(0, done) / (now - time)
+def rate_of(readings: Sequence[Reading], task: str, names: Sequence[str]) -> float | None:
+    """Return how many groups of a task went through in a second (`rules.rates`)."""
+    return rate([(time, sum(of.get(task, {}).get(name, 0) for name in names)) for time, of in readings])
 
 
 def _per_minute(per_second: float | None) -> str:

@@ -29,6 +29,7 @@ from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
 from replaybuf.redact import escape_line
 from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts, facts_of
+from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
 Rollouts = list[dict[Any, Any]]
@@ -55,15 +56,14 @@ def read_full(reader: Reader, uid: int) -> tuple[Described, Rollouts]:
 
 
 def _read(reader: Reader, uid: int, more: Callable[[ReadTransaction], T]) -> tuple[Described, T]:
-    def work(tx: ReadTransaction) -> tuple[Described, T] | None:
+    def work(tx: ReadTransaction) -> tuple[Described, T] | str:
         found = describe_group(tx, uid)
-        return None if found is None else (found, more(tx))
+        return why_missing(tx, uid) if found is None else (found, more(tx))
 
-    if (read := reader.read(work)) is None:
-        raise InputError(
-            f"there is no group {uid} in {reader.where}: it was taken or deleted, or never was (replaybuf trace "
-            f"{reader.where} uid {uid} tells); {ARCHIVE} after training"
-        )
+    read = reader.read(work)
+    if isinstance(read, str):
+        keep = f" (replaybuf trace {reader.where} uid {uid} tells its life); {ARCHIVE} after training"
+        raise InputError(f"there is no group {uid} in {reader.where}: {read}{keep if read.startswith('gone') else ''}")
     return read
 
 

@@ -25,13 +25,12 @@ from replaybuf.cli.traced import (
 )
 from replaybuf.errors import InputError
 from replaybuf.redact import escape, redact
-from replaybuf.storage.sql.inspection.drawn_batches import Recorded, batch_of_lease, recorded
-from replaybuf.storage.sql.inspection.groups import buffers_of, choose
-from replaybuf.storage.sql.inspection.lives import Life, life_of, timeline
+from replaybuf.storage.sql.inspection.drawn_batches import Recorded, recorded
+from replaybuf.storage.sql.inspection.groups import choose
+from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.traces import (
     StepSummary,
-    last_uid,
     lowest_answers,
     summarise_steps,
     trace_step,
@@ -221,7 +220,7 @@ def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: 
 def _uid(reader: Reader, output: Output, uid: int) -> None:
     def read(tx: ReadTransaction) -> tuple[Life | None, str]:
         life = life_of(tx, uid)
-        return life, "" if life else _no_life(tx, uid)
+        return life, "" if life else nothing_of(tx, uid)
 
     life, why = reader.read(read)
     if life is None:
@@ -255,18 +254,3 @@ def _nothing(known: Recorded, which: str) -> str:
             "them (train_step= to leased_steps or acknowledge), or refresh the staleness"
         )
     return "no draw is recorded: nothing was taken yet, or by a version before 0007, or with history=0"
-
-
-def _no_life(tx: ReadTransaction, uid: int) -> str:
-    """Return why nothing is known of a group."""
-    last = last_uid(tx)
-    if not 1 <= uid <= last:
-        return f"there never was a group {uid}: uids go from 1 to {last} here" if last else "there never was a group"
-    for buffer in buffers_of(tx):
-        if (drawn := batch_of_lease(tx, buffer, uid)) is not None:
-            step = "" if drawn.step is None else f" for step {drawn.step}"
-            return f"{uid} is a lease, by {drawn.worker or 'somebody'}{step}: they have numbers of the same series"
-    return (
-        f"nothing is recorded of group {uid}: it left other than by a draw (expired, evicted, deleted, replaced), or "
-        "its draw is no longer recorded"
-    )

@@ -14,9 +14,8 @@ from replaybuf.cli.output import Column, Row, console, iso, print_facts, print_t
 from replaybuf.redact import escape
 from replaybuf.rules.comparison import Part
 from replaybuf.storage.sql.inspection.drawn_batches import GONE, Batch
-from replaybuf.storage.sql.inspection.groups import lease_text
-from replaybuf.storage.sql.inspection.lives import Life, is_settled, stale_text, timeline
-from replaybuf.storage.sql.inspection.traces import StepSummary, StepTrace, WorkerTrace, consumed
+from replaybuf.storage.sql.inspection.lives import Life, is_settled, place_of, timeline, uids_text
+from replaybuf.storage.sql.inspection.traces import StepSummary, StepTrace, WorkerTrace, changes, consumed
 
 _GROUPS = 10
 
@@ -25,12 +24,7 @@ def steps_rows(found: Sequence[StepSummary], limit: int | None) -> list[dict[str
     """Return rows of steps, newest first, with the change of the reward from the step before in the same run."""
     rows = []
     kept = sorted({one.step for one in found}, reverse=True)[:limit]
-    for i, one in enumerate(found):
-        earlier = (other for other in found[i + 1 :] if other.step < one.step and other.restores <= one.restores)
-        before = next(earlier, None)
-        change = None
-        if before is not None and one.reward is not None and before.reward is not None:
-            change = one.reward - before.reward
+    for one, change in zip(found, changes(found), strict=True):
         if one.step in kept:
             rows.append({**asdict(one), "change": change})
     return rows
@@ -48,6 +42,7 @@ def _run_value(run: StepTrace) -> dict[str, Any]:
     return {
         **asdict(run.summary),
         "reward_before": run.before,
+        "steps_before": run.steps_before,
         "verdict": run.verdict,
         "workers": [part_row(part, "worker") for part in run.workers],
         "tasks": [part_row(part, "task_name") for part in run.tasks],
@@ -98,6 +93,7 @@ def print_step(run: StepTrace, now: datetime, limit: int | None, lowest: Sequenc
         write([f"\nthe lowest {units.number_of(len(lowest), 'answer')}\n"])
         for answer in lowest:
             title = f"  group {answer['uid']}, rollout {answer['position']}, reward {units.figure(answer['reward'])}"
+            title += f", by {escape(answer['worker'])}" if answer["worker"] else ""
             out.print(Text(title, style="bold"), soft_wrap=True)
             out.print(Text(textwrap.indent(escape(answer["response"] or "", keep="\n"), "    ")), soft_wrap=True)
     _print_some(group_rows(run), group_columns(run), limit, "groups, the lowest reward first")
@@ -147,7 +143,8 @@ def _reward_text(run: StepTrace) -> str:
     text = f"{one.reward:.3f} ({units.number(one.min_reward, 3)} to {units.number(one.max_reward, 3)})"
     if run.before is not None:
         side = "below" if one.reward < run.before else "above"
-        text += f", {abs(one.reward - run.before):.3f} {side} the steps before ({run.before:.3f})"
+        steps = "step" if run.steps_before == 1 else f"{run.steps_before} steps"
+        text += f", {abs(one.reward - run.before):.3f} {side} the {steps} before ({run.before:.3f})"
     return text
 
 
@@ -195,7 +192,7 @@ def life_value(life: Life) -> dict[str, Any]:
     return {
         "uid": life.uid,
         **asdict(life.origin),
-        "now": _now(life),
+        "now": place_of(life),
         "group": life.there,
         "replaces": life.replaces,
         "replaced_by": life.replaced_by,
@@ -224,35 +221,14 @@ def _life_facts(life: Life) -> dict[str, str | None]:
         "put by": put.worker,
         "weights": None if put.oldest_model_step is None else f"of step {put.oldest_model_step}",
         "reward": None if put.reward is None else f"{put.reward:.3f}",
-        "now": _now(life),
-        "replaces": _uids(life.replaces),
-        "replaced by": _uids(life.replaced_by),
+        "now": place_of(life),
+        "replaces": uids_text(life.replaces),
+        "replaced by": uids_text(life.replaced_by),
         "checkpoints": ", ".join(map(str, life.checkpoints)),
         "error": None if there is None else there["error"],
         "prompt": None if there is None else there["prompt"],
         "texts": f"gone with it; {ARCHIVE}" if there is None and any(map(is_settled, life.draws)) else None,
     }
-
-
-def _uids(uids: Any) -> str:
-    return ", ".join(f"group {uid}" for uid in uids)
-
-
-def _now(life: Life) -> str:
-    """Return where a group is."""
-    there = life.there
-    if there is not None:
-        if there["leased_until"] is not None:
-            return f"leased by {there['leased_by'] or 'somebody'}, {lease_text(there['leased_until'], life.now)}"
-        trained = "" if there["trained_step"] is None else f", trained on at step {there['trained_step']}"
-        return f"{there['status']}{trained}, {stale_text(there['staleness'])}"
-    if life.replaced_by:
-        return f"gone: replaced by {_uids(life.replaced_by)}"
-    for one in reversed(life.draws):
-        if is_settled(one):
-            step = "" if one.step is None else f" at step {one.step}"
-            return f"gone: trained on{step} by {one.worker or 'somebody'}"
-    return f"gone: {life.happenings[-1].kind}" if life.happenings else "gone"
 
 
 def _life_columns(now: datetime) -> list[Column]:

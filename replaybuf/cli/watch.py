@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from replaybuf import units
-from replaybuf.cli.frame import RATE_SECONDS, Panel, arrange, line, one_line, panels_of
+from replaybuf.cli.frame import Panel, arrange, line, one_line, panels_of
 from replaybuf.cli.options import Buffer, Url, option
 from replaybuf.cli.output import console, write
 from replaybuf.errors import ReplayBufError
+from replaybuf.rules.rates import RATE_SECONDS
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ _HELP = [
     "?        this help, and back",
     "r        read now",
     "",
-    "in/min   groups put; out/min completed groups drawn: of the last minute",
+    "in/min   groups put, and a ledger's prompts; out/min completed groups drawn: of the last minute",
     "SILENT   a worker that gave no sign of life for a minute, and didn't end",
     "staleness and reward are those of the completed groups that were put last",
 ]

@@ -147,6 +147,8 @@ def _lines(found: Explanation, *, several: bool) -> Iterable[str]:
         text = f"{last.worker or 'somebody'} {end} {units.age(now - last.time)} ago, {last.detail}"
         nobody = "Nobody waits now" if found.asked else "Nobody waits for groups now"
         yield f"{escape_line(f'{nobody}{of}; {text}')}\n"
+    elif found.asked and (nobody := _nobody_draws(found.about)):
+        yield f"{escape_line(f'Nobody draws{of}; {nobody}')}\n"
     for one in shown[:_MOST_WAITS]:
         wait, times = one.wait, alike[(one.wait.worker, one.diagnosis.sentence)]
         who = f"{wait.worker or 'somebody'}{f' ({times} calls)' if times > 1 else ''}{of}"
@@ -157,6 +159,17 @@ def _lines(found: Explanation, *, several: bool) -> Iterable[str]:
         yield from (f"  also: {escape_line(text)}\n" for text in also)
     if len(shown) > _MOST_WAITS:
         yield f"and {len(shown) - _MOST_WAITS:,} more\n"
+
+
+def _nobody_draws(about: Circumstances) -> str:
+    """Return since when those who drew give no sign of life; nothing while one of them does, or none ever drew."""
+    takers = [one for one in about.workers if one.taken]
+    if not takers or any(one.state(about.now) == "alive" for one in takers):
+        return ""
+    last = max(takers, key=lambda one: one.ended_at or one.seen_at)
+    if last.ended_at is not None:
+        return f"{last.name} ended {units.age(about.now - last.ended_at)} ago"
+    return f"{last.name} gave its last sign of life {units.age(about.now - last.seen_at)} ago"
 
 
 def _further(found: Explanation) -> Iterable[str]:
@@ -171,7 +184,8 @@ def _further(found: Explanation) -> Iterable[str]:
         lines.append(trainer_text(asdict(about.trainer)))
     if last := about.last_take:
         who = f" by {last.worker}" if last.worker else ""
-        lines.append(f"last drawn: {units.number(last.groups)} groups{who}, {units.age(about.now - last.time)} ago")
+        drawn = units.number_of(last.groups, "group")
+        lines.append(f"last drawn: {drawn}{who}, {units.age(about.now - last.time)} ago")
     return lines
 
 
@@ -181,7 +195,7 @@ def _tasks(about: Circumstances) -> list[dict[str, Any]]:
     for task in sorted({task for task, _, _ in about.tallies}):
         there = {str(status): about.count(task, status) for status in Status}
         leased = sum(about.count(task, status, Tally.LEASED) for status in Status)
-        put = sum(about.count(task, status, Tally.PUT) for status in Status)
+        put = sum(about.count(task, status, Tally.PUT) for status in Status if status != Status.INIT)
         drawn = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
         drawn_often = sum(about.count(task, Status.COMPLETED, name) for name in drawn)
         last = about.last_put.get(task)
@@ -190,6 +204,7 @@ def _tasks(about: Circumstances) -> list[dict[str, Any]]:
                 "task_name": task,
                 **there,
                 "leased": leased,
+                "prompts": about.count(task, Status.INIT, Tally.PUT),
                 "put": put,
                 "drawn": drawn_often,
                 "completed_per_hour": about.hourly(task, Status.COMPLETED),
@@ -202,7 +217,7 @@ def _tasks(about: Circumstances) -> list[dict[str, Any]]:
 
 def _task_columns(about: Circumstances) -> list[Column]:
     now = datetime.fromtimestamp(about.now, UTC)
-    counts = [str(status) for status in Status if status != Status.ARCHIVED] + ["leased", "put", "drawn"]
+    counts = [str(status) for status in Status if status != Status.ARCHIVED] + ["leased", "prompts", "put", "drawn"]
     always = ("completed", "leased", "put", "drawn")
     used = [name for name in counts if name in always or any(row[name] for row in _tasks(about))]
     return [

@@ -421,7 +421,7 @@ def head_size(payload: Buffer) -> int:
 
 def is_apart(payload: Buffer) -> bool:
     """Return whether this is the head of a payload whose tail is elsewhere."""
-    if len(payload) < _BODY_AT or not has_tail(payload):
+    if len(payload) < _BODY_AT or not has_tail(payload) or payload[: len(MAGIC)] != MAGIC:
         return False
     return len(payload) != _BODY_AT + int(_HEAD.unpack_from(payload)[-1])
 

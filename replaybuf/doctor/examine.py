@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from replaybuf.doctor import (
@@ -71,9 +72,21 @@ def _named(name: str, find: Callable[[], Sequence[Finding]], context: CheckConte
 
 def _failed(error: Exception, context: CheckContext) -> Finding:
     mend = ""
-    if context.path is not None and (isinstance(error, NotADatabaseError) or not isinstance(error, ReplayBufError)):
+    damaged = isinstance(error, NotADatabaseError) and context.path is not None and _was_a_database(context.path)
+    if context.path is not None and (damaged or not isinstance(error, ReplayBufError)):
         mend = f"stop the run; replaybuf doctor {context.where} --rescue FOLDER saves what can be read"
     return problem(f"can't be checked: {_text(error)}", mend)
+
+
+_BEGINNING = 2**20
+
+
+def _was_a_database(path: str | Path) -> bool:
+    """Return whether a file that can't be read may be a damaged database: of whole pages, or with traces of one."""
+    with Path(path).open("rb") as file:
+        found = file.read(_BEGINNING)
+        size = file.seek(0, 2)
+    return size % 512 == 0 or found.startswith(b"SQLite format") or b"CREATE TABLE rb_" in found
 
 
 def _text(error: Exception) -> str:

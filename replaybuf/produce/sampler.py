@@ -19,6 +19,7 @@ from replaybuf.prompts.datasets import FAR
 from replaybuf.prompts.prompt_ledger import Again, Prompt, PromptLedger
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
+from replaybuf.sync import SyncReplayBuffer
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ class Sampler(PromptLedger):
 
     def __init__(
         self,
-        buffer: ReplayBuffer,
+        buffer: ReplayBuffer | SyncReplayBuffer,
         dataset: Any,
         task_name: str,
         *,
@@ -118,7 +119,7 @@ class SamplerWithReplayBuffer(Sampler):
 
     def __init__(
         self,
-        buffer: ReplayBuffer,
+        buffer: ReplayBuffer | SyncReplayBuffer,
         dataset: Any,
         task_name: str,
         *,
@@ -126,7 +127,7 @@ class SamplerWithReplayBuffer(Sampler):
         **options: Any,
     ) -> None:
         super().__init__(buffer, dataset, task_name, **options)
-        self.again = tuple(map(buffer.rollout_type.statuses.check, check_list(statuses, "statuses")))
+        self.again = tuple(map(self.buffer.rollout_type.statuses.check, check_list(statuses, "statuses")))
 
 
 async def overwrite(cursors: Cursors, name: str, position: int, value: bytes) -> None:

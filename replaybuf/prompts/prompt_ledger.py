@@ -33,6 +33,7 @@ from replaybuf.rollouts.staleness import reset_response
 from replaybuf.rollouts.statuses import Statuses, StatusLike
 from replaybuf.rules.transitions import Tally, total
 from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
+from replaybuf.sync import SyncReplayBuffer
 
 
 class Prompt:
@@ -163,7 +164,7 @@ class PromptLedger:
 
     def __init__(
         self,
-        buffer: ReplayBuffer,
+        buffer: ReplayBuffer | SyncReplayBuffer,
         dataset: Any,
         task_name: str,
         *,
@@ -178,7 +179,7 @@ class PromptLedger:
         times = whole(epochs)
         if epochs is not None and (times is None or times < 0):
             raise InputError(f"epochs must be a whole number, or None for no end, got {epochs!r:.100}")
-        self.buffer = buffer
+        self.buffer: ReplayBuffer = buffer.asynchronous if isinstance(buffer, SyncReplayBuffer) else buffer
         self.task_name = check_task_name(task_name)
         self.name = check_task_name(task_name if name is None else name, "name")
         self._source = PromptDataset(dataset, times, shuffle)
@@ -186,7 +187,7 @@ class PromptLedger:
         self._partial_rollouts = partial_rollouts
         self._again = tuple(status for status, _ in _returning(again, self.rollout_type.statuses))
         self._seconds = check_seconds(seconds, "seconds")
-        buffer.task_names.add(self.task_name)
+        self.buffer.task_names.add(self.task_name)
         self._ended_at: int | None = None  # the number of prompts drawn at the end of the dataset that was reported
 
     @property

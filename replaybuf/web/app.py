@@ -26,6 +26,7 @@ from replaybuf import __version__, units
 from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageError
 from replaybuf.observe import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.redact import escape, redact_words
+from replaybuf.rules.circumstances import LIVE_SECONDS
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.run_records import last_sign_of
 from replaybuf.web.ask import LARGEST, PARAMETERS, Ask, NotThereError
@@ -237,9 +238,12 @@ def _as_json(value: Any) -> bytes:
 
 
 def _idle(tx: Any, ask: Ask) -> str:
-    """Return since when no process has the buffer open; nothing while one has."""
+    """Return since when no process has given a sign of life; nothing while one does.
+
+    A process that only looks on gives one every 30 seconds: what is told of it is how old it is, not that it is gone.
+    """
     now = tx.now()
-    last = last_sign_of(tx, ask.text("buffer"), now)
+    last = last_sign_of(tx, ask.text("buffer"), now, LIVE_SECONDS)
     if last is None:
         return ""
     ago = units.ago(last.time, now)

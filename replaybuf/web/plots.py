@@ -126,7 +126,7 @@ class Plot:
     """A plot: its title, its shapes, the numbers on its axes, its legend (classes and names), itself in one sentence.
 
     `data` is what the script of the page reads: for each x its place from 0 to 1, its text and that of each value, and
-    what `from` and `to` of the address are there.
+    what `from` and `to` of the address are there, and the page to which a click leads.
     """
 
     title: str
@@ -142,12 +142,14 @@ class Plot:
 class Across:
     """What lies along the bottom of a plot: times or train steps.
 
-    `zoom` returns what `from` and `to` of the address are at an x; None where a plot can't be asked for in parts.
+    `zoom` returns what `from` and `to` of the address are at an x; None where a plot can't be asked for in parts. `to`
+    returns the page to which an x leads.
     """
 
     scale: Scale = TIMES
     name: str = ""
     zoom: Callable[[float], int] | None = int
+    to: Callable[[float], str] | None = None
 
 
 def lines(
@@ -297,8 +299,14 @@ class _Frame:
             at = dict(points)
             texts[visible(name)] = (styles[name], [number_text(at[x], step) if x in at else "" for x in every])
         places = [self.x.place(x) for x in every]
-        zoom = self.across.zoom
-        return _data(places, [self._x_text(x) for x in every], texts, None if zoom is None else [*map(zoom, every)])
+        zoom, to = self.across.zoom, self.across.to
+        return _data(
+            places,
+            [self._x_text(x) for x in every],
+            texts,
+            None if zoom is None else [*map(zoom, every)],
+            None if to is None else [*map(to, every)],
+        )
 
     def _x_text(self, x: float) -> str:
         if self.across.scale is TIMES:
@@ -317,9 +325,10 @@ def _data(
     texts: Sequence[str],
     series: Mapping[str, tuple[str, Sequence[str]]],
     zoom: Sequence[int] | None,
+    to: Sequence[str] | None = None,
 ) -> str:
     of = [[name, style, values] for name, (style, values) in series.items()]
-    return json.dumps({"at": [round(one, 4) for one in places], "x": texts, "of": of, "zoom": zoom})
+    return json.dumps({"at": [round(one, 4) for one in places], "x": texts, "of": of, "zoom": zoom, "to": to})
 
 
 def _svg(axis: Axis, shapes: Sequence[str], dots: Sequence[str], sentence: str) -> Markup:

@@ -93,7 +93,8 @@ class DatabaseOperations:
     async def take(self, sizes: Mapping[str, int], status: Status) -> dict[str, list[list[Any]]]:
         self._used = True
         step = self._step if status == Status.COMPLETED else None  # others are drawn to be generated again
-        taken, _ = await self.buffer.take_batch(sizes, group_status=status, current_train_step=step)
+        wanted = {task: 0 if isinstance(size, int) and size < 0 else size for task, size in sizes.items()}
+        taken, _ = await self.buffer.take_batch(wanted, group_status=status, current_train_step=step)
         return taken
 
     async def count(self, tasks: Sequence[str], statuses: Sequence[Status]) -> dict[str, dict[Status, int]]:

@@ -94,6 +94,10 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "key: number": (put(key=5), InputError, "key must be a text, got int"),
     "key: empty": (put(key=""), InputError, "key is empty"),
     "get: text": (lambda b: b.get("5", TASK), InputError, "size of task 'math' must be a whole number"),  # type: ignore[arg-type]
+    "get: less than none": (lambda b: b.get(-1, TASK), InputError, "size of task 'math' must be at least 0"),
+    "take: less than none": (lambda b: b.take_batch({TASK: -1}), InputError, "size of task 'math' must be at least 0"),
+    "checkpoint: negative": (lambda b: b.checkpoint(-1), InputError, "step must be a whole number of at least 0"),
+    "threshold: none": (put(stale_threshold=0), InputError, "got 0; 1 draws only what the present weights have made"),
     "get: bool": (lambda b: b.get(True, TASK), InputError, "size of task 'math' must be a whole number"),
     "get: float": (lambda b: b.get(1.0, TASK), InputError, "size of task 'math' must be a whole number"),  # type: ignore[arg-type]
     "get: no task": (lambda b: b.get(1, None), InputError, "task_name must be a text"),  # type: ignore[arg-type]
@@ -246,7 +250,6 @@ GOOD_AT_THE_EDGE: dict[str, Call] = {
     "find: limit beyond int64": find(limit=10**30),
     "timeout beyond floats": lambda b: b.wait_ready({TASK: 1}, timeout=10**400),
     "size beyond int64": lambda b: b.is_ready({TASK: 10**30}),
-    "negative size": lambda b: b.get(-5, TASK),
     "no sizes": lambda b: b.take_batch({}, timeout=1),
     "numpy threshold": refresh({"other": np.int64(4)}, np.int32(3)),
     "numpy size and timeout": lambda b: b.take_batch({TASK: np.int64(0)}, timeout=np.float32(0.5)),

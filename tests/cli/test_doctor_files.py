@@ -197,3 +197,11 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     assert "there is no database" in run("doctor", tmp_path / "typo.db", code=1).stderr
     assert "there is no database" in run("doctor", tmp_path / "typo.db", "--repair", code=1).stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_never_was_a_database_is_not_to_be_rescued(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.db"
+    notes.write_text("These are notes.\n" * 50)
+    said = run("doctor", notes, code=1).stdout
+    assert "file is not a database" in said
+    assert "--rescue" not in said

@@ -15,7 +15,7 @@ import pytest
 from replaybuf.doctor import check_places
 from replaybuf.segments.store import MARKER
 from replaybuf.storage.sql.statements.upkeep import sweep
-from replaybuf.storage.sql.tasks import segments as tasks
+from replaybuf.storage.sql.tasks import open_segments
 from tests.cli.conftest import new_url, run, run_json
 from tests.cli.doctored import examine, wrong
 from tests.cli.test_db import execute
@@ -222,7 +222,7 @@ def test_looking_changes_nothing(url: str, folder: Path) -> None:
 def test_it_is_safe_to_repair_while_a_run_goes_on(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments are registered before they are written, so that even the youngest one is never taken for a left one."""
     monkeypatch.setattr(check_places, "YOUNG_SECONDS", -3600.0)
-    monkeypatch.setattr(tasks, "SEGMENT_BYTES", 3 * EACH)
+    monkeypatch.setattr(open_segments, "SEGMENT_BYTES", 3 * EACH)
     done = threading.Event()
     flowing = threading.Thread(target=lambda: asyncio.run(flow(url, folder, done)))
     flowing.start()

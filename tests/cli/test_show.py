@@ -102,6 +102,7 @@ def test_full_shows_values_of_any_kind(tmp_path: Path) -> None:
 def test_a_group_that_is_not_there_is_an_error(filled: str) -> None:
     stderr = run("show", filled, 9999, code=1).stderr
     assert stderr.startswith("Error: there is no group 9999")
+    assert "there never was a group 9999: uids go from 1 to" in " ".join(stderr.split())
 
 
 def test_a_uid_that_is_no_number_is_a_usage_error(file: Path) -> None:

@@ -239,3 +239,8 @@ def test_a_narrow_table_stays_one(filled: str, monkeypatch: pytest.MonkeyPatch) 
     shown = run("sql", filled, f"SELECT 1 AS a, '{'x' * 100}' AS b").stdout.splitlines()
     assert shown[0].split() == ["a", "b"]
     assert shown[2].endswith("…")
+
+
+def test_a_table_called_group_is_not_groups(filled: str) -> None:
+    stderr = run("sql", filled, "SELECT * FROM group WHERE uid = 1", code=1).stderr
+    assert "did you mean groups? GROUP is a word of SQL." in " ".join(stderr.split())

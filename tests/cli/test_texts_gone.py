@@ -40,6 +40,7 @@ def test_every_command_that_would_show_them_says_so(url: str) -> None:
     assert "2 of them are gone, and their texts" in said(url, COMMANDS["trace"])
     missing = said(url, ("show", "1"), code=1)
     assert "there is no group 1 in" in missing
+    assert "gone: trained on" in missing
     assert KEEPS in missing
 
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status
-from replaybuf.cli.frame import Panel, arrange, binned, histogram, line, rate, share, worker_lines
+from replaybuf.cli.frame import Panel, arrange, binned, histogram, line, share, worker_lines
+from replaybuf.cli.frame import rate_of as rate
 from replaybuf.cli.watch import Watched
 from replaybuf.rules.circumstances import Circumstances, Worker
 from tests.cli.conftest import run
@@ -62,6 +63,11 @@ def readings(*totals: tuple[float, int]) -> list[tuple[float, dict[str, dict[str
 
 def test_a_rate_is_that_of_the_last_minute() -> None:
     assert rate(readings((0, 0), (100, 1000), (130, 1010), (160, 1020)), "math", ["put"]) == pytest.approx(20 / 60)
+    assert rate(readings((0, 0), (120, 120)), "math", ["put"]) == 1
+
+
+def test_a_run_that_is_over_has_no_rate() -> None:
+    assert rate(readings((0, 0), (20, 900), (200, 900)), "math", ["put"]) == 0
 
 
 def test_a_rate_is_that_since_the_oldest_reading_within_the_first_minute() -> None:

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf import NotReadyError, ReplayBufferConfig
+from replaybuf import NotReadyError, PromptLedger, ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer import telling
 from replaybuf.rules.causes import Reason
 from replaybuf.rules.producing import PATIENCE
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.circumstances import read_circumstances, read_waiters
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
+from replaybuf.sync import run as sync_run
 from tests.cli.conftest import BACKENDS, run, run_json, start
 from tests.cli.example import HOSTILE
 from tests.cli.waiting import Scene, shuffled
@@ -345,3 +346,35 @@ def test_what_is_wrong_with_a_question_is_said(filled: str) -> None:
 def test_the_task_alone_is_enough_where_a_variable_has_the_url(file: Path) -> None:
     found = run("why", "code", env={"REPLAYBUF_URL": f"sqlite:///{file}"}).stdout
     assert found.startswith("If somebody drew now: Ready: 3 completed groups of code")
+
+
+def test_a_run_whose_trainer_is_gone_begins_with_since_when_nobody_draws(tmp_path: Path) -> None:
+    """Of a killed one that is its last sign of life, of one that ended its end; draws that might be done come after."""
+    url = f"sqlite:///{tmp_path}/run.db"
+    with ReplayBufferConfig(url=url, worker="trainer").build_sync() as buffer:
+        for number in range(2):
+            buffer.put(group(number), "math")
+        buffer.take_batch({"math": 1}, current_train_step=1)
+    first, second, *_ = run("why", url).stdout.splitlines()
+    assert re.fullmatch(r"Nobody draws; trainer ended \d+s ago", first)
+    assert second.startswith("If somebody drew now: Ready: ")
+    with closing(sqlite3.connect(tmp_path / "run.db")) as connection, connection:
+        connection.execute("UPDATE rb_worker SET ended_at = NULL, seen_at = seen_at - 22")
+    assert re.match(r"Nobody draws; trainer gave its last sign of life 2\ds ago\n", run("why", url).stdout)
+    assert "last drawn: 1 group by trainer" in run("why", url).stdout
+
+
+def test_prompts_to_be_generated_are_apart_from_what_was_put(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        data = [RolloutState(message=[{"role": "user", "content": "1 + 1 ="}])]
+        [prompt] = sync_run(PromptLedger(buffer, data, "math", make_group=lambda one, _: [one]).draw(1))
+        prompt.group[0].response, prompt.group[0].status = "2", Status.COMPLETED
+        sync_run(prompt.finish())
+        buffer.take_batch({"math": 1})
+    [found] = run_json("why", url)
+    [task] = found["tasks"]
+    assert (task["prompts"], task["put"], task["drawn"]) == (1, 1, 1)
+    shown = run("watch", url, "--once").stdout
+    assert "1 group" in shown.partition("last draws")[2].partition("staleness")[0]
+    assert shown.partition("last draws")[2].partition("staleness, reward")[0].count(" ago ") == 1

@@ -59,7 +59,7 @@ class FenceLaws(Harness):
         await trainer.restore(1)
         before = state_of(trainer)
         for _ in range(2):
-            with pytest.raises(FencedError, match="step 1"):
+            with pytest.raises(FencedError, match=r"step 1 at .* by .*End this process"):
                 await ATTEMPTS[attempt](buffer)
         assert state_of(trainer) == before
 

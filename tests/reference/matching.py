@@ -24,7 +24,9 @@ _ALL = LogicNode("$and", ())
 class Matching(Memory):
     """Groups are read, counted, changed, refreshed and removed where they are."""
 
-    async def find(self, query: Node, *, order: Order, limit: int | None = None) -> AsyncIterator[StorageItem]:
+    async def find(
+        self, query: Node, *, order: Order, limit: int | None = None, deferred: frozenset[str] = frozenset()
+    ) -> AsyncIterator[StorageItem]:
         matches = predicate(query)
         with self._lock:
             self._end_leases()

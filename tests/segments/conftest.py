@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import uuid
 from collections.abc import Iterator
+from fnmatch import fnmatchcase as fnmatch
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -20,6 +20,37 @@ from tests.segments.relay import Relay, relayed
 __all__ = ["_no_process_is_left", "figures"]
 
 PATIENCE = 3.0
+
+_HERE = Path(__file__).parent
+#: The other databases and places are tried with these by default, and with all in the long form.
+_EVERYWHERE = (
+    "test_buffers.py::test_every_byte",
+    "test_buffers.py::test_a_put_of_a_writer_that_was_taken_for_dead",
+    "test_buffers.py::test_space_comes_back",
+    "test_kills.py::test_processes_that_are_killed",
+)
+#: And these by default not at all.
+_LONG = (
+    "test_buffers.py::test_cancelled_puts_and_takes*-0.0?",
+    "test_buffers.py::test_cancelled_puts_and_takes*-0.01?",
+    "test_buffers.py::test_damaged_groups_are_set_aside*empty*",
+    "test_buffers.py::test_damaged_groups_are_set_aside*header*",
+    "test_buffers.py::test_an_object_store_that_is_down*403*",
+    "test_buffers.py::test_an_object_store_that_is_down*503*",
+    "test_kills.py::test_processes_that_are_killed*sqlite*",
+    "test_stores.py::test_an_answer_that_it_cannot*500*",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what isn't run by default."""
+    for item in items:
+        if item.path.parent == _HERE and item.path.name in ("test_buffers.py", "test_kills.py", "test_stores.py"):
+            name = f"{item.path.name}::{item.name}"
+            elsewhere = "postgresql" in item.name or "sqlite-objects" in item.name
+            if any(fnmatch(name, one) for one in _LONG) or (elsewhere and not name.startswith(_EVERYWHERE)):
+                item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")
@@ -85,10 +116,3 @@ def network_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fo
     claim(store, "d" * 32, 1)
     yield store
     store.close()
-
-
-@pytest.fixture
-def as_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip where the user may do everything."""
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")

@@ -17,8 +17,8 @@ from replaybuf.errors import StorageError
 from replaybuf.segments import folder
 from replaybuf.storage.sql.statements import segments as statements
 from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.tasks import open_segments, sweeper
 from replaybuf.storage.sql.tasks import segments as tasks
-from replaybuf.storage.sql.tasks import sweeper
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
 from tests.segments.arrays import apart, heavy, numbers_in, put
@@ -32,7 +32,7 @@ SIZES = (30_000, 100_000, 250_000)
 def hurry() -> None:
     """Let segments be small and sweeps frequent, and let others be taken for dead soon."""
     statements.SILENT_SECONDS = SILENT_SECONDS
-    tasks.SEGMENT_BYTES = 450_000
+    open_segments.SEGMENT_BYTES = 450_000
     tasks._RENEW_SECONDS = 0.1
     sweeper.Sweeper.__init__.__defaults__ = (0.1,)  # type: ignore[misc]
     sweeper._IDLE_SECONDS = 0.05
@@ -200,7 +200,12 @@ def small_disk(ledger: Ledger, place: str, size: int) -> Iterator[Callable[[str]
 
     def remount(options: str) -> None:
         flags = 0x20 | (1 if options == "ro" else 0)  # MS_REMOUNT, MS_RDONLY
-        check(libc.mount(b"none", place.encode(), b"tmpfs", flags, b"" if options == "ro" else options.encode()))
+        data = b"" if options == "ro" else options.encode()
+        for _ in range(200):  # until files that are being closed are
+            if (result := libc.mount(b"none", place.encode(), b"tmpfs", flags, data)) == 0:
+                return
+            time.sleep(0.05)
+        check(result)
 
     yield remount
     libc.umount2(place.encode(), 2)  # MNT_DETACH
@@ -209,7 +214,7 @@ def small_disk(ledger: Ledger, place: str, size: int) -> Iterator[Callable[[str]
 def fill_up(ledger: Ledger, url: str, place: str, what: str) -> None:
     """Put until the disk is full or can't be written to; read; go on with more room."""
     hurry()
-    tasks.SEGMENT_BYTES = 2_000_000
+    open_segments.SEGMENT_BYTES = 2_000_000
     with small_disk(ledger, place, 5_000_000) as remount:
         asyncio.run(_fill_up(ledger, url, place, what, remount))
 
@@ -219,7 +224,7 @@ async def _fill_up(ledger: Ledger, url: str, place: str, what: str, remount: Cal
         for number in range(200):
             if what == "read-only" and number == 10:
                 # Files that are open for writing keep a file system from that: they are closed, as after a failure.
-                buffer.storage.segments._lose()
+                buffer.storage.segments.lost()
                 await buffer.storage.thread.run(partial(buffer.storage.segments.tend_written))
                 remount("ro")
             try:

@@ -17,8 +17,9 @@ from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError
 from replaybuf.segments.store import MARKER
 from replaybuf.storage.sql.statements import segments as statements
+from replaybuf.storage.sql.statements.segments import begin_use, end_use
+from replaybuf.storage.sql.tasks import open_segments, sweeper
 from replaybuf.storage.sql.tasks import segments as tasks
-from replaybuf.storage.sql.tasks import sweeper
 from tests.segments.arrays import (
     NBYTES,
     apart,
@@ -42,7 +43,7 @@ def _soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(tasks, "SEGMENT_BYTES", 450_000)
+    monkeypatch.setattr(open_segments, "SEGMENT_BYTES", 450_000)
     monkeypatch.setattr(tasks, "_RENEW_SECONDS", 0.1)
 
 
@@ -298,7 +299,7 @@ async def test_a_segment_that_somebody_deleted_is_replaced(url: str, folder: Pat
         await put(buffer, 1)
         for one in (folder / "segments").iterdir():
             one.unlink()
-        buffer.storage.segments._stores[1].forget()
+        buffer.storage.segments.reader.stores[1].forget()
         await put(buffer, 2, 3)
         assert sorted(await take_all(buffer)) == [2, 3]
         [failed] = [item async for item in buffer.find({"status": "failed"})]
@@ -448,7 +449,7 @@ async def test_a_take_without_the_folder_gives_all_groups_back(url: str, folder:
         await put(buffer, *range(5))
         await buffer.put(group(50), "other")
         _rename(folder, folder.with_name("away"))
-        buffer.storage.segments._stores[1].close()
+        buffer.storage.segments.reader.stores[1].close()
         for _ in range(2):
             with pytest.raises(PayloadStoreError, match="mount it, or put it back; nothing is lost"):
                 await buffer.get(5, TASK)
@@ -474,7 +475,7 @@ async def test_a_folder_that_was_replaced_by_another_runs_is_not_damage(url: str
         await put(theirs, 7, 8)
         async with apart(url, folder) as ours:
             await put(ours, 1, 2)
-            ours.storage.segments._stores[1].close()
+            ours.storage.segments.reader.stores[1].close()
             _rename(folder, folder.with_name("away"))
             _rename(other, folder)
             for _ in range(2):
@@ -487,7 +488,7 @@ async def test_a_folder_that_was_replaced_by_another_runs_is_not_damage(url: str
             _rename(folder, other)
             _rename(folder.with_name("away"), folder)
             assert sorted(await take_all(ours)) == [1, 2]
-            theirs.storage.segments._stores[1].close()
+            theirs.storage.segments.reader.stores[1].close()
         assert sorted(await take_all(theirs)) == [7, 8]
 
 
@@ -496,7 +497,7 @@ async def test_a_put_that_was_committed_is_not_said_to_have_failed(tmp_path: Pat
     async with apart(f"sqlite:///{tmp_path}/b.db", folder, capacity=1, on_full="evict") as buffer:
         await put(buffer, 1)
         segments_of = buffer.storage.segments
-        segments_of._stores[1].close()
+        segments_of.reader.stores[1].close()
         _rename(folder, folder.with_name("away"))
         dropped: list[Any] = []
         assert await buffer.put(group(2), TASK, dropped=dropped)
@@ -583,7 +584,7 @@ async def test_nothing_is_written_over_or_deleted_while_somebody_keeps_segments(
     url, place = where
     async with apart(url, place) as buffer:
         await put(buffer, *range(8))
-        keeping = await _in(buffer, buffer.storage.segments.keep)
+        keeping = await _in(buffer, lambda: buffer.storage.engine.write(partial(begin_use, keeps=True), fenced=False))
         before = set(await _listed(place))
         await take_all(buffer)
         await until(lambda: _has(url, 0))
@@ -592,7 +593,7 @@ async def test_nothing_is_written_over_or_deleted_while_somebody_keeps_segments(
         assert before <= set(await _listed(place))
         [(written_over,)] = await ask(url, "SELECT count(*) FROM rb_segment WHERE file IS NOT NULL")
         assert written_over == 0
-        await _in(buffer, lambda: buffer.storage.segments.end_keeping(keeping))
+        await _in(buffer, lambda: buffer.storage.engine.write(partial(end_use, user=keeping), fenced=False))
         await take_all(buffer)
         await until(lambda: _has(url, 0))
     assert await segments(url) == {}
@@ -606,7 +607,7 @@ async def test_payloads_stay_until_their_taker_has_read_them(
     async with apart(url, place) as buffer, apart(url, place) as other:
         await put(buffer, *range(4))
         segments_of = buffer.storage.segments
-        real, reading, go_on = segments_of._fetch, asyncio.Event(), asyncio.Event()
+        real, reading, go_on = segments_of.reader._fetch, asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def slowly(*arguments: Any) -> None:
@@ -614,7 +615,7 @@ async def test_payloads_stay_until_their_taker_has_read_them(
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
             real(*arguments)
 
-        monkeypatch.setattr(segments_of, "_fetch", slowly)
+        monkeypatch.setattr(segments_of.reader, "_fetch", slowly)
         taking = asyncio.create_task(buffer.get(4, TASK))
         await reading.wait()
         for first in range(10, 30, 10):
@@ -624,7 +625,7 @@ async def test_payloads_stay_until_their_taker_has_read_them(
         assert await payload_rows(url) >= 4
         go_on.set()
         assert sorted(numbers_in(await taking)) == [0, 1, 2, 3]
-        monkeypatch.setattr(segments_of, "_fetch", real)
+        monkeypatch.setattr(segments_of.reader, "_fetch", real)
         await until(lambda: _has(url, 0))
 
 
@@ -683,7 +684,7 @@ async def test_a_payload_that_is_moved_while_it_is_read_is_read_where_it_is_now(
             uids += await put(buffer, number)
         await put(buffer, 9)
         segments_of = buffer.storage.segments
-        real, calls = segments_of._fetch, 0
+        real, calls = segments_of.reader._fetch, 0
         loop = asyncio.get_running_loop()
 
         def moved_first(*arguments: Any) -> None:
@@ -699,7 +700,7 @@ async def test_a_payload_that_is_moved_while_it_is_read_is_read_where_it_is_now(
             if (folder / "segments" / "1.seg").exists():
                 await until(lambda: _not_there(folder / "segments" / "1.seg"))
 
-        monkeypatch.setattr(segments_of, "_fetch", moved_first)
+        monkeypatch.setattr(segments_of.reader, "_fetch", moved_first)
         monkeypatch.setattr(tasks, "_MOST_KEPT", 0)
         assert numbers_in(await buffer.get(1, TASK)) == [0]
         assert calls >= 2

@@ -17,7 +17,7 @@ from replaybuf import ReplayBuffer, RolloutState
 from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.errors import InputError, NotEmptyError, PayloadStoreError, SnapshotError
 from replaybuf.storage.sql.copies import whole
-from replaybuf.storage.sql.tasks import segments
+from replaybuf.storage.sql.tasks import open_segments
 from tests.contract.harness import plain
 from tests.stores import TASK, build, group
 
@@ -212,7 +212,7 @@ async def test_segments_stay_while_they_are_copied(
 
     monkeypatch.setattr(whole, "tails_of", slow)
     monkeypatch.setattr(whole, "_RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100_000)
+    monkeypatch.setattr(open_segments, "SEGMENT_BYTES", 100_000)
     async with filled(shared_url, tmp_path / "segments") as buffer:
         before = await everything(buffer)
         saving = asyncio.create_task(buffer.save(tmp_path / "snapshot"))

@@ -40,7 +40,7 @@ from replaybuf.storage.sql.statements.upkeep import sweep
 from tests.stores import TASK
 
 #: The settings by which payloads are kept somewhere.
-PLACES = ["sqlite", "sqlite, folder", "memory", "postgresql", "postgresql, folder"]
+PLACES = ["sqlite", "sqlite, folder", "sqlite, objects", "memory", "postgresql", "postgresql, folder"]
 APART = [place for place in PLACES if "folder" in place]
 LARGE = 40_000  # items
 
@@ -87,9 +87,13 @@ class Kept:
 def kept_at(place: str, request: pytest.FixtureRequest, folder: Path) -> Kept:
     database, _, apart = place.partition(", ")
     url = {"sqlite": f"sqlite:///{folder}/buffer.db", "memory": "memory://"}.get(database)
-    if apart:
-        (folder / "payloads").mkdir()
-    return Kept(url or str(request.getfixturevalue("lent_database")), str(folder / "payloads") if apart else "database")
+    payloads = "database"
+    if apart == "folder":
+        payloads = str(folder / "payloads")
+        Path(payloads).mkdir()
+    elif apart:
+        payloads = str(request.getfixturevalue("bucket"))
+    return Kept(url or str(request.getfixturevalue("lent_database")), payloads)
 
 
 @pytest.fixture(params=PLACES)
@@ -100,6 +104,12 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
 @pytest.fixture(params=[place for place in PLACES if place != "memory"])
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     """Payloads that other processes can read."""
+    return kept_at(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=[place for place in PLACES if place != "memory" and "objects" not in place])
+def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    """Payloads that a test can damage."""
     return kept_at(request.param, request, tmp_path)
 
 
@@ -350,7 +360,12 @@ async def test_a_forked_process_loads_for_itself(shared: Kept) -> None:
         _, [found] = await lent(buffer)
         found.routed_experts.load()
         sent = pickle.dumps([found.routed_experts])
-        assert await asyncio.to_thread(elsewhere, sent, "fork") == [experts().tobytes()]
+        said = await asyncio.to_thread(elsewhere, sent, "fork")
+        if shared.payloads.startswith("s3://"):  # the threads of obstore don't survive a fork
+            assert "PayloadStoreError" in said
+            assert "'spawn' or 'forkserver'" in said
+        else:
+            assert said == [experts().tobytes()]
 
 
 async def test_a_handle_outlives_the_buffer_that_it_came_from(shared: Kept) -> None:
@@ -494,7 +509,7 @@ async def test_only_the_wanted_bytes_are_read_from_the_database(file: Kept, monk
 
 async def test_a_handle_after_its_lease_never_gives_wrong_data(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the space wasn't reused it gives what was put; once the row is swept it says that it is too late."""
-    monkeypatch.setattr("replaybuf.storage.sql.tasks.segments.SEGMENT_BYTES", 300_000)
+    monkeypatch.setattr("replaybuf.storage.sql.tasks.open_segments.SEGMENT_BYTES", 300_000)
     async with kept.opened() as buffer:
         await buffer.put([rollout(3)], TASK)
         lease, [found] = await lent(buffer)
@@ -535,7 +550,7 @@ async def test_a_handle_into_a_segment_that_was_written_over(
     folder: Kept, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """Whatever is at its place now: another payload's frame, or the middle of one."""
-    monkeypatch.setattr("replaybuf.storage.sql.tasks.segments.SEGMENT_BYTES", 300_000)
+    monkeypatch.setattr("replaybuf.storage.sql.tasks.open_segments.SEGMENT_BYTES", 300_000)
     async with folder.opened() as buffer:
         for number in range(2):
             await buffer.put([rollout(number)], TASK)
@@ -561,10 +576,10 @@ async def test_a_handle_into_a_segment_that_was_written_over(
 # Damage
 
 
-async def test_damage_of_a_deferred_array_is_an_error_of_load_alone(shared: Kept) -> None:
-    async with shared.opened() as buffer:
+async def test_damage_of_a_deferred_array_is_an_error_of_load_alone(on_disk: Kept) -> None:
+    async with on_disk.opened() as buffer:
         await buffer.put([rollout(pixels=experts(10**6)), rollout(1)], TASK)
-        await turn_bits(buffer, shared, experts(10**6).tobytes()[5000:5016])
+        await turn_bits(buffer, on_disk, experts(10**6).tobytes()[5000:5016])
         lease, _ = await lent(buffer, deferred=["routed_experts", "extra_fields"])
         first, second = lease.items[TASK][0].item
         assert same(first.routed_experts.load(), experts())
@@ -576,11 +591,11 @@ async def test_damage_of_a_deferred_array_is_an_error_of_load_alone(shared: Kept
         assert type(first.routed_experts) is ArrayHandle  # nothing was changed
 
 
-async def test_damage_elsewhere_sets_the_group_aside(shared: Kept) -> None:
-    async with shared.opened() as buffer:
+async def test_damage_elsewhere_sets_the_group_aside(on_disk: Kept) -> None:
+    async with on_disk.opened() as buffer:
         await buffer.put([rollout(pixels=experts(10**6))], TASK)
         await buffer.put([rollout(2, pixels=experts(11))], TASK)
-        await turn_bits(buffer, shared, experts(10**6).tobytes()[5000:5016])
+        await turn_bits(buffer, on_disk, experts(10**6).tobytes()[5000:5016])
         lease = await buffer.lease_batch({TASK: 1}, deferred=["routed_experts"], timeout=0)
         assert [item.item[0].rollout_id for item in lease.items[TASK]] == [2]
         failed = [item async for item in buffer.find({"status": "failed"}, deferred=["routed_experts"])]

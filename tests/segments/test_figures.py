@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import ReplayBuffer, RolloutState
 from replaybuf.storage.sql.statements.upkeep import sweep
-from replaybuf.storage.sql.tasks import segments as tasks
+from replaybuf.storage.sql.tasks import open_segments
 from tests.cli.conftest import run, run_json
 from tests.observe.test_exposition import numbers
 from tests.stores import TASK, build, group, opened
@@ -72,7 +72,7 @@ async def sweep_all(url: str) -> None:
 def test_the_view_adds_up_while_segments_are_open_sealed_and_half_dead(
     shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "SEGMENT_BYTES", 3 * EACH)
+    monkeypatch.setattr(open_segments, "SEGMENT_BYTES", 3 * EACH)
     folder = tmp_path / "segments"
     row = asyncio.run(fill(shared_url, folder, 4))
     assert row["url"] == str(folder)

@@ -66,18 +66,23 @@ async def _left_over(url: str, place: Path) -> tuple[list[int], int, dict[str, i
         left = await take_all(buffer)
         failed = await buffer.count(TASK, "failed")
         await until(lambda: _nothing_is_named(url))
+    for _ in range(3):  # closing waits for nothing that takes long, and leaves it to the next process
+        if files(place):
+            async with apart(url, place):
+                await until(lambda: _nothing_is_named(url))
     return left, failed, files(place)
 
 
 async def _nothing_is_named(url: str) -> bool:
     named = await ask(url, "SELECT 1 FROM rb_payload WHERE segment IS NOT NULL LIMIT 1")
+    deletable = await ask(url, "SELECT 1 FROM rb_segment WHERE owner IS NULL")
     orphans = await ask(
         url, "SELECT 1 FROM rb_segment WHERE size IS NULL AND owner NOT IN (SELECT id FROM rb_segment_user)"
     )
-    return not named and not orphans
+    return not (named or deletable or orphans)
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [2, pytest.param(None, marks=pytest.mark.long)])
 def test_a_process_that_is_killed_at_any_point_loses_nothing(
     places: Places, count: int | None, figures: Figures
 ) -> None:
@@ -125,7 +130,7 @@ async def _is_there(url: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
 def test_processes_that_are_killed_or_stopped_at_any_moment_lose_nothing(
     places: Places, kills: int, figures: Figures
 ) -> None:
@@ -200,6 +205,7 @@ def test_a_disk_that_takes_no_more_loses_nothing(places: Places, what: str, figu
     assert len(put) > 15
 
 
+@pytest.mark.long
 async def test_the_database_may_be_away_while_the_folder_is_there(tmp_path: Path, figures: Figures) -> None:
     """Bytes are written and not named; what was said to be stored is, and no byte is left over."""
     from tests.postgres import new_database, own_server

@@ -16,7 +16,9 @@ from urllib.parse import urlencode
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.cli.frame import rate_of
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.waits import glance
 from replaybuf.web import ask as tables
 from replaybuf.worker_name import working_as
 from tests.postgres import new_url
@@ -134,6 +136,27 @@ def test_a_run_that_ended_has_no_rates_and_is_not_live(url: str) -> None:
     assert all(button.search(read(client_of(url), path)) for path in ("/", "/steps", "/workers", "/events"))
 
 
+def test_a_run_that_is_over_has_no_rates_on_the_page_or_in_watch(url: str) -> None:
+    """They are one figure, also where what was put last was put after the last minute that was noted."""
+    asyncio.run(run_of(url, 3, 90))
+    move_back(url, 2)
+    assert rate(client_of(url)) == 0
+    [seen] = open_reader(url).read(lambda tx: glance(tx, None))
+    assert rate_of(seen.readings, "math", ("put",)) == 0
+
+
+def test_a_run_without_a_sign_of_life_is_not_live(url: str) -> None:
+    """Of a killed one 20 s after it; it may have the buffer open until it has been silent for a minute."""
+    asyncio.run(run_of(url, 1, 0))
+    change(url, "UPDATE rb_worker SET ended_at = NULL, seen_at = seen_at - 22")
+    text = read(client_of(url), "/")
+    assert re.search(r">last sign of life 2\ds ago</button>", text)
+    assert "No process" not in text
+    text = read(client_of(url), "/workers")
+    assert re.search(r"Nobody waits: last sign of life 2\ds ago\.", text)
+    assert 'class="reason"' not in text
+
+
 def test_plots_end_with_what_there_is_now(url: str) -> None:
     """Also where the last minute was noted before the last groups came: as many as the tile says."""
     asyncio.run(run_of(url, 3, 69))
@@ -161,7 +184,7 @@ def test_a_run_that_goes_on_is_live_and_its_rates_are_those_of_the_last_minutes(
     assert 'data-idle=""' in text
     assert ">live</button>" in text
     assert "No process" not in text
-    assert 2 / 6 < put <= 5 / 4
+    assert 0 < put <= 5 / 4
 
 
 def rate(page: Client) -> float:
@@ -339,11 +362,68 @@ def dipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_a_step_that_stands_out_is_marked_in_plot_and_table_with_what_trace_says(dipped: Client) -> None:
     [judged] = dipped.get("/api/steps.json").json()["judged"]
     [traced] = dipped.get("/api/steps/8.json").json()["runs"]
-    assert judged == {"step": 8, "restores": 0, "verdict": traced["verdict"]}
+    told = {"verdict": traced["verdict"], "workers": ["gen-2"], "fell": False}
+    assert judged == {"step": 8, "restores": 0, **told}
     assert judged["verdict"].startswith("gen-2 made 4 of the 12 groups, of mean reward 0.100")
     text = dipped.get("/steps").text
     assert text.count('class="mark"') == 1
     assert re.search(r'class="number bad" title="gen-2 made 4 of', text)
+
+
+@pytest.fixture(scope="session")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Client:
+    """Of twenty steps gen-2 is bad from the sixth on, and in the 15th all are a little worse; five more are undone."""
+
+    async def run(url: str) -> None:
+        async with ReplayBufferConfig(url=url).build() as buffer:
+            for step in range(1, 26):
+                if step == 21:
+                    await buffer.checkpoint(20)
+                for number in range(36):
+                    worker = f"gen-{number % 3}"
+                    dip = 0.06 if step == 15 else 0.0
+                    reward = 0.1 if step > 5 and worker == "gen-2" else 0.6 + 0.01 * (number % 5) - dip
+                    with working_as(worker):
+                        await buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], "math")
+                await buffer.take_batch({"math": 36}, current_train_step=step)
+            await buffer.restore(20)
+            await buffer.take_batch({"math": 36}, current_train_step=21)
+
+    url = f"sqlite:///{tmp_path_factory.mktemp('troubled')}/run.db"
+    asyncio.run(run(url))
+    return client_of(url)
+
+
+def test_a_worker_that_is_bad_in_many_steps_hides_no_step_in_which_the_others_are_worse(troubled: Client) -> None:
+    text = html.unescape(troubled.get("/steps").text)
+    assert re.search(r">gen-2</a> stands out in 20 steps since 6<", text)
+    [sentence] = re.findall(r"<strong>([^<]*)</strong>", text.partition("<table")[0].partition('class="events"')[2])
+    assert "the groups of others are lower than before, too: task math" in sentence
+    assert text.count(">step 15</a>: ") == 1
+    assert re.search(r'<td class="number">-0\.0\d\d</td>', text)
+    assert "a task with the 10 steps before" in text
+
+
+def test_a_step_has_links_to_the_steps_beside_it_and_a_plot_to_its_steps(troubled: Client) -> None:
+    text = troubled.get("/steps/15").text
+    assert 'href="/steps/14" rel="prev"' in text
+    assert 'href="/steps/16" rel="next"' in text
+    assert "in the 10 steps before" in text
+    assert 'rel="next"' not in troubled.get("/steps/25").text
+    for path in ("/steps", "/steps?across=time", "/workers"):
+        assert '"/steps/15"' in html.unescape(troubled.get(path).text)
+
+
+def test_steps_that_a_restore_undid_do_not_count_for_workers(troubled: Client) -> None:
+    text = troubled.get("/workers").text
+    assert "What they made of the last 20 train steps" in text
+    assert troubled.get("/api/workers.json").json()["made"][0]["name"] == "gen-2"
+
+
+def test_an_unknown_step_says_which_there_are(troubled: Client) -> None:
+    answer = troubled.get("/steps/99")
+    assert answer.status_code == 404
+    assert "there are steps 1 to 25" in answer.text
 
 
 def test_steps_are_shown_between_two(dipped: Client) -> None:
@@ -358,7 +438,7 @@ def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
     async def run() -> None:
         async with ReplayBufferConfig(url=url, archive=1000).build() as buffer:
             for number in range(7):
-                rewards = (0.9, 0.5 - 0.05 * number)
+                rewards = (0.21 if number == 6 else 0.9, 0.5 - 0.05 * number)
                 rollouts = [{"response": f"{number}:{one:.2f}", "reward": one} for one in rewards]
                 group = [RolloutState(message=[], status=Status.COMPLETED, **one) for one in rollouts]
                 await buffer.put(group, "math")
@@ -368,7 +448,8 @@ def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
     asyncio.run(run())
     page = client_of(url)
     [lowest] = page.get("/api/steps/1.json").json()["lowest"]
-    assert [one["response"] for one in lowest] == ["6:0.20", "5:0.25", "4:0.30"]
+    assert [one["response"] for one in lowest] == ["6:0.20", "6:0.21", "5:0.25"]
+    assert [(one["uid"], one["position"]) for one in lowest] == [(7, 1), (7, 0), (6, 1)]
     assert "6:0.20" in page.get("/steps/1").text
     seen = []
     for order in ("uid", "-uid"):
@@ -417,7 +498,7 @@ def test_what_isnt_there_is_said(page: Client) -> None:
         answer = page.get(path)
         assert answer.status_code in (400, 404)
         assert 'role="alert"' in answer.text
-    assert page.get("/api/groups/999999.json").json()["error"].startswith("there is no group 999999")
+    assert page.get("/api/groups/999999.json").json()["error"].startswith("there is no group 999999: there never was")
 
 
 def test_other_buffers_are_left_out_where_one_is_named(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def test_the_script_gets_texts_of_each_value_and_what_to_ask_for() -> None:
         "x": ["step 1", "step 2", "step 3"],
         "of": [["mean", "s0", ["0.50", "", "0.25"]], ["most", "s1", ["1", "1", ""]]],
         "zoom": [1, 2, 3],
+        "to": None,
     }
 
 

@@ -156,14 +156,14 @@ class Store:
         self.segments = Segments(
             self.engine, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout
         )
-        self.segments.on_hang = self.transactions.replace_threads
+        self.segments.reader.on_hang = self.transactions.replace_threads
         self.encoding = Encoding(self.codec, self.transactions, self.segments)
         self.sweeper.tend = self.encoding.tend
         self.draws = Draws(self.transactions, self.encoding, self.presence, self._history)
         self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
         self._preparing = asyncio.Lock()
         self._pid, self._ready = os.getpid(), False
-        know_database(self.segments.url, self)
+        know_database(self.segments.reader.url, self)
         presence = None if self._read_only else self.presence
         # A buffer that is dropped is closed. So neither this nor the tasks may refer to it, nor a function that runs in
         # a transaction: the driver's thread keeps the last one.

@@ -12,7 +12,7 @@ from replaybuf.errors import DecodeError, InputError
 from replaybuf.files.foreign_rows import SYNONYMS
 from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 from replaybuf.storage.sql.inspection.groups import describe_group, facts_of
-from replaybuf.storage.sql.inspection.lives import Life, life_of, timeline
+from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.tokens import SHADES, strip
 from replaybuf.web.ask import Ask, NotThereError
@@ -61,7 +61,7 @@ def read_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         raise InputError(f"by must be one of {', '.join(SHADES)}, not {by!r:.100}")
     life = life_of(tx, uid)
     if life is None:
-        raise NotThereError(f"there is no group {uid}, and none is on record")
+        raise NotThereError(f"there is no group {uid}: {nothing_of(tx, uid)}")
     everything = ask.text("all") is not None
     group, rows, decoded, problem = _read(tx, uid, everything=everything)
     limits = _Limits.of(len(rows), everything=everything)

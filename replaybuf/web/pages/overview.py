@@ -11,6 +11,8 @@ from typing import Any
 from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.rates import rate
+from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.measures import segments_of_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
@@ -21,12 +23,14 @@ from replaybuf.web.pages.records import read_waits
 from replaybuf.web.plots import BARS, Plot, areas, histogram, lines, whole_bins
 
 #: The columns by which tasks are ordered, beside the numbers of groups of each status.
-_TASKS = ("task", "buffer", "leased", "archived", "put", "sampled_new", "sampled_again", "expired", "evicted")
+_TASKS = (
+    *("task", "buffer", "leased", "archived", "made", "prompts", "sampled_new", "sampled_again", "expired"),
+    "evicted",
+)
 _HOURS = ("6", "1", "24", "48")
 _EVENTS, _BATCHES = 8, 200
 _LAST_SECOND = 2**36
-_RATE_SECONDS = 300.0
-_DRAWN = ("sampled_new", "sampled_again", "taken_unfinished")
+_DRAWN = ("sampled_new", "sampled_again")
 #: A buffer, a time, and its figures by task as they were then.
 _Reading = tuple[str, datetime, Mapping[str, Any]]
 STATUS_CLASSES = {str(status): f"status-{status}" for status in Status}
@@ -49,7 +53,11 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "now": now,
         "last_worker": last and last.worker,
         "hours": hours,
-        "tasks": [{"buffer": name, "task": one, **more} for name, of in figures.items() for one, more in of.items()],
+        "tasks": [
+            {"buffer": name, "task": one, **more, "prompts": tallies[name].get((one, Status.INIT, Tally.PUT), 0)}
+            for name, of in figures.items()
+            for one, more in of.items()
+        ],
         "rates": _rates_now(history),
         "bytes": tx.database_bytes(),
         "places": segments_of_places(tx),
@@ -119,17 +127,13 @@ def _rates(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rates_now(history: list[dict[str, Any]]) -> dict[str, float] | None:
-    """Return the groups a minute over the last five minutes."""
-    rates = _rates(history)
-    if not rates:
-        return None
-    now = history[-1]["time"]
-    seconds = [
-        max(0.0, min((now - before["time"]).total_seconds(), _RATE_SECONDS) - (now - after["time"]).total_seconds())
-        for before, after in pairwise(history)
-    ]
-    spans = list(zip(rates, seconds, strict=True))
-    return {name: sum(one[name] * span for one, span in spans) / sum(seconds) for name in ("put", "drawn")}
+    """Return the groups a minute, in the last minute."""
+
+    def of(name: str) -> float | None:
+        return rate([(one["time"].timestamp(), one[name]) for one in history])
+
+    put, drawn = of("put"), of("drawn")
+    return None if put is None or drawn is None else {"put": 60 * put, "drawn": 60 * drawn}
 
 
 # Plots
@@ -155,7 +159,10 @@ def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         histogram("Staleness", whole_bins(newest_ones.staleness), "completed groups put last"),
     ]
     present = [s for s in map(str, Status) if any(one["buffered"].get(s) for one in data["tasks"])]
-    rows = [one | {f"in_{s}": one["buffered"].get(s, 0) for s in present} for one in data["tasks"]]
+    rows = [
+        one | {"made": one["put"] - one["prompts"]} | {f"in_{s}": one["buffered"].get(s, 0) for s in present}
+        for one in data["tasks"]
+    ]
     return {
         "plots": [one for one in plots if one],
         "page": listed(rows, ask, (*_TASKS, *(f"in_{s}" for s in present))),

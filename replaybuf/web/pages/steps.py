@@ -10,15 +10,17 @@ from operator import itemgetter
 from typing import Any
 
 from replaybuf.rules.comparison import by_worker, tabulate
-from replaybuf.storage.sql.inspection.drawn_batches import Member, recorded
+from replaybuf.storage.sql.inspection.drawn_batches import STEPS_BEFORE, Member, recorded
 from replaybuf.storage.sql.inspection.groups import check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.storage.sql.inspection.traces import (
     StepSummary,
     WorkerStep,
+    changes,
     judge_steps,
     lowest_answers,
+    neighbours,
     steps_by_worker,
     summarise_steps,
     trace_step,
@@ -68,11 +70,12 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "buffers": buffers,
         "steps": steps,
         "plotted": plotted,
+        "steps_before": STEPS_BEFORE,
         "others": [*(name for name in buffers if name != buffer), *ask.others],
         "beside": wanted([one for one in compared if before is None or one.step < before]),
         "judged": [
-            {"step": step, "restores": restores, "verdict": text}
-            for (step, restores), text in judge_steps(tx, buffer, _to_be_judged(plotted, len(steps))).items()
+            {"step": step, "restores": restores, **asdict(one)}
+            for (step, restores), one in judge_steps(tx, buffer, _to_be_judged(plotted, len(steps))).items()
         ],
         "unnamed": unnamed,
         "unnamed_count": without,
@@ -112,7 +115,10 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         lines("Staleness", means("staleness") | most, across=across),
     ]
     ordered = listed(data["plotted"], ask, _STEPS) if ask.text("order") else None
+    keys = [(one.step, one.restores) for one in data["plotted"]]
     return {
+        "changes": dict(zip(keys, changes(data["plotted"]), strict=True)),
+        "said": _say(data["judged"]),
         "plots": [one for one in plots if one],
         "verdicts": judged,
         "across": ask.choice("across", _ACROSS),
@@ -121,16 +127,46 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     }
 
 
+#: A worker that stands out in so many steps does so in one sentence.
+_OFTEN = 3
+
+
+def _say(judged: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what stands out of steps, newest first, in sentences: steps in which others are lower, too, by themselves.
+
+    A sentence has a `step` and a `verdict`, or of a worker that stands out in several steps its name, how many they
+    are, and the first.
+    """
+    often: dict[str | None, list[int]] = {}
+    for one in judged:
+        for name in one["workers"]:
+            often.setdefault(name, []).append(one["step"])
+    often = {name: steps for name, steps in often.items() if len({*steps}) >= _OFTEN}
+    workers = [{"worker": name, "steps": len({*steps}), "since": min(steps)} for name, steps in often.items()]
+    return workers + [
+        {"worker": None, "steps": None, "step": one["step"], "verdict": one["verdict"], "fell": one["fell"]}
+        for one in judged
+        if one["fell"] or any(name not in often for name in one["workers"])
+    ]
+
+
 def _across(ask: Ask, steps: Sequence[StepSummary]) -> tuple[Across, Callable[[StepSummary], float]]:
     """Return what is along the bottom of the plots of steps, and where a step is there."""
     if ask.choice("across", _ACROSS) == "step":
-        return Across(STEPS, "step"), lambda one: float(one.step)
+        return Across(STEPS, "step", to=_place_of(ask)), lambda one: float(one.step)
     drawn = sorted((one.last_at.timestamp(), one.step) for one in steps)
 
     def step_at(time: float) -> int:
         return drawn[max(0, bisect_right(drawn, time, key=itemgetter(0)) - 1)][1]
 
-    return Across(zoom=step_at), lambda one: one.last_at.timestamp()
+    to = _place_of(ask)
+    return Across(zoom=step_at, to=lambda time: to(step_at(time))), lambda one: one.last_at.timestamp()
+
+
+def _place_of(ask: Ask) -> Callable[[float], str]:
+    """Return what finds the address of the page of a step."""
+    buffer = ask.text("buffer")
+    return lambda step: Ask({}).link(f"/steps/{int(step)}", buffer=buffer)
 
 
 def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
@@ -140,9 +176,20 @@ def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     assert step is not None
     runs = trace_step(tx, buffer, step)
     if not runs:
-        raise NotThereError(f"no draw for step {step} of {buffer!r:.100} is on record; the oldest are forgotten")
+        known = recorded(tx, buffer)
+        there = "; no draw names its step" if known.last is None else f"; there are steps {known.first} to {known.last}"
+        raise NotThereError(f"no draw for step {step} of {buffer!r:.100} is on record{there}")
     lowest = [lowest_answers(tx, buffer, run, _LOWEST) for run in runs]
-    return {"now": tx.now(), "chosen": buffer, "step": step, "runs": runs, "lowest": lowest}
+    previous, following = neighbours(tx, buffer, step)
+    return {
+        "now": tx.now(),
+        "chosen": buffer,
+        "step": step,
+        "previous": previous,
+        "next": following,
+        "runs": runs,
+        "lowest": lowest,
+    }
 
 
 def groups_of_step(data: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -199,7 +246,8 @@ def read_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "now": tx.now(),
         "chosen": chosen,
         "workers": newest(tx, "workers", buffer, _MOST_ROWS),
-        "made": sorted(made, key=lambda one: (-one["worse"], one["lead"], one["name"] or "")),
+        "made": sorted(made, key=lambda one: (one["lead"], one["name"] or "")),
+        "steps": len({step.summary.step for one in made for step in one["steps"]}),
         **read_waits(tx, buffer),
     }
 
@@ -208,7 +256,7 @@ def draw_workers(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return plots of the workers side by side: mean reward and staleness over the last steps."""
     shown = data["made"][:_MOST_LINES]
     return {
-        "plots": plot_workers({one["name"] or "unknown": one["steps"] for one in shown}),
+        "plots": plot_workers({one["name"] or "unknown": one["steps"] for one in shown}, _place_of(ask)),
         "lines": len(shown),
         "compared": listed(data["made"], ask, _MADE, order="sort", after="page"),
         "page": listed(data["workers"], ask, _WORKERS),
@@ -235,8 +283,8 @@ def _total(name: str | None, steps: Sequence[WorkerStep]) -> dict[str, Any]:
     }
 
 
-def plot_workers(made: Mapping[str, Sequence[WorkerStep]]) -> list[Plot]:
-    """Return plots of the mean rewards and of the staleness of workers over train steps."""
+def plot_workers(made: Mapping[str, Sequence[WorkerStep]], to: Callable[[float], str]) -> list[Plot]:
+    """Return plots of the mean rewards and of the staleness of workers over train steps, which lead to these pages."""
 
     def of(field: str) -> dict[str, list[tuple[float, float]]]:
         return {
@@ -254,7 +302,7 @@ def plot_workers(made: Mapping[str, Sequence[WorkerStep]]) -> list[Plot]:
         for one in steps
         if one.part.stands_out
     }
-    across = Across(STEPS, "step", None)
+    across = Across(STEPS, "step", None, to)
     plots = [
         lines("Mean reward by worker", of("reward"), across=across, fitted=True, marks=worse),
         lines("Staleness by worker", of("staleness"), across=across),
@@ -284,4 +332,4 @@ def read_worker(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 def draw_worker(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return the plots of a worker's rewards and staleness over steps."""
-    return {"plots": plot_workers({data["worker"]: data["steps"]}) if data["steps"] else []}
+    return {"plots": plot_workers({data["worker"]: data["steps"]}, _place_of(ask)) if data["steps"] else []}

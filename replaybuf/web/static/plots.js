@@ -56,14 +56,14 @@ document.addEventListener("DOMContentLoaded", () => {
 
   addEventListener("pointerdown", (event) => {
     const plot = plotAt(event.target);
-    if (plot?.zoom && event.button === 0) drag = { plot, x: event.clientX, first: nearest(plot, event) };
+    if ((plot?.zoom || plot?.to) && event.button === 0) drag = { plot, x: event.clientX, first: nearest(plot, event) };
   });
   addEventListener("pointermove", (event) => {
     const plot = drag?.plot ?? plotAt(event.target);
     if (!plot) return;
     const i = nearest(plot, event);
     show(plot, i);
-    if (!drag || Math.abs(event.clientX - drag.x) < LEAST_DRAG) return;
+    if (!drag?.plot.zoom || Math.abs(event.clientX - drag.x) < LEAST_DRAG) return;
     const [low, high] = [plot.at[drag.first], plot.at[i]].sort((a, b) => a - b);
     shape(plot.canvas, "chosen", "rect", { x: `${100 * low}%`, width: `${100 * (high - low)}%`, y: "0", height: "100%" });
   });
@@ -72,7 +72,11 @@ document.addEventListener("DOMContentLoaded", () => {
     const { plot, x, first } = drag;
     drag = null;
     const last = nearest(plot, event);
-    if (Math.abs(event.clientX - x) < LEAST_DRAG || first === last) return;
+    if (Math.abs(event.clientX - x) < LEAST_DRAG) {
+      if (plot.to) location.href = plot.to[last];
+      return;
+    }
+    if (first === last || !plot.zoom) return;
     const [from, to] = [plot.zoom[first], plot.zoom[last]].sort((a, b) => a - b);
     go(from, to);
   });
@@ -91,6 +95,8 @@ document.addEventListener("DOMContentLoaded", () => {
       const now = Number(plot.figure.dataset.index ?? (moves[event.key] < 0 ? last + 1 : -1));
       event.preventDefault();
       show(plot, Math.max(0, Math.min(last, now + moves[event.key])));
+    } else if (event.key === "Enter" && plot.to && plot.figure.dataset.index) {
+      location.href = plot.to[Number(plot.figure.dataset.index)];
     } else if (event.key === "Escape") clear(plot);
   });
 });

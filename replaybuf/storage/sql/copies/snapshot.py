@@ -57,7 +57,8 @@ from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift
 from replaybuf.storage.sql.statements.segments import check_open
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.tasks.segments import SegmentBatch, Segments
+    from replaybuf.storage.sql.tasks.open_segments import SegmentBatch
+    from replaybuf.storage.sql.tasks.segments import Segments
 
 _BATCH_GROUPS = 1000
 _FEW_GROUPS = 50

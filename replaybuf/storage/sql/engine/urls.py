@@ -41,7 +41,7 @@ def parse_url(url: str) -> URL:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
     parsed = _parsed(url)
     if parsed is None:
-        hint = f"; for a file write sqlite:///{url}" if not _ODD.search(url) else ""
+        hint = _meant(url) or (f"; for a file write sqlite:///{url}" if not _ODD.search(url) else "")
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
     if parsed.drivername in _MEMORY_NAMES:
         return make_url("sqlite+aiosqlite:///:memory:")
@@ -61,6 +61,19 @@ def parse_url(url: str) -> URL:
     raise ConfigError(f"{parsed.drivername!r} is not supported; use {_EXPECTED}")
 
 
+# Schemes with too few slashes; nothing else of the URL is shown, since it may hold a password.
+_SLIPS = {"memory": "memory://", "pandas": "pandas://", "sqlite": "sqlite:///FILE", "postgresql": "postgresql://HOST"}
+_SLIP = re.compile(r"(memory|pandas|sqlite|postgres(?:ql)?)(?::/?(?!/)|$)")
+
+
+def _meant(url: str) -> str:
+    """Return what a URL with too few slashes was to be, as a part of a sentence."""
+    found = _SLIP.match(url)
+    if found is None or (not found[0].endswith((":", "/")) and found[1] not in ("memory", "pandas")):
+        return ""
+    return f"; did you mean {_SLIPS['postgresql' if found[1] == 'postgres' else found[1]]}?"
+
+
 def url_or_path(url: str) -> URL:
     """Return the parsed URL, or the URL of the SQLite file at a path. Raises what `parse_url` raises."""
     if not url or "://" in url:
@@ -68,7 +81,7 @@ def url_or_path(url: str) -> URL:
     if _ODD.search(url) and not _exists(url):  # a URL with a slip in it, rather than a new file of such a name
         raise ConfigError(
             f"there is no such file, and it is no url: expected {_EXPECTED} (a new file with one of :@=? in its path "
-            "needs the sqlite:///)"
+            f"needs the sqlite:///){_meant(url)}"
         )
     return parse_url("sqlite://").set(database=url)
 

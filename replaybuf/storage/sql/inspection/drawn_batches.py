@@ -109,6 +109,7 @@ _RECORDED = f"""
 SELECT count(*), count(step), min(step), max(step) FROM rb_batch
 WHERE {_DRAWN} AND (step IS NOT NULL OR status = 'completed')"""  # noqa: S608
 _STEPS = f"SELECT DISTINCT step FROM rb_batch WHERE {_DRAWN} AND step < :before ORDER BY step DESC LIMIT :most"  # noqa: S608
+_NEXT = f"SELECT min(step) FROM rb_batch WHERE {_DRAWN} AND step > :after"  # noqa: S608
 _HELD = "SELECT lease, count(*) FROM rb_group WHERE leased_until IS NOT NULL GROUP BY lease"
 _FIRST_OF_EPOCH = "SELECT epoch, min(step) FROM rb_batch WHERE buffer = :buffer GROUP BY epoch"
 _RESTORED = "SELECT epoch, restored_step FROM rb_buffer WHERE name = :buffer AND restored_step IS NOT NULL"
@@ -132,6 +133,12 @@ def list_steps(tx: ReadTransaction, buffer: str, *, before: int | None = None, l
     """Return the train steps of a buffer that were drawn for, newest first, `before` one of them."""
     below, most = (_ENDLESS if value is None else max(-_ENDLESS, min(value, _ENDLESS)) for value in (before, limit))
     return [step for (step,) in tx.table(_STEPS, buffer=buffer, before=below, most=most)[1]]
+
+
+def next_step(tx: ReadTransaction, buffer: str, after: int) -> int | None:
+    """Return the first train step after one that was drawn for."""
+    found: int | None = tx.value(_NEXT, buffer=buffer, after=max(-_ENDLESS, min(after, _ENDLESS)))
+    return found
 
 
 def batches_of_steps(

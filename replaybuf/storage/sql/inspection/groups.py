@@ -151,7 +151,7 @@ SELECT uid, position, nth, reward FROM (
         GROUP BY uid ORDER BY {lowest}(reward) {order}, uid DESC LIMIT {count}
     )
 ) of_groups
-ORDER BY nth, reward {order}, uid DESC LIMIT {count}"""
+ORDER BY {first}reward {order}, uid DESC LIMIT {count}"""
 
 
 def extreme_rollouts(
@@ -162,17 +162,19 @@ def extreme_rollouts(
     *,
     worst: bool,
     among: Sequence[int] | None = None,
+    apart: bool = True,
 ) -> list[tuple[int, int]]:
     """Return the uids and positions of the completed rollouts with the lowest rewards, or with the highest.
 
     They are of the groups of a buffer and task (None: of all), and if `among` is given, of the groups with these uids.
-    The lowest of each group come before any second ones; among equals, those of the newest groups come first.
+    The lowest of each group come before any second ones, unless those `among` groups aren't to be kept `apart`; among
+    equals, those of the newest groups come first.
     """
     check_buffer(tx, buffer)
     given = {name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None}
     if among is not None:
-        found = [row for part in _listed(among) for row in _extremes(tx, part, given, count, worst=worst)]
-        return _first(found, count, worst=worst)
+        found = [row for part in _listed(among) for row in _extremes(tx, part, given, count, worst=worst, apart=apart)]
+        return _first(found if apart else [(*row[:2], 0, *row[3:]) for row in found], count, worst=worst)
     most = 8 * count + 100
     while True:
         rows, last = _candidates(tx, given, most, worst=worst)
@@ -186,11 +188,15 @@ def extreme_rollouts(
 _Row = Sequence[Any]
 
 
-def _extremes(tx: ReadTransaction, part: str, given: dict[str, str], count: int, *, worst: bool) -> Sequence[_Row]:
+def _extremes(
+    tx: ReadTransaction, part: str, given: dict[str, str], count: int, *, worst: bool, apart: bool = True
+) -> Sequence[_Row]:
     """Return uid, position, place in its group and reward of the first rollouts of some groups."""
     where = "".join(f" AND {name} = :{name}" for name in given) + f" AND uid IN ({part})"
     order, lowest = ("ASC", "min") if worst else ("DESC", "max")
-    return tx.table(_EXTREMES.format(where=where, order=order, lowest=lowest, count=int(count)), **given)[1]
+    first = "nth, " if apart else ""
+    statement = _EXTREMES.format(where=where, order=order, lowest=lowest, count=int(count), first=first)
+    return tx.table(statement, **given)[1]
 
 
 def _first(found: Sequence[_Row], count: int, *, worst: bool) -> list[tuple[int, int]]:

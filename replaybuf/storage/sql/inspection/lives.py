@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf.rollouts.statuses import Status
-from replaybuf.storage.sql.inspection.drawn_batches import Batch, batches_with
-from replaybuf.storage.sql.inspection.groups import buffers_of, read_metadata
+from replaybuf.storage.sql.inspection.drawn_batches import Batch, batch_of_lease, batches_with
+from replaybuf.storage.sql.inspection.groups import buffers_of, lease_text, read_metadata
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.units import time_of
 
 
@@ -192,3 +193,49 @@ def stale_text(staleness: int) -> str:
 def is_settled(one: Batch) -> bool:
     """Return whether the draw was for good."""
     return one.lease is None or one.settled == one.groups
+
+
+def uids_text(uids: Sequence[int]) -> str:
+    """Return `group 1, group 2`."""
+    return ", ".join(f"group {uid}" for uid in uids)
+
+
+def place_of(life: Life) -> str:
+    """Return where a group is, or how it left."""
+    there = life.there
+    if there is not None:
+        if there["leased_until"] is not None:
+            return f"leased by {there['leased_by'] or 'somebody'}, {lease_text(there['leased_until'], life.now)}"
+        trained = "" if there["trained_step"] is None else f", trained on at step {there['trained_step']}"
+        return f"{there['status']}{trained}, {stale_text(there['staleness'])}"
+    if life.replaced_by:
+        return f"gone: replaced by {uids_text(life.replaced_by)}"
+    for one in reversed(life.draws):
+        if is_settled(one):
+            step = "" if one.step is None else f" at step {one.step}"
+            return f"gone: trained on{step} by {one.worker or 'somebody'}"
+    return f"gone: {life.happenings[-1].kind}" if life.happenings else "gone"
+
+
+_MOST_UID = 2**63 - 1
+
+
+def why_missing(tx: ReadTransaction, uid: int) -> str:
+    """Return what became of a group that isn't there, or that there never was one."""
+    life = life_of(tx, uid) if 1 <= uid <= _MOST_UID else None
+    return nothing_of(tx, uid) if life is None else place_of(life)
+
+
+def nothing_of(tx: ReadTransaction, uid: int) -> str:
+    """Return why nothing is known of a group."""
+    last = last_uid(tx)
+    if not 1 <= uid <= last:
+        return f"there never was a group {uid}: uids go from 1 to {last} here" if last else "there never was a group"
+    for buffer in buffers_of(tx):
+        if (drawn := batch_of_lease(tx, buffer, uid)) is not None:
+            step = "" if drawn.step is None else f" for step {drawn.step}"
+            return f"{uid} is a lease, by {drawn.worker or 'somebody'}{step}: they have numbers of the same series"
+    return (
+        f"nothing is recorded of group {uid}: it left other than by a draw (expired, evicted, deleted, replaced), or "
+        "its draw is no longer recorded"
+    )

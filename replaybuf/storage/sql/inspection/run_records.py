@@ -77,10 +77,15 @@ _HISTORY = """SELECT buffer, since, data FROM rb_history
 WHERE since >= :since AND buffer = coalesce(:buffer, buffer) ORDER BY since"""
 
 
-def last_sign_of(tx: ReadTransaction, buffer: str | None, now: datetime) -> LastSign | None:
-    """Return when the processes of one buffer, or of all, were seen last; None while one is there, or none is known."""
+def last_sign_of(
+    tx: ReadTransaction, buffer: str | None, now: datetime, after: float = SILENT_SECONDS
+) -> LastSign | None:
+    """Return when the processes of one buffer, or of all, were seen last; None while one is there, or none is known.
+
+    One that hasn't ended is there until so many seconds `after` it was seen.
+    """
     [(seen, ended, open_until, worker)] = tx.tuples(_SIGNS, buffer=buffer)
-    if seen is None or (open_until is not None and now.timestamp() - open_until <= SILENT_SECONDS):
+    if seen is None or (open_until is not None and now.timestamp() - open_until <= after):
         return None
     last = time_of(float(max(seen, ended or seen)))
     return LastSign(last, ended is not None and ended >= (open_until or ended), worker)

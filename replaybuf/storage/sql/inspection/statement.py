@@ -28,6 +28,8 @@ _ROLE_NEEDED = (
     "SQL of one's own isn't run here as a superuser of PostgreSQL, nor as a role that reaches the server's files: "
     "serve the page with a role that only reads (docs/web.md has its GRANT); the questions below do run"
 )
+_FROM_GROUP = re.compile(r"\b(?:from|join)\s+group\b", re.IGNORECASE)
+_OF_GROUPS = "; did you mean groups? GROUP is a word of SQL."
 _UNKNOWN = re.compile(r'^no such (table|column): "?([\w.]+)|^(relation|column) "?([\w.]+)"? does not exist')
 _COLUMNS = {
     "sqlite": """SELECT m.name, c.name, NOT c."notnull" AND NOT c.pk FROM sqlite_master AS m,
@@ -88,7 +90,7 @@ def _what_there_is(message: str, statement: str, reader: Reader) -> str:
     """Return the rest of the message for an unknown table or column: the nearest name, and the names there are."""
     match = _UNKNOWN.match(message)
     if match is None:
-        return ""
+        return _OF_GROUPS if "syntax" in message and _FROM_GROUP.search(statement) else ""
     kind, name = match[1] or match[3], (match[2] or match[4]).rpartition(".")[2]
     columns: dict[str, list[str]] = {}
     for table, column in reader.read_any(read_columns):

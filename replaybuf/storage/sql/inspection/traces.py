@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from replaybuf.rules.comparison import Part, Rewards, Table, by_task, by_worker, join, tabulate, verdict
+from replaybuf.rules.comparison import (
+    Part,
+    Rewards,
+    Table,
+    by_task,
+    by_worker,
+    comparisons_of,
+    fallen,
+    join,
+    of_others,
+    tabulate,
+    verdict,
+)
 from replaybuf.storage.sql.inspection.drawn_batches import (
     GONE,
     STEPS_BEFORE,
@@ -17,6 +29,7 @@ from replaybuf.storage.sql.inspection.drawn_batches import (
     batches_by,
     batches_of_steps,
     list_steps,
+    next_step,
     whereabouts,
 )
 from replaybuf.storage.sql.inspection.groups import extreme_rollouts, rows_of
@@ -83,8 +96,8 @@ class StepTrace:
     """A train step in one run, with its draws and groups.
 
     `groups` are those that were trained on, each once, lowest reward first, and `places` says where they are now
-    (`batches.whereabouts`). `before` has the mean reward of the up to `STEPS_BEFORE` steps before. `verdict` says in a
-    sentence what stands out.
+    (`batches.whereabouts`). `before` has the mean reward of the up to `STEPS_BEFORE` steps before, of which there are
+    `steps_before`. `verdict` says in a sentence what stands out.
     """
 
     summary: StepSummary
@@ -94,7 +107,31 @@ class StepTrace:
     workers: list[Part]
     tasks: list[Part]
     before: float | None
+    steps_before: int
     verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What stands out of a step, in a sentence: the names of workers, and whether the others' rewards fell, too."""
+
+    verdict: str
+    workers: tuple[str | None, ...]
+    fell: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A step's parts beside the steps before it in its run: `others` are its tasks without workers that stand out."""
+
+    workers: list[Part]
+    tasks: list[Part]
+    others: list[Part]
+    before: float | None
+    steps_before: int
+
+    def verdict(self, reward: float | None) -> str:
+        return verdict(self.workers, self.tasks, reward, self.before, self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +171,23 @@ def trace_step(tx: ReadTransaction, buffer: str, step: int) -> list[StepTrace]:
     return [_trace(tx, drawn, tables, key) for key in drawn if key.step == step]
 
 
-def judge_steps(tx: ReadTransaction, buffer: str, found: Sequence[StepSummary]) -> dict[tuple[int, int], str]:
+def changes(found: Sequence[StepSummary]) -> list[float | None]:
+    """Return the change of the mean reward of steps, newest first, from the step before in the same run."""
+    changed: list[float | None] = []
+    for i, one in enumerate(found):
+        earlier = (other for other in found[i + 1 :] if other.step < one.step and other.restores <= one.restores)
+        before = next(earlier, None)
+        known = before is not None and one.reward is not None and before.reward is not None
+        changed.append(one.reward - before.reward if known else None)  # type: ignore[operator, union-attr]
+    return changed
+
+
+def neighbours(tx: ReadTransaction, buffer: str, step: int) -> tuple[int | None, int | None]:
+    """Return the train steps before and after one for which something was drawn."""
+    return next(iter(list_steps(tx, buffer, before=step, limit=1)), None), next_step(tx, buffer, step)
+
+
+def judge_steps(tx: ReadTransaction, buffer: str, found: Sequence[StepSummary]) -> dict[tuple[int, int], Judged]:
     """Return of those steps in which a worker or a task stands out, what `trace step` says of them.
 
     The keys are the step and the number of restores before it.
@@ -145,10 +198,13 @@ def judge_steps(tx: ReadTransaction, buffer: str, found: Sequence[StepSummary]) 
     tables = {key: tabulate(member for _, member in _groups(batches)) for key, batches in drawn.items()}
     keys = {(key.step, key.restores): key for key in drawn}
     judged = {}
+    many = sum(comparisons_of(tables[keys[one.step, one.restores]]) for one in found)
     for one in found:
-        workers, tasks, before = _compare(drawn, tables, keys[one.step, one.restores])
-        if any(part.stands_out for part in (*workers, *tasks)):
-            judged[one.step, one.restores] = verdict(workers, tasks, one.reward, before)
+        compared = _compare(drawn, tables, keys[one.step, one.restores], many)
+        worse = tuple(part.name for part in compared.workers if part.stands_out)
+        fell = bool(fallen(compared.others))
+        if worse or fell:
+            judged[one.step, one.restores] = Judged(compared.verdict(one.reward), worse, fell)
     return judged
 
 
@@ -159,19 +215,34 @@ def _with_steps_before(tx: ReadTransaction, buffer: str, steps: set[int]) -> dic
 
 
 def _compare(
-    drawn: Mapping[StepKey, Sequence[Batch]], tables: Mapping[StepKey, Table], key: StepKey
-) -> tuple[list[Part], list[Part], float | None]:
-    """Return a step's workers and tasks beside the steps before it in its run, and the mean reward of these.
+    drawn: Mapping[StepKey, Sequence[Batch]],
+    tables: Mapping[StepKey, Table],
+    key: StepKey,
+    comparisons: int | None = None,
+) -> _Compared:
+    """Return a step's workers and tasks beside the steps before it in its run.
 
-    `drawn` has the newest steps first, and of each the last run.
+    `drawn` has the newest steps first, and of each the last run. The step is one of several, with so many comparisons.
     """
     earlier: dict[int, Table] = {}
     for other, batches in drawn.items():
         if other.step < key.step and other.restores <= key.restores and any(one.settled for one in batches):
             earlier.setdefault(other.step, tables[other])  # the last run that this one goes on from comes first
-    before = join(list(earlier.values())[:STEPS_BEFORE])
+    compared = list(earlier.values())[:STEPS_BEFORE]
+    table, before = tables[key], join(compared)
     every = sum(before.values(), start=Rewards())
-    return by_worker(tables[key], before), by_task(tables[key], before), every.mean if every.count else None
+    workers = by_worker(table, before, comparisons=comparisons)
+    return _Compared(
+        workers,
+        by_task(table, before, comparisons=comparisons),
+        by_task(
+            of_others(workers, table),
+            of_others(workers, before),
+            comparisons=comparisons_of(table) if comparisons is None else comparisons,
+        ),
+        every.mean if every.count else None,
+        len(compared),
+    )
 
 
 def _last_steps(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[StepKey, list[Batch]]:
@@ -179,22 +250,30 @@ def _last_steps(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[Ste
 
 
 def steps_by_worker(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[str | None, list[WorkerStep]]:
-    """Return what each worker made of the last train steps, newest first."""
+    """Return what each worker made of the last train steps, newest first, without those that a restore undid."""
     found: dict[str | None, list[WorkerStep]] = {}
-    for key, batches in _last_steps(tx, buffer, limit).items():
-        summary = StepSummary.of(key, batches)
-        for part in by_worker(tabulate(member for _, member in _groups(batches)), {}):
+    drawn = {key: batches for key, batches in _last_steps(tx, buffer, limit).items() if not key.undone}
+    for key, parts in _parts_of_steps(drawn).items():
+        summary = StepSummary.of(key, drawn[key])
+        for part in parts:
             found.setdefault(part.name, []).append(WorkerStep(summary, part))
     return found
 
 
-_ANSWERS = "SELECT uid, position, reward, response FROM rollouts WHERE uid IN ({uids})"
+def _parts_of_steps(drawn: Mapping[StepKey, Sequence[Batch]]) -> dict[StepKey, list[Part]]:
+    """Return the workers of steps, each beside the others of its step."""
+    tables = {key: tabulate(member for _, member in _groups(batches)) for key, batches in drawn.items()}
+    many = sum(map(comparisons_of, tables.values()))
+    return {key: by_worker(table, {}, comparisons=many) for key, table in tables.items()}
+
+
+_ANSWERS = "SELECT uid, position, worker, prompt, reward, response FROM rollouts WHERE uid IN ({uids})"
 
 
 def lowest_answers(tx: ReadTransaction, buffer: str, run: StepTrace, most: int) -> list[dict[str, Any]]:
-    """Return the rollouts with the lowest rewards of a step, the lowest of each group first, where they still are."""
+    """Return the rollouts with the lowest rewards of a step, where they still are."""
     there = [one.uid for _, one in run.groups if run.places.get(one.uid) != GONE]
-    chosen = extreme_rollouts(tx, buffer, None, most, worst=True, among=there) if there else []
+    chosen = extreme_rollouts(tx, buffer, None, most, worst=True, among=there, apart=False) if there else []
     rows = rows_of(tx, _ANSWERS, [uid for uid, _ in chosen])
     found = {(row["uid"], row["position"]): row for row in rows}
     return [found[place] for place in chosen]
@@ -204,11 +283,10 @@ def trace_worker(tx: ReadTransaction, buffer: str, worker: str, limit: int | Non
     """Return what a worker made and drew in the last `limit` steps, or None if nothing is known of it."""
     steps: list[WorkerStep] = []
     lowest: list[tuple[Batch, Member]] = []
-    for key, batches in _last_steps(tx, buffer, limit).items():
-        groups = _groups(batches)
-        parts = [part for part in by_worker(tabulate(one for _, one in groups), {}) if part.name == worker]
-        steps += [WorkerStep(StepSummary.of(key, batches), part) for part in parts]
-        lowest += [(drawn, one) for drawn, one in groups if one.worker == worker]
+    last = _last_steps(tx, buffer, limit)
+    for key, parts in _parts_of_steps(last).items():
+        steps += [WorkerStep(StepSummary.of(key, last[key]), part) for part in parts if part.name == worker]
+        lowest += [(drawn, one) for drawn, one in _groups(last[key]) if one.worker == worker]
     buffered = [{**row, "leased": bool(row["leased"])} for row in tx.rows(_BUFFERED, buffer=buffer, worker=worker)]
     draws = batches_by(tx, buffer, worker, _DRAWS_SHOWN)
     if not (steps or buffered or draws):
@@ -233,17 +311,18 @@ def consumed(batches: Sequence[Batch]) -> list[Batch]:
 def _trace(
     tx: ReadTransaction, drawn: Mapping[StepKey, list[Batch]], tables: Mapping[StepKey, Table], key: StepKey
 ) -> StepTrace:
-    workers, tasks, before = _compare(drawn, tables, key)
+    compared = _compare(drawn, tables, key)
     summary = StepSummary.of(key, drawn[key])
     return StepTrace(
         summary=summary,
         batches=drawn[key],
         groups=sorted(_groups(drawn[key]), key=_by_reward),
         places=whereabouts(tx, drawn[key]),
-        workers=workers,
-        tasks=tasks,
-        before=before,
-        verdict=verdict(workers, tasks, summary.reward, before),
+        workers=compared.workers,
+        tasks=compared.tasks,
+        before=compared.before,
+        steps_before=compared.steps_before,
+        verdict=compared.verdict(summary.reward),
     )
 
 

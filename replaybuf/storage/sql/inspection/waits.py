@@ -23,7 +23,7 @@ from replaybuf.storage.sql.inspection.circumstances import (
 )
 from replaybuf.storage.sql.inspection.groups import DEFAULT, check_buffer, opened_buffers
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, newest
+from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
 from replaybuf.storage.sql.statements.buffer_facts import STALENESS
 from replaybuf.units import time_of
 
@@ -251,7 +251,7 @@ def glance(tx: ReadTransaction, buffer: str | None) -> list[Glance]:
             [] if one.asked else one.waits,
             newest_groups(tx, one.buffer, None),
             _readings(tx, one.buffer, one.about),
-            last_batches(tx, one.buffer, _BATCHES),
+            last_batches(tx, one.buffer, _BATCHES, completed=True),
             newest(tx, "events", one.buffer, _SHOWN_EVENTS),
         )
         for one in explain(tx, buffer, Question(), asked=False)
@@ -281,7 +281,10 @@ def newest_groups(tx: ReadTransaction, buffer: str | None, task: str | None) -> 
 def _readings(tx: ReadTransaction, buffer: str, about: Circumstances) -> list[Reading]:
     kept = history_of(tx, buffer, about.now - _HISTORY_SECONDS)
     earlier = [(time.timestamp(), _flows(tasks)) for _, time, tasks in kept if time.timestamp() < about.now]
-    return [*earlier, (about.now, _flows(of_tasks(about.tallies)))]
+    flows, last = _flows(of_tasks(about.tallies)), last_sign_of(tx, buffer, tx.now())
+    # What happened after the last minute that was noted happened before the last process ended.
+    ended = [] if last is None else [max(last.time.timestamp(), *(time for time, _ in earlier), 0.0)]
+    return [*earlier, *((time, flows) for time in ended if time < about.now), (about.now, flows)]
 
 
 def _flows(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:

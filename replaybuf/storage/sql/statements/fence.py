@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import Column, ColumnElement, bindparam, func, select
 
 from replaybuf.errors import FencedError
+from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.outage import MARK, marking
 from replaybuf.storage.sql.engine.transaction import Prepared, Scope, Transaction
+from replaybuf.storage.sql.schema.records import event
 from replaybuf.storage.sql.schema.tables import IDENTITY, buffer, checkpoint, info
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 
@@ -49,21 +51,30 @@ def check_fence(tx: Transaction) -> None:
 def compare(tx: Transaction, row: Row) -> None:
     """Check the fence, given the row that `FENCE` reads."""
     if (row.epoch or 0) != tx.scope.epoch:
-        raise _fenced_off(tx.scope.buffer, row)
+        raise _fenced_off(tx, row)
     shift, newest = row.ticket_shift or 0, row.checkpoint or 0
     if (shift, newest) != (tx.scope.ticket_shift, tx.scope.checkpoint):
         tx.scope = replace(tx.scope, ticket_shift=shift, checkpoint=newest)
 
 
-def _fenced_off(name: str | None, row: Row) -> FencedError:
+def _fenced_off(tx: Transaction, row: Row) -> FencedError:
     restored = "restored"
     if row.restored_step is not None:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(row.restored_at))
-        restored = f"restored to the checkpoint of step {row.restored_step} at {at}"
+        restored = f"restored to the checkpoint of step {row.restored_step} at {at}{_by(tx, row)}"
     return FencedError(
-        f"the buffer {name!r} was {restored}, after this process had opened it: what it does belongs to the run before "
-        "that, and nothing was changed. Build a new buffer to join the restored run"
+        f"the buffer {tx.scope.buffer!r} was {restored}, after this process had opened it: what it does belongs to the "
+        "run before that, and nothing was changed. End this process if another one goes on from there, as a trainer "
+        "does that was started anew; one that should join the restored run, such as a worker, builds a new buffer"
     )
+
+
+def _by(tx: Transaction, row: Row) -> str:
+    """Return who restored, if it is known."""
+    restored = (event.c.buffer == tx.scope.buffer, event.c.kind == EventKind.RESTORED.value)
+    last = select(event.c.worker, event.c.step).where(*restored).order_by(event.c.id.desc()).limit(1)
+    found = tx.execute(last).first()
+    return f" by {found.worker}" if found is not None and found.worker and found.step == row.restored_step else ""
 
 
 def begin_epoch(tx: Transaction, step: int, now: float, ticket_shift: int) -> None:

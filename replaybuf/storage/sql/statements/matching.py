@@ -123,7 +123,8 @@ REQUEUED = (Status.FAILED, Status.FILTERED, Status.EXPIRED)
 def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
     """Make failed, filtered and expired groups that match COMPLETED, or ABORTED where a rollout has no response.
 
-    ABORTED ones are generated again. Errors and failed deliveries are forgotten. Returns the numbers by new status.
+    Filtered rollouts count as they are: completed, if they have a response. ABORTED ones are generated again. The
+    groups' errors and failed deliveries are forgotten. Returns the numbers by new status.
     """
     numbers: dict[Status, int] = {}
     back: dict[str, list[int]] = {}
@@ -146,9 +147,13 @@ def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
 
 
 def _unfinished(tx: Transaction, uids: Sequence[int]) -> list[int]:
-    """Return those of the groups in which a rollout isn't completed."""
-    listed = ", ".join(map(str, uids))
-    return tx.values(f"SELECT DISTINCT uid FROM rollouts WHERE uid IN ({listed}) AND status <> 'completed'")  # noqa: S608
+    """Return those of the groups in which a rollout is neither completed nor filtered with a response."""
+    return tx.values(_UNFINISHED.format(listed=", ".join(map(str, uids))))
+
+
+_UNFINISHED = """
+SELECT DISTINCT uid FROM rollouts WHERE uid IN ({listed}) AND status <> 'completed'
+AND NOT (status = 'filtered' AND (response_tokens > 0 OR length(response) > 0))"""
 
 
 def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:

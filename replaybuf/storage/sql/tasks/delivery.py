@@ -111,7 +111,7 @@ class Drawing:
             try:
                 items, failed = await (self._decoding or self._decoded(taken))
                 if failed:
-                    await self._segments.check_places(row for row in taken.rows if row.uid in failed)
+                    await self._segments.reader.check_places(row for row in taken.rows if row.uid in failed)
             except BaseException:
                 await self._give_back(taken, {})
                 raise
@@ -230,14 +230,14 @@ class Drawing:
     async def _decoded(self, taken: Taken) -> _Decoded:
         """Return the groups, and why those failed that can't be decoded; in this thread if that takes no longer."""
         compute = self._transactions.compute
-        await self._segments.fetch(taken.rows, self._codec, compute, self._draw.deferred)
+        await self._segments.reader.fetch(taken.rows, self._codec, compute, self._draw.deferred)
         if not self._codec.runs_code and len(taken.rows) * self._draws.group_seconds <= LIGHT_SECONDS:
             return self._decode(taken)
         return await self._transactions.compute(self._decode, taken)
 
     def _decode(self, taken: Taken) -> _Decoded:
         rows, leased = taken.rows, self._seconds is not None
-        began, deferral = time.perf_counter(), self._segments.deferral(self._draw.deferred)
+        began, deferral = time.perf_counter(), self._segments.reader.deferral(self._draw.deferred)
         items: list[StorageItem] = []
         failed: dict[int, str] = {}
         for row in rows:

@@ -45,7 +45,7 @@ class Encoding:
 
     async def fetch(self, rows: Sequence[GroupRow], deferred: frozenset[str] = frozenset()) -> None:
         """Read what is kept apart of these groups, unless it was read; not the arrays in the fields `deferred`."""
-        await self.segments.fetch(rows, self.codec, self._transactions.compute, deferred)
+        await self.segments.reader.fetch(rows, self.codec, self._transactions.compute, deferred)
 
     async def decode(self, rows: Sequence[GroupRow], decode: Callable[[Sequence[GroupRow]], T]) -> T:
         """Read what is kept apart of these groups, and return `decode(rows)`."""
@@ -71,7 +71,7 @@ class Encoding:
 
     async def decode_leniently(self, rows: Sequence[GroupRow], deferred: frozenset[str]) -> list[StorageItem]:
         """Return groups that were fetched as `rows.decode_leniently` does, with handles in the fields `deferred`."""
-        decode = partial(decode_leniently, codec=self.codec, deferral=self.segments.deferral(deferred))
+        decode = partial(decode_leniently, codec=self.codec, deferral=self.segments.reader.deferral(deferred))
         return await self._transactions.compute(decode, rows)
 
 

@@ -1,7 +1,8 @@
-"""Payloads that are kept apart: written by this process before their commit, read after it, and tidied up.
+"""Payloads that are kept apart, of an open buffer: segments are registered, sealed, emptied and deleted here.
 
 A process has one segment open for writing, and registers the next one before it needs it. Segments in a folder are
 rolled at a size, and written over once nothing names what is in them. In an object store each commit has its own.
+`open_segments` writes them before their commit, and `segment_reader` reads them after it.
 """
 
 from __future__ import annotations
@@ -9,39 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
-import weakref
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from replaybuf.codec.payload import Codec, SplitPayload, is_apart
-from replaybuf.codec.stored import Deferral
+from replaybuf.codec.payload import Codec, SplitPayload
 from replaybuf.errors import DecodeError, PayloadStoreError, ReplayBufError
-from replaybuf.segments.extents import EXTENT_BYTES, Extent
-from replaybuf.segments.frames import ALIGNMENT, Frame, GoneError
+from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
 from replaybuf.segments.places import open_place
-from replaybuf.segments.store import (
-    Range,
-    SegmentLostError,
-    SegmentStore,
-    SegmentWriter,
-    TakenError,
-    claim,
-    in_frames,
-    recognise,
-)
+from replaybuf.segments.store import SegmentStore, claim, in_frames
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import segments as statements
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, SILENT_SECONDS, Segment
-from replaybuf.storage.sql.tasks.handles import database_url, handles_of
+from replaybuf.storage.sql.tasks.open_segments import OpenSegment, OpenSegments, SegmentBatch
+from replaybuf.storage.sql.tasks.segment_reader import Compute, SegmentReader, in_thread
 
-#: A segment in a folder takes no more payloads when it has so many bytes.
-SEGMENT_BYTES = 128 << 20
 _SPARE = 2
 _SPARE_OBJECTS = 64
 _RENEW_SECONDS = SILENT_SECONDS / 6
@@ -49,15 +35,11 @@ _RENEW_SECONDS = SILENT_SECONDS / 6
 _MOST_KEPT = 8
 #: A segment with a smaller part of live bytes is emptied, so many bytes at a time.
 _SPARSE = 0.25
-#: Arrays that are smaller on average are copied together first: a system call takes longer for many small buffers.
-_JOINED = 32 << 10
 _MOVED_BYTES = 8 << 20
 _MOVED_GROUPS = 64
 _DELETED = 64
 #: How long closing waits for a place that doesn't answer; others delete what is left.
 _CLOSING_SECONDS = 3.0
-#: How often others may move a payload while it is being read.
-_MOVES = 5
 #: How often so many, and each time twice as many, new segments are registered where files have their names.
 _REGISTERED = 8
 
@@ -66,76 +48,12 @@ _logger = logging.getLogger("replaybuf.segments")
 T = TypeVar("T")
 
 
-class _OpenSegment:
-    """A segment that this process writes to. `users` are the extents in it whose payloads are on their way."""
-
-    def __init__(self, segment: Segment, writer: SegmentWriter) -> None:
-        self.id, self.file = segment.id, segment.file
-        self.writer = writer
-        self.end = 0
-        self.users: weakref.WeakSet[Extent] = weakref.WeakSet()
-        self.broken = False
-
-
-@dataclass(slots=True)
-class SegmentBatch:
-    """Payloads that are written together, before the transaction that names them (any one thread).
-
-    `threshold` is the size from which the tail of a payload is kept apart.
-    """
-
-    threshold: int
-    _segments: Segments
-    _refusal: PayloadStoreError | None = None
-    _writing_since: float | None = None
-    _pending: list[_Written] = field(default_factory=list)
-
-    def add(self, split: SplitPayload) -> Extent:
-        """Return where the tail of a payload will be; it is there after `flush`. Raises PayloadStoreError."""
-        if self._refusal is not None:
-            raise PayloadStoreError(str(self._refusal))
-        own = self._pending[-1].segment if self._pending else None
-        segment, extent = self._segments.reserve(split.size, own)
-        frame = Frame(extent.segment, extent.at, extent.size, self._segments.database, time.time())
-        buffers = [frame.packed(), *split.tail, bytes(-extent.size % ALIGNMENT)]
-        if split.size < _JOINED * len(split.tail):
-            buffers = [b"".join(buffers)]
-        self._pending.append(_Written(segment, extent, frame.end, buffers))
-        return extent
-
-    def flush(self) -> None:
-        """Write what was added. Raises PayloadStoreError, DiskFullError or SegmentLostError."""
-        pending, self._pending = self._pending, []
-        self._writing_since = time.monotonic() if pending else None
-        by_segment: dict[int, list[_Written]] = {}
-        for one in pending:
-            by_segment.setdefault(one.segment.id, []).append(one)
-        for members in by_segment.values():
-            self._segments.write(members)
-        self._writing_since = None
-
-    def hangs(self, patience: float) -> bool:
-        """Return whether writing has taken longer than that, and isn't over."""
-        since = self._writing_since
-        return since is not None and time.monotonic() - since >= patience
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A frame to be written, up to `end` with its padding. Its segment is open as long as the extent is referred to."""
-
-    segment: _OpenSegment
-    extent: Extent
-    end: int
-    buffers: list[Any]
-
-
 class Segments:
     """The segments of an open buffer.
 
     `place` is where this process keeps payloads from now on, None for the database; those that are elsewhere are read
-    from where they are. With `sync` they are on the disk before the transaction that names them begins. Reads and
-    writes are given up after `patience` seconds.
+    from where they are, by the `reader`. With `sync` they are on the disk before the transaction that names them
+    begins. Reads and writes are given up after `patience` seconds.
     """
 
     def __init__(self, engine: Database, place: str | None, threshold: int, *, sync: bool, patience: float) -> None:
@@ -145,26 +63,15 @@ class Segments:
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = sync
         self._patience = min(patience, READING_SECONDS / 2)
-        self._lock = threading.Lock()
-        self._stores: dict[int, SegmentStore] = {}
-        self._here: tuple[int, SegmentStore] | None = None
+        self.reader = SegmentReader(engine, self._patience)
+        self._here: OpenSegments | None = None
         self._user: int | None = None
-        self._current: _OpenSegment | None = None
-        self._spare: list[_OpenSegment] = []
-        self._rolled: list[_OpenSegment] = []
-        self._lost: list[_OpenSegment] = []  # to be closed when nobody writes to them
-        self._registered: list[tuple[Segment, bool]] = []  # not open yet; whether they are to be written over
         self._unmovable: set[int] = set()  # segments and, below, places that come last
         self._unreachable: set[int] = set()
         self._tidying: asyncio.Task[bool] | None = None
         self._registering = asyncio.Lock()
         self._read: list[int] = []  # groups that have left, whose payloads were read
         self._renew_at = 0.0
-        self.database = b""
-        #: Called when threads that encode or read hang in a place: others have to take their work over.
-        self.on_hang: Callable[[], object] = lambda: None
-        #: The database, as handles name it; one in memory has no name that others could use.
-        self.url = database_url(engine)
 
     @property
     def writes(self) -> bool:
@@ -175,8 +82,7 @@ class Segments:
 
     async def prepare(self, scope: Scope, *, writes: bool) -> None:
         """Open the place for payloads if anything is to be written; mark it as that of this database if it is new."""
-        self._scope = scope
-        self.database = in_frames(scope.database or "")
+        self._scope = self.reader.scope = scope
         if self._place is None or self._here is not None or not writes:
             return
         store = open_place(self._place, self._patience)
@@ -189,8 +95,8 @@ class Segments:
             assert number is not None
         else:
             await self._write(partial(statements.move_place, number=number, url=store.url))
-        self._stores[number] = store
-        self._here = number, store
+        self.reader.stores[number] = store
+        self._here = OpenSegments(number, store, in_frames(owner), sync=self._sync)
 
     async def close(self) -> None:
         """Leave this process's segments to others, and release everything."""
@@ -208,110 +114,62 @@ class Segments:
                     pass
         except (ReplayBufError, TimeoutError) as error:  # others find them when this process has been silent for long
             _logger.debug("segments were left open: %s", error)
-        self._lose()
-        closing = asyncio.to_thread(_close_all, [*self._lost], [*self._stores.values()])
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(closing, _CLOSING_SECONDS)
+        if self._here is not None:
+            self._here.lose()
+        stores = [*self.reader.stores.values()]
+        if stores:  # at the end of the interpreter no thread can be started
+            with contextlib.suppress(TimeoutError, RuntimeError):
+                await asyncio.wait_for(asyncio.to_thread(_close_all, self._here, stores), _CLOSING_SECONDS)
 
     # Writing
 
     async def ready(self) -> SegmentBatch | None:
         """Return the batch for payloads that are to be written now, None where they stay in the database."""
-        if self._here is None:
+        here = self._here
+        if here is None:
             return None
-        number, store = self._here
-        if len(self._spare) < _SPARE:
+        if here.spare < _SPARE:
             try:
                 async with self._registering:
-                    await self._register(number, store)
+                    await self._register(here)
             except PayloadStoreError as error:  # what stays in the database is stored all the same
-                return SegmentBatch(self._threshold, self, error)
-        return SegmentBatch(self._threshold, self)
+                return SegmentBatch(self._threshold, here, error)
+        return SegmentBatch(self._threshold, here)
 
-    async def _register(self, number: int, store: SegmentStore) -> None:
+    async def _register(self, here: OpenSegments) -> None:
         for attempt in range(_REGISTERED):
-            if len(self._spare) >= _SPARE:
+            if here.spare >= _SPARE:
                 return
-            if not self._registered:
-                wanted = _SPARE_OBJECTS if store.one_write_each else _SPARE
-                await self._register_more(number, store, wanted << attempt)
-            taken: list[int] = []
-            await self._in_thread(partial(self._open, store, taken))
+            if not here.registered:
+                wanted = _SPARE_OBJECTS if here.store.one_write_each else _SPARE
+                await self._register_more(here, wanted << attempt)
+            taken = await self._in_thread(here.open)
             if taken and self._user is not None:
                 await self._write(partial(statements.disclaim, owner=self._user, numbers=taken))
         raise PayloadStoreError(
-            f"{store.url} has segments of a later state of this database, which was taken back: name another place for "
-            "new ones (payloads=), what is here can still be read"
+            f"{here.store.url} has segments of a later state of this database, which was taken back: name another "
+            "place for new ones (payloads=), what is here can still be read"
         )
 
-    async def _register_more(self, number: int, store: SegmentStore, wanted: int) -> None:
+    async def _register_more(self, here: OpenSegments, wanted: int) -> None:
         def register(tx: Transaction) -> tuple[int, list[Segment], list[Segment]]:
             user = self._user
             if user is None or not statements.renew_use(tx, user):
                 user = statements.begin_use(tx, keeps=False)
-            old = statements.reuse(tx, number, user, wanted) if store.reuses else []
-            return user, old, statements.register(tx, number, user, wanted - len(old))
+            old = statements.reuse(tx, here.number, user, wanted) if here.store.reuses else []
+            return user, old, statements.register(tx, here.number, user, wanted - len(old))
 
         user, old, new = await self._write(register)
         if self._user not in (None, user):
-            self._lose()
+            here.lose()
         self._user, self._renew_at = user, time.monotonic() + _RENEW_SECONDS
-        with self._lock:
-            self._registered += [*((one, True) for one in old), *((one, False) for one in new)]
-
-    def _open(self, store: SegmentStore, taken: list[int]) -> None:
-        """Open what is registered; note in `taken` what can't be, because the files aren't as the database says."""
-        while True:
-            with self._lock:
-                if not self._registered:
-                    return
-                segment, anew = self._registered.pop(0)
-            try:
-                opened = _OpenSegment(segment, store.writer(_name(segment), anew=anew))
-            except TakenError:
-                taken.append(segment.id)
-            except BaseException:
-                with self._lock:
-                    self._registered.insert(0, (segment, anew))
-                raise
-            else:
-                with self._lock:
-                    self._spare.append(opened)
-
-    def _lose(self) -> None:
-        """Forget all segments of this process."""
-        with self._lock:
-            self._lost += [*self._spare, *self._rolled, *filter(None, [self._current])]
-            self._current, self._spare, self._rolled, self._registered = None, [], [], []
+        here.register(old, new)
 
     def lost(self) -> None:
         """Note that others have taken segments of this process away, because it was silent for long."""
-        self._lose()
+        if self._here is not None:
+            self._here.lose()
         self._user = None
-
-    def reserve(self, size: int, own: _OpenSegment | None) -> tuple[_OpenSegment, Extent]:
-        """Reserve a place for the tail of a payload (any thread).
-
-        It is in the segment that is being written or, where each write needs one of its own, in that of the caller.
-        """
-        assert self._here is not None
-        number, store = self._here
-        with self._lock:
-            segment = own if store.one_write_each else self._current
-            over = segment is not None and segment.end > 0 and segment.end + size > SEGMENT_BYTES
-            if (segment is None or over) and self._spare:
-                before, segment = self._current, self._spare.pop(0)
-                if store.one_write_each:
-                    self._rolled.append(segment)
-                else:
-                    self._rolled += filter(None, [before])
-                    self._current = segment
-            if segment is None:
-                raise SegmentLostError  # since the caller was ready
-            extent = Extent(number, segment.id, segment.file, segment.end + ALIGNMENT, size)
-            segment.end = extent.at + size + -(extent.at + size) % ALIGNMENT
-            segment.users.add(extent)
-            return segment, extent
 
     async def written(self, batch: SegmentBatch | None, work: Awaitable[T]) -> T:
         """Return what `work` returns, which encodes groups and writes a batch in another thread.
@@ -325,7 +183,7 @@ class Segments:
             while not (await asyncio.wait([task], timeout=self._patience))[0]:
                 if batch.hangs(self._patience):
                     self.lost()
-                    self.on_hang()
+                    self.reader.on_hang()
                     raise PayloadStoreError(
                         f"payloads could not be written within {self._patience:g} s to {self._place}; nothing of the "
                         "put was stored: see that it is mounted and answers"
@@ -333,117 +191,6 @@ class Segments:
             return task.result()
         finally:
             task.cancel()
-
-    def write(self, members: Sequence[_Written]) -> None:
-        """Write frames into one segment (any thread)."""
-        segment, runs = members[0].segment, _runs(members)
-        try:
-            for place, (at, buffers) in enumerate(runs, 1):
-                segment.writer.write(at, buffers, sync=self._sync and place == len(runs))
-        except BaseException:
-            segment.broken = True
-            with self._lock:
-                if self._current is segment:
-                    self._current = None
-                    self._rolled.append(segment)
-            raise
-
-    # Reading
-
-    async def fetch(
-        self,
-        rows: Iterable[GroupRow],
-        codec: Codec,
-        compute: Callable[[Callable[[Any], Any], Any], Any],
-        deferred: Collection[str] = (),
-    ) -> None:
-        """Read the tails of the groups whose payloads are kept apart; `compute` runs a function in another thread.
-
-        Of arrays in the fields `deferred` only the places are noted. Those that are damaged are errors when they are
-        decoded. Raises PayloadStoreError where a place doesn't answer in time.
-        """
-        apart = [row for row in rows if row.payload is not None and row.tail is None and is_apart(row.payload)]
-        if not apart:
-            return
-        for _ in range(_MOVES):
-            await self._reach(apart)
-            try:
-                await asyncio.wait_for(compute(partial(self._fetch, codec, frozenset(deferred)), apart), self._patience)
-            except TimeoutError as error:
-                self.on_hang()
-                raise PayloadStoreError(
-                    f"payloads could not be read within {self._patience:g} s from {self._names(apart)}; nothing was "
-                    "taken"
-                ) from error
-            apart = await self._moved([row for row in apart if isinstance(row.tail, GoneError)])
-            if not apart:
-                return
-
-    async def _moved(self, gone: Sequence[GroupRow]) -> list[GroupRow]:
-        """Return those of the rows whose payloads are elsewhere by now, with their present heads."""
-        if not gone:
-            return []
-        heads = await self._engine.read(partial(statements.read_data, uids=[row.uid for row in gone]), self._scope)
-        moved = [row for row in gone if heads.get(row.uid, row.payload) != row.payload]
-        for row in moved:
-            row.payload, row.tail = heads[row.uid], None
-        return moved
-
-    async def _reach(self, rows: Sequence[GroupRow]) -> None:
-        """Open the places that payloads are in."""
-        await self._open_places(_places(rows))
-
-    async def _open_places(self, wanted: Collection[int]) -> None:
-        """Open those of the places that the database knows."""
-        unknown = set(wanted) - self._stores.keys()
-        if not unknown:
-            return
-        places = await self._engine.read(statements.read_places, self._scope)
-        for number in unknown:
-            if number in places:
-                self._stores[number] = await self._in_thread(partial(self._open_place, number, places[number]))
-
-    def _open_place(self, number: int, url: str) -> SegmentStore:
-        store = open_place(url, self._patience)
-        recognise(store, self._scope.database or "", number)
-        return store
-
-    async def check_places(self, rows: Iterable[GroupRow]) -> None:
-        """Make sure that what is damaged isn't that of another place in the stead of ours. Raises PayloadStoreError."""
-        for number in _places(rows) & self._stores.keys():
-            await self._in_thread(self._stores[number].check_there)
-
-    def _names(self, rows: Iterable[GroupRow]) -> str:
-        return ", ".join(sorted(self._stores[one].url for one in _places(rows) if one in self._stores))
-
-    def _fetch(self, codec: Codec, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
-        by_place: dict[int, list[tuple[GroupRow, Any, Range]]] = {}
-        for row in rows:
-            assert row.payload is not None
-            try:
-                extent = Extent.at_end_of(row.payload)
-                if extent.place not in self._stores:
-                    raise DecodeError(f"the database doesn't know the place {extent.place} of its arrays")
-                for key, one in _ranges(codec, row.payload, extent, deferred):
-                    by_place.setdefault(extent.place, []).append((row, key, one))
-            except DecodeError as error:
-                row.tail = error
-            else:
-                row.tail = {} if deferred else None
-        for number, wanted in by_place.items():
-            found = self._stores[number].read([one for _, _, one in wanted], self._patience)
-            for (row, key, _), raw in zip(wanted, found, strict=True):
-                if isinstance(raw, DecodeError) or key is None:
-                    row.tail = raw
-                elif isinstance(row.tail, dict):
-                    row.tail[key] = raw
-
-    def deferral(self, deferred: frozenset[str]) -> Deferral | None:
-        """Return what makes handles of the arrays in these fields, None where there are none."""
-        if not deferred:
-            return None
-        places = {number: store.url for number, store in self._stores.items()}
-        return Deferral(deferred, partial(handles_of, self.url, places))
 
     def read(self, uids: Iterable[int]) -> None:
         """Note that the payloads of groups that have left were read: they may be swept."""
@@ -456,7 +203,7 @@ class Segments:
 
     # Tidying up (database's thread)
 
-    async def tend(self, compute: Callable[[Callable[[Any], Any], Any], Any], codec: Codec) -> bool:
+    async def tend(self, compute: Compute, codec: Codec) -> bool:
         """Do one small step of what is due; return whether more is."""
         read = await self._release_read()
         renews = time.monotonic() >= self._renew_at
@@ -480,9 +227,9 @@ class Segments:
             _logger.debug("segments were not tidied up: %s", error, exc_info=not isinstance(error, ReplayBufError))
         return error is None and self._tidying.result()
 
-    async def _tidy(self, compute: Callable[[Callable[[Any], Any], Any], Any], codec: Codec) -> bool:
+    async def _tidy(self, compute: Compute, codec: Codec) -> bool:
         """Tidy up a little, beside the sweeps: they don't wait for a place that doesn't answer."""
-        for store in self._stores.values():
+        for store in [*self.reader.stores.values()]:
             await self._in_thread(store.forget)
         deleted = await self._delete()
         moved = self.writes and await self._empty_one(compute, codec)
@@ -501,30 +248,28 @@ class Segments:
 
     async def tend_written(self, *, closing: bool = False) -> None:
         """Seal segments that nobody writes to any more."""
-        with self._lock:
-            unused = [one for one in self._lost if not one.users]
-            self._lost = [one for one in self._lost if one not in unused]
-        self._close_soon(unused)
-        if self._user is None or self._here is None:
+        here, user = self._here, self._user
+        if here is None:
             return
-        with self._lock:
-            if closing and self._current is not None:
-                self._rolled.append(self._current)
-                self._current = None
-            done = [one for one in self._rolled if not one.users]
-        if not done:
+        self._close_soon(here.take_lost())
+        done = here.finished(closing=closing) if user is not None else []
+        if not done or user is None:
             return
-        store, user = self._here[1], self._user
-        keep = store.reuses and not closing and not any(one.broken for one in done)
-        await self._write(lambda tx: statements.seal(tx, user, {one.id: max(one.end, 1) for one in done}, keep=keep))
-        with self._lock:
-            self._rolled = [one for one in self._rolled if one not in done]
+        keep = here.store.reuses and not closing and not any(one.broken for one in done)
+        sizes = {one.id: max(one.end, 1) for one in done}
+        await self._write(lambda tx: statements.seal(tx, user, sizes, keep=keep))
+        here.sealed(done)
         self._close_soon(done)
 
-    def _close_soon(self, closing: Sequence[_OpenSegment]) -> None:
+    def _close_soon(self, closing: Sequence[OpenSegment]) -> None:
         """Close segments in another thread: where their place doesn't answer, that hangs as a write does."""
+
+        def close() -> None:
+            for segment in closing:
+                segment.writer.close()
+
         if closing:
-            asyncio.get_running_loop().run_in_executor(None, _close_all, closing)
+            asyncio.get_running_loop().run_in_executor(None, close)
 
     async def _renew(self) -> None:
         self._renew_at = time.monotonic() + _RENEW_SECONDS
@@ -551,9 +296,9 @@ class Segments:
             by_place.setdefault(number, []).append(segment)
         for number, found in by_place.items():
             try:
-                await self._open_places({number})
+                await self.reader.open({number})
                 for segment in found:
-                    await self._in_thread(partial(self._stores[number].delete, _name(segment)))
+                    await self._in_thread(partial(self.reader.stores[number].delete, file_name(segment.file)))
             except (ReplayBufError, KeyError) as error:  # the other places come first, and this one again later
                 _logger.debug("segments were not deleted: %s", error)
                 self._unreachable.add(number)
@@ -561,11 +306,10 @@ class Segments:
                 await self._write(partial(statements.forget, numbers=[segment.id for segment in found]))
         return sum(map(len, by_place.values())) == _DELETED
 
-    async def _empty_one(self, compute: Callable[[Callable[[Any], Any], Any], Any], codec: Codec) -> bool:
+    async def _empty_one(self, compute: Compute, codec: Codec) -> bool:
         """Move some payloads out of a segment that is nearly empty; return whether any was."""
         assert self._here is not None
-        number, _ = self._here
-        sparse = partial(statements.sparse, number=number, least=_SPARSE, but=sorted(self._unmovable))
+        sparse = partial(statements.sparse, number=self._here.number, least=_SPARSE, but=sorted(self._unmovable))
         old = await self._engine.read(sparse, self._scope)
         if old is None:
             return False
@@ -574,7 +318,7 @@ class Segments:
             self._unmovable.add(old)
         return moved
 
-    async def _move_some(self, old: int, compute: Callable[[Callable[[Any], Any], Any], Any], codec: Codec) -> bool:
+    async def _move_some(self, old: int, compute: Compute, codec: Codec) -> bool:
         found = await self._engine.read(lambda tx: statements.movable(tx, old, 0, _MOVED_GROUPS), self._scope)
         rows, size = [], 0
         for uid, data in found:
@@ -583,7 +327,7 @@ class Segments:
             with contextlib.suppress(DecodeError):
                 size += Extent.at_end_of(data).size
                 rows.append(GroupRow.unread(uid, bytes(data)))
-        await self.fetch(rows, codec, compute)
+        await self.reader.fetch(rows, codec, compute)
         batch = await self.ready()
         assert batch is not None
 
@@ -605,68 +349,15 @@ class Segments:
         move = partial(statements.move, heads=heads, old=old)
         return await self._engine.write(move, self._scope, alone=True, fenced=False) > 0
 
-    # Users that keep segments
-
-    async def keep(self) -> int:
-        """Keep all segments that are there from now on, for at most a minute without `renew_keeping`."""
-        return int(await self._write(partial(statements.begin_use, keeps=True)))
-
-    async def renew_keeping(self, user: int) -> None:
-        """Keep them for another minute."""
-        await self._write(partial(statements.renew_use, user=user))
-
-    async def end_keeping(self, user: int) -> None:
-        """Keep them no longer."""
-        await self._write(partial(statements.end_use, user=user))
-
     async def _write(self, function: Callable[[Transaction], Any]) -> Any:
         return await self._engine.write(function, self._scope, fenced=False)
 
-    async def _in_thread(self, function: Callable[[], Any]) -> Any:
-        """Return `function()`, run in a thread of its own, which may hang as long as a mount does."""
-        try:
-            return await asyncio.wait_for(asyncio.to_thread(function), self._patience)
-        except TimeoutError as error:
-            raise PayloadStoreError(
-                f"the place for payloads {self._place or ''} didn't answer within {self._patience:g} s"
-            ) from error
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await in_thread(function, self._patience, self._place or "")
 
 
-def _close_all(segments: Iterable[_OpenSegment], stores: Iterable[SegmentStore] = ()) -> None:
-    for segment in segments:
-        segment.writer.close()
+def _close_all(here: OpenSegments | None, stores: Iterable[SegmentStore]) -> None:
+    if here is not None:
+        here.close()
     for store in stores:
         store.close()
-
-
-def _name(segment: Segment) -> str:
-    return Extent(0, segment.id, segment.file, 0, 0).name
-
-
-def _places(rows: Iterable[GroupRow]) -> set[int]:
-    """Return the places in which groups have arrays."""
-    places = set()
-    for row in rows:
-        with contextlib.suppress(DecodeError):
-            places.add(Extent.at_end_of(row.payload or b"").place)
-    return places
-
-
-def _runs(members: Sequence[_Written]) -> list[tuple[int, list[Any]]]:
-    """Join what follows one another in a segment; return where each run begins, and its buffers."""
-    runs: list[tuple[int, list[Any]]] = []
-    end = -1
-    for one in members:
-        if (at := one.extent.at - ALIGNMENT) == end:
-            runs[-1][1].extend(one.buffers)
-        else:
-            runs.append((at, [*one.buffers]))
-        end = one.end
-    return runs
-
-
-def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[str]) -> list[tuple[int | None, Range]]:
-    """Return what has to be read of a tail: all of it, or the arrays outside these fields, by number."""
-    if not deferred:
-        return [(None, Range.whole(extent))]
-    return [(number, Range(extent, at, size)) for number, at, size in codec.wanted(payload, deferred)]

@@ -1,0 +1,167 @@
+"""Payloads that are kept apart, read from wherever they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from replaybuf.codec.payload import Codec, is_apart
+from replaybuf.codec.stored import Deferral
+from replaybuf.errors import DecodeError, PayloadStoreError
+from replaybuf.segments.extents import Extent
+from replaybuf.segments.frames import GoneError
+from replaybuf.segments.places import open_place
+from replaybuf.segments.store import Range, SegmentStore, recognise
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.transaction import Scope
+from replaybuf.storage.sql.statements import segments as statements
+from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.tasks.handles import database_url, handles_of
+
+#: How often others may move a payload while it is being read.
+_MOVES = 5
+
+T = TypeVar("T")
+#: Runs a function of a value in another thread.
+Compute = Callable[[Callable[[Any], Any], Any], Any]
+
+
+async def in_thread(function: Callable[[], T], patience: float, where: str) -> T:
+    """Return `function()`, run in a thread of its own, which may hang as long as a mount does.
+
+    Raises PayloadStoreError after `patience` seconds.
+    """
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(function), patience)
+    except TimeoutError as error:
+        raise PayloadStoreError(f"the place for payloads {where} didn't answer within {patience:g} s") from error
+
+
+class SegmentReader:
+    """Reads payloads from the places that the database knows, which are opened when they are needed.
+
+    Reads are given up after `patience` seconds.
+    """
+
+    def __init__(self, engine: Database, patience: float) -> None:
+        self._engine = engine
+        self.scope = Scope()
+        self.patience = patience
+        self.stores: dict[int, SegmentStore] = {}
+        #: Called when threads that encode or read hang in a place: others have to take their work over.
+        self.on_hang: Callable[[], object] = lambda: None
+        #: The database, as handles name it; one in memory has no name that others could use.
+        self.url = database_url(engine)
+
+    async def fetch(
+        self,
+        rows: Iterable[GroupRow],
+        codec: Codec,
+        compute: Compute,
+        deferred: Collection[str] = (),
+    ) -> None:
+        """Read the tails of the groups whose payloads are kept apart; `compute` runs a function in another thread.
+
+        Of arrays in the fields `deferred` only the places are noted. Those that are damaged are errors when they are
+        decoded. Raises PayloadStoreError where a place doesn't answer in time.
+        """
+        apart = [row for row in rows if row.payload is not None and row.tail is None and is_apart(row.payload)]
+        if not apart:
+            return
+        for _ in range(_MOVES):
+            await self.open(_places(apart))
+            try:
+                await asyncio.wait_for(compute(partial(self._fetch, codec, frozenset(deferred)), apart), self.patience)
+            except TimeoutError as error:
+                self.on_hang()
+                raise PayloadStoreError(
+                    f"payloads could not be read within {self.patience:g} s from {self._names(apart)}; nothing was "
+                    "taken"
+                ) from error
+            apart = await self._moved([row for row in apart if isinstance(row.tail, GoneError)])
+            if not apart:
+                return
+
+    async def _moved(self, gone: Sequence[GroupRow]) -> list[GroupRow]:
+        """Return those of the rows whose payloads are elsewhere by now, with their present heads."""
+        if not gone:
+            return []
+        heads = await self._engine.read(partial(statements.read_data, uids=[row.uid for row in gone]), self.scope)
+        moved = [row for row in gone if heads.get(row.uid, row.payload) != row.payload]
+        for row in moved:
+            row.payload, row.tail = heads[row.uid], None
+        return moved
+
+    async def open(self, wanted: Collection[int]) -> None:
+        """Open those of the places that the database knows. Raises PayloadStoreError."""
+        unknown = set(wanted) - self.stores.keys()
+        if not unknown:
+            return
+        places = await self._engine.read(statements.read_places, self.scope)
+        for number in unknown:
+            if number in places:
+                self.stores[number] = await in_thread(
+                    partial(self._open_place, number, places[number]), self.patience, places[number]
+                )
+
+    def _open_place(self, number: int, url: str) -> SegmentStore:
+        store = open_place(url, self.patience)
+        recognise(store, self.scope.database or "", number)
+        return store
+
+    async def check_places(self, rows: Iterable[GroupRow]) -> None:
+        """Make sure that what is damaged isn't that of another place in the stead of ours. Raises PayloadStoreError."""
+        for number in _places(rows) & self.stores.keys():
+            store = self.stores[number]
+            await in_thread(store.check_there, self.patience, store.url)
+
+    def _names(self, rows: Iterable[GroupRow]) -> str:
+        return ", ".join(sorted(self.stores[one].url for one in _places(rows) if one in self.stores))
+
+    def _fetch(self, codec: Codec, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
+        by_place: dict[int, list[tuple[GroupRow, Any, Range]]] = {}
+        for row in rows:
+            assert row.payload is not None
+            try:
+                extent = Extent.at_end_of(row.payload)
+                if extent.place not in self.stores:
+                    raise DecodeError(f"the database doesn't know the place {extent.place} of its arrays")
+                for key, one in _ranges(codec, row.payload, extent, deferred):
+                    by_place.setdefault(extent.place, []).append((row, key, one))
+            except DecodeError as error:
+                row.tail = error
+            else:
+                row.tail = {} if deferred else None
+        for number, wanted in by_place.items():
+            found = self.stores[number].read([one for _, _, one in wanted], self.patience)
+            for (row, key, _), raw in zip(wanted, found, strict=True):
+                if isinstance(raw, DecodeError) or key is None:
+                    row.tail = raw
+                elif isinstance(row.tail, dict):
+                    row.tail[key] = raw
+
+    def deferral(self, deferred: frozenset[str]) -> Deferral | None:
+        """Return what makes handles of the arrays in these fields, None where there are none."""
+        if not deferred:
+            return None
+        places = {number: store.url for number, store in self.stores.items()}
+        return Deferral(deferred, partial(handles_of, self.url, places))
+
+
+def _places(rows: Iterable[GroupRow]) -> set[int]:
+    """Return the places in which groups have arrays."""
+    places = set()
+    for row in rows:
+        with contextlib.suppress(DecodeError):
+            places.add(Extent.at_end_of(row.payload or b"").place)
+    return places
+
+
+def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[str]) -> list[tuple[int | None, Range]]:
+    """Return what has to be read of a tail: all of it, or the arrays outside these fields, by number."""
+    if not deferred:
+        return [(None, Range.whole(extent))]
+    return [(number, Range(extent, at, size)) for number, at, size in codec.wanted(payload, deferred)]
