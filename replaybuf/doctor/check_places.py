@@ -6,6 +6,7 @@ That a payload is as it was written is checked with all others (`check_payloads`
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -20,7 +21,7 @@ from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fi
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
 from replaybuf.segments.places import open_place
-from replaybuf.segments.store import StoredSegment, recognise
+from replaybuf.segments.store import SegmentStore, StoredSegment, recognise
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.schema.tables import IDENTITY, payload, segment
@@ -194,8 +195,27 @@ def _list(url: str, number: int, identity: str) -> dict[str, StoredSegment]:
     except (ConfigError, MissingDriverError) as error:
         raise PayloadStoreError(str(error)) from error
     with closing(store):
-        recognise(store, identity, number)
+        _recognise(store, identity, number)
         return {one.name: one for one in store.segments() if _SEGMENT_FILE.fullmatch(one.name)}
+
+
+def _recognise(store: SegmentStore, identity: str, number: int) -> None:
+    """Make sure that this is the place of this number of the database; a mount that hangs would never answer."""
+    error: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            recognise(store, identity, number)
+        except Exception as raised:
+            error.append(raised)
+
+    asking = threading.Thread(target=ask, name="replaybuf-doctor", daemon=True)
+    asking.start()
+    asking.join(2 * PATIENCE)
+    if asking.is_alive():
+        raise PayloadStoreError(f"{store.url} didn't answer within {2 * PATIENCE:g} s: see that it is mounted")
+    if error:
+        raise error[0]
 
 
 def _compare(
@@ -244,7 +264,7 @@ def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
         if number not in places or not left:
             continue
         with closing(open_place(places[number], PATIENCE)) as store:
-            recognise(store, identity, number)
+            _recognise(store, identity, number)
             for name in left[:_DELETED_AT_ONCE]:
                 store.delete(name)
         again = (

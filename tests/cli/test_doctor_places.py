@@ -201,6 +201,16 @@ def test_a_place_that_is_not_there_is_one_warning(url: str, folder: Path, how: s
     assert run_json("ls", url, "--status", "failed") == []
 
 
+def test_a_place_that_hangs_is_one_warning(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_places, "PATIENCE", 0.05)
+    answering = threading.Event()
+    monkeypatch.setattr(check_places, "recognise", lambda *_: answering.wait())
+    found = examine(url)
+    answering.set()
+    assert wrong(found) == {"places": "warning"}
+    assert f"{folder} didn't answer within 0.1 s" in found["places"][0]["text"]
+
+
 def test_looking_changes_nothing(url: str, folder: Path) -> None:
     leave(folder, "9001.seg", age=7200)
     before = {file.name: file.read_bytes() for file in (folder / "segments").iterdir()}
