@@ -36,6 +36,11 @@ _SAMPLE = 200
 _ROWS_AT_ONCE = 10_000
 _SEGMENT_FILE = re.compile(r"[0-9]+\.seg")
 
+_LACKING: Final = (
+    "put the files back, then replaybuf requeue --status failed brings back groups that were set aside for it; else "
+    "--repair sets the others aside (see checksums), and replaybuf rm --status failed removes them"
+)
+
 # What the database says
 
 # The heads of payloads that are kept apart, of which the end says where the rest is.
@@ -230,11 +235,11 @@ def _compare(
     lacking = [name for name, live in sorted(ours.items()) if live and name not in there]
     if lacking:
         gone = f"{url} lacks {units.number_of(len(lacking), 'segment')} with payloads of groups: {some(lacking)}"
-        yield problem(gone, "put the files back; else --repair sets their groups aside (see checksums)")
+        yield problem(gone, _LACKING)
     short = [name for name, live in sorted(ours.items()) if name in there and there[name].nbytes < live]
     if short:
         cut = f"{units.number_of(len(short), 'segment')} in {url} were cut short: {some(short)}"
-        yield problem(cut, "put the files back from a copy; else --repair sets their groups aside (see checksums)")
+        yield problem(cut, _LACKING)
     unnamed = _unnamed(there, named)
     if unnamed:
         context.unnamed[number] = unnamed

@@ -826,11 +826,11 @@ async def test_two_databases_on_one_place_are_refused(tmp_path: Path, place: str
     ("payloads", "says"),
     [
         ("{folder}/missing", "isn't there: make it .mkdir -p., mount it, or name another one"),
-        ("{folder}/file", "is a file: make it"),
+        ("{folder}/file", "is a file: name a folder"),
         ("file://{folder}/missing", "isn't there"),
         ("file://host/run", "file:///absolute/path, with three /"),
         ("", "payloads is empty"),
-        ("s3:/bucket/run", "write s3:// and a place"),
+        ("s3:/bucket/run", "write it as in s3://bucket/prefix"),
         ("s3://", "names no bucket"),
         ("s3://user:hidden@bucket/run", "credentials belong in the environment"),
         ("S4://bucket/run", "is no place that is known: name a folder, or one of"),
@@ -881,3 +881,25 @@ def test_damage_is_a_decode_error() -> None:
 
     assert issubclass(GoneError, DecodeError)
     assert not issubclass(PayloadStoreError, DecodeError)
+
+
+async def test_a_place_that_has_lost_its_marker_is_not_taken_for_a_new_one(where: tuple[str, str]) -> None:
+    url, place = where
+    if "://" in place:
+        pytest.skip("a marker in an object store is deleted in the same way")
+    marker = Path(place) / MARKER
+    async with apart(url, place) as buffer:
+        await put(buffer, 1)
+    kept = marker.read_bytes()
+    marker.unlink()
+    with pytest.raises(PayloadStoreError, match="has lost its replaybuf"):
+        async with apart(url, place) as buffer:
+            await put(buffer, 2)
+    marker.write_bytes(kept)
+    async with apart(url, place) as buffer:
+        assert await take_all(buffer) == [1]
+        await until(lambda: _has(url, 0))
+    marker.unlink()
+    async with apart(url, place) as buffer:
+        await put(buffer, 3)
+    assert await ask(url, "SELECT count(*) FROM rb_place") == [(1,)]

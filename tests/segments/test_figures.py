@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from replaybuf import ReplayBuffer, RolloutState
+from replaybuf import ReplayBuffer, RolloutState, units
 from replaybuf.storage.sql.statements.upkeep import sweep
 from replaybuf.storage.sql.tasks import open_segments
 from tests.cli.conftest import run, run_json
@@ -99,7 +99,7 @@ def test_stats_metrics_and_the_page_say_the_same(shared_url: str, tmp_path: Path
     assert run_json("stats", shared_url)["database"]["places"] == [row]
     [line] = [line for line in run("stats", shared_url).stdout.splitlines() if line.startswith("payloads in")]
     assert line.startswith(f"payloads in {folder}: 200 kB live, ")
-    assert line.endswith(f" dead, {row['segments']} segments")
+    assert line.endswith(f" dead, {units.number_of(row['segments'], 'segment')}")
     found = numbers(parse(run("metrics", shared_url).stdout))
     labels = (("place", str(folder)),)
     assert found["replaybuf_segments", labels] == row["segments"]

@@ -43,8 +43,15 @@ def read_places(tx: Transaction) -> dict[int, str]:
     return dict(map(tuple, tx.execute(select(place.c.id, place.c.url))))
 
 
-def add_place(tx: Transaction, url: str) -> int:
-    """Add a place and return its number."""
+def add_place(tx: Transaction, url: str) -> int | None:
+    """Return the number of a place without a marker, which is added if its URL is new.
+
+    None for one that has payloads of this database: then it isn't a new place, but has lost its marker.
+    """
+    known = tx.execute(select(place.c.id).where(place.c.url == url).order_by(place.c.id.desc())).scalars()
+    if known:
+        there = exists().where(segment.c.place.in_(known), payload.c.segment == segment.c.id)
+        return None if tx.execute(select(there)).scalar_one() else int(known[0])
     return int(tx.execute(insert(place).values(url=url).returning(place.c.id)).scalar_one())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import Cursor, Draw, Leased, NewGroup, StorageItem
 
 _LOOK_AGAIN_SECONDS = 0.1
+
+_logger = logging.getLogger("replaybuf.draws")
 
 #: Up to this size and number, groups are read and checked in milliseconds.
 BRIEF_BYTES = 1024 * 1024
@@ -120,7 +123,8 @@ class Drawing:
                 self._segments.read(row.uid for row in taken.rows if row.is_apart and self._leaves(row))
                 self._draws.presence.of(self._draw.worker).taken += len(items)
                 return taken
-            # Rare: intact, but of another rollout type. Such groups are set aside, and the draw begins anew.
+            # Rare: damaged where it is kept apart, or of another rollout type. The draw begins anew without it.
+            _logger.warning("%d groups are set aside as failed: %s", len(failed), next(iter(failed.values())))
             await self._give_back(taken, failed)
             self._set_aside.update(failed)
 

@@ -19,7 +19,7 @@ from replaybuf.codec.payload import Codec, SplitPayload
 from replaybuf.errors import DecodeError, PayloadStoreError, ReplayBufError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
 from replaybuf.segments.places import open_place
-from replaybuf.segments.store import SegmentStore, claim, in_frames
+from replaybuf.segments.store import MARKER, SegmentStore, claim, in_frames
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import segments as statements
@@ -91,8 +91,12 @@ class Segments:
         number = await self._in_thread(partial(claim, store, owner, None))
         if number is None:
             new = await self._write(partial(statements.add_place, url=store.url))
-            number = await self._in_thread(partial(claim, store, owner, new))
-            assert number is not None
+            number = await self._in_thread(partial(claim, store, owner, new))  # or that of who was faster
+            if number is None:
+                raise PayloadStoreError(
+                    f"{store.url} has lost its {MARKER}, and this database has payloads there: put it back, or mount "
+                    "the place that it wrote to; to keep new ones elsewhere, name another place (payloads=)"
+                )
         else:
             await self._write(partial(statements.move_place, number=number, url=store.url))
         self.reader.stores[number] = store
