@@ -76,7 +76,7 @@ def why(
     if not output.printed(lambda: [_as_json(one) for one in found], lambda: rows):
         for number, one in enumerate(found):
             write(["\n"] if number else [])
-            _print(one, several=len(found) > 1)
+            _print(one, several=len(found) > 1, about_a_draw=asked or task is not None)
 
 
 def _url_and_task(url: str, task: str | None) -> tuple[str, str | None]:
@@ -121,9 +121,9 @@ def _timed(one: Any, *names: str) -> dict[str, Any]:
 # For people
 
 
-def _print(found: Explanation, *, several: bool) -> None:
+def _print(found: Explanation, *, several: bool, about_a_draw: bool) -> None:
     about = found.about
-    write(_lines(found, several=several))
+    write(_lines(found, several=several, about_a_draw=about_a_draw))
     workers = [asdict(one) | {"state": one.state(about.now)} for one in about.workers[:_MOST_WORKERS]]
     for rows, shown in (
         (_tasks(about), _task_columns(about)),
@@ -137,8 +137,11 @@ def _print(found: Explanation, *, several: bool) -> None:
         write(["\n", *(f"{escape_line(line)}\n" for line in further)])
 
 
-def _lines(found: Explanation, *, several: bool) -> Iterable[str]:
-    """Return a line for each wait, with those below it that say what else is the case."""
+def _lines(found: Explanation, *, several: bool, about_a_draw: bool) -> Iterable[str]:
+    """Return a line for each wait, with those below it that say what else is the case.
+
+    `about_a_draw` says that the caller asked for one draw: only about that one is told.
+    """
     now, of = found.about.now, f" of {found.buffer}" if several else ""
     alike = Counter((one.wait.worker, one.diagnosis.sentence) for one in found.waits)
     shown = list({(one.wait.worker, one.diagnosis.sentence): one for one in reversed(found.waits)}.values())[::-1]
@@ -147,7 +150,7 @@ def _lines(found: Explanation, *, several: bool) -> Iterable[str]:
         text = f"{last.worker or 'somebody'} {end} {units.age(now - last.time)} ago, {last.detail}"
         nobody = "Nobody waits now" if found.asked else "Nobody waits for groups now"
         yield f"{escape_line(f'{nobody}{of}; {text}')}\n"
-    elif found.asked and (nobody := _nobody_draws(found.about)):
+    elif found.asked and not about_a_draw and (nobody := _nobody_draws(found.about)):
         yield f"{escape_line(f'Nobody draws{of}; {nobody}')}\n"
     for one in shown[:_MOST_WAITS]:
         wait, times = one.wait, alike[(one.wait.worker, one.diagnosis.sentence)]
@@ -162,13 +165,16 @@ def _lines(found: Explanation, *, several: bool) -> Iterable[str]:
 
 
 def _nobody_draws(about: Circumstances) -> str:
-    """Return since when those who drew give no sign of life; nothing while one of them does, or none ever drew."""
+    """Return since when those who drew give no sign of life; nothing while one does, none ever drew, or the last ended.
+
+    A taker that ended by itself has no more to draw: that is no cause to look into.
+    """
     takers = [one for one in about.workers if one.taken]
     if not takers or any(one.state(about.now) == "alive" for one in takers):
         return ""
     last = max(takers, key=lambda one: one.ended_at or one.seen_at)
     if last.ended_at is not None:
-        return f"{last.name} ended {units.age(about.now - last.ended_at)} ago"
+        return ""
     return f"{last.name} gave its last sign of life {units.age(about.now - last.seen_at)} ago"
 
 
