@@ -17,6 +17,7 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine.hooks import Hook, installed
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import lane
+from tests.cancellation.ways import end_background_work
 from tests.stores import TASK, build, fill, group, take_all
 
 
@@ -89,8 +90,7 @@ class Heard(Hook):
 async def test_hooks_hear_of_each_statement_and_of_both_sides_of_the_commit(shared_url: str) -> None:
     async with build(shared_url) as buffer:
         await fill(buffer, 1)
-        store = store_of(buffer)
-        await store.thread.run(store.sweeper.stop)
+        await end_background_work(buffer)
         with installed(heard := Heard()):
             await buffer.put(group(1), TASK)
         stored = next(at for at, event in enumerate(heard.events) if "INSERT INTO rb_payload" in event)

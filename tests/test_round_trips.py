@@ -11,9 +11,9 @@ import pytest
 
 from replaybuf import FencedError, ReplayBuffer
 from replaybuf.storage.sql.tasks.group_commit import UnderWay
-from tests.cancellation.ways import storage_of
+from tests.cancellation.ways import end_background_work, storage_of
 from tests.faults.proxy import Link, Proxy, proxied
-from tests.faults.test_postgres_connections import all_told, end_background_work
+from tests.faults.test_postgres_connections import all_told
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
 

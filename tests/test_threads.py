@@ -16,6 +16,7 @@ from replaybuf import (
     StorageError,
 )
 from replaybuf.rollouts import normalise
+from tests.cancellation.ways import end_background_work
 from tests.stores import TASK, build, fill, group, opened, take_all, until
 
 
@@ -115,8 +116,7 @@ async def test_a_batch_is_freed_when_its_taker_drops_it(shared_url: str) -> None
     """No thread of the store keeps what it returned last."""
     async with build(shared_url) as buffer:
         await fill(buffer, 2)
-        state = buffer.storage
-        await state.thread.run(state.sweeper.stop)  # its calls would free it
+        await end_background_work(buffer)  # its calls would free it
         batch = await buffer.get(1, TASK, where={"uid": {"$gte": 1}})
         rollout = weakref.ref(batch[0][0])
         del batch

@@ -19,6 +19,18 @@ def storage_of(buffer: ReplayBuffer) -> SQLStorage:
     return buffer.storage
 
 
+async def end_background_work(buffer: ReplayBuffer) -> None:
+    """End the sweeps, and what they have begun."""
+    state = storage_of(buffer)
+
+    async def end() -> None:
+        await state.sweeper.stop()
+        if state.segments._tidying is not None:
+            await asyncio.wait([state.segments._tidying])
+
+    await state.thread.run(end)
+
+
 async def no_connection_out(buffer: ReplayBuffer) -> None:
     """Wait until all connections are back, except for the one that listens for changes."""
     state = storage_of(buffer)

@@ -124,8 +124,8 @@ def test_an_unknown_table_lists_the_views_there_are(filled: str, name: str) -> N
         name = name.replace("public", "main")
     stderr = run("sql", filled, f"SELECT * FROM {name}", code=1).stderr
     assert stderr.endswith(
-        "; did you mean groups? There are batch_groups, batches, checkpoints, events, groups, leases, rollouts, "
-        "waiters, workers\n"
+        "; did you mean groups? There are batch_groups, batches, checkpoints, events, groups, leases, places, "
+        "rollouts, waiters, workers\n"
     )
 
 

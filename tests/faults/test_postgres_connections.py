@@ -12,7 +12,7 @@ import pytest
 
 from replaybuf import Lease, ReplayBuffer, Status
 from replaybuf.rules.transitions import Tally
-from tests.cancellation.ways import no_connection_out, storage_of
+from tests.cancellation.ways import end_background_work, no_connection_out, storage_of
 from tests.faults.figures import Figures
 from tests.faults.proxy import COMMIT, Link, Proxy, once, proxied
 from tests.postgres import execute
@@ -36,11 +36,6 @@ async def buffer(proxy: Proxy) -> AsyncIterator[ReplayBuffer]:
         yield buffer
         proxy.fault = None
         await no_connection_out(buffer)
-
-
-async def end_background_work(buffer: ReplayBuffer) -> None:
-    state = storage_of(buffer)
-    await state.thread.run(state.sweeper.stop)
 
 
 async def all_told(buffer: ReplayBuffer) -> None:

@@ -15,7 +15,7 @@ from replaybuf.errors import AccessError, LockedError
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.postgres import PostgresDatabase
 from replaybuf.storage.sql.engine.urls import parse_url
-from tests.cancellation.ways import storage_of
+from tests.cancellation.ways import end_background_work
 from tests.postgres import set_default
 from tests.stores import TASK, build, fill, group, take_all, until
 
@@ -63,8 +63,7 @@ async def test_who_waited_for_a_restore_is_fenced_off(other_default: str, write:
         await restored.checkpoint(1)
         assert len(late) == 2
         for buffer in (restored, late):
-            state = storage_of(buffer)
-            await state.thread.run(state.sweeper.stop)
+            await end_background_work(buffer)
         async with writers_kept_out(other_default) as wait_for:
             restoring = asyncio.create_task(restored.restore(1))
             await wait_for(1)

@@ -116,8 +116,8 @@ _QUERY = [
 ]  # fmt: skip
 
 _CODEC = [
-    ("checksum-not-checked", "codec/payload.py", "(_crc32 if version == _CRC32 else _xxh3)(view[: _HEAD.size], body) != checksum", "False", "a damaged payload is noticed"),
-    ("small-arrays-keep-payloads", "codec/numpy_arrays.py", "self._shared and array.nbytes >= self._least", "self._shared", "a small array doesn't keep a large payload"),
+    ("checksum-not-checked", "codec/payload.py", "if not verified and _checksum(view, version, count) != checksum:", "if False:", "a damaged payload is noticed"),
+    ("small-arrays-keep-payloads", "codec/numpy_arrays.py", "self._lends and array.nbytes >= self._least", "self._lends", "a small array doesn't keep a large payload"),
     ("arrays-share-what-others-have", "codec/numpy_arrays.py", "else array.copy()", "else array", "a payload that others have isn't written to"),
     ("newer-format-read", "codec/payload.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
     ("lengths-not-checked", "codec/numpy_arrays.py", "if self._end != self._size:", "if False:", "lengths add up"),

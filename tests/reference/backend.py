@@ -132,7 +132,9 @@ class Reference(Putting, Drawing, Matching, Presence):
             self._cursors = {one.name: one for one in loaded.cursors}
             self._wakes.wake()
 
-    async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
+    async def save(
+        self, path: str, about: Mapping[str, str], progress: OnProgress | None = None, *, whole: bool = True
+    ) -> None:
         storage = SQLStorage("memory://", self.codec, self.rules)
         await asyncio.to_thread(storage.load_state_dict, self.state_dict())
         await storage.save(path, about, progress)

@@ -415,7 +415,7 @@ def test_a_store_that_is_down_is_not_damage(objects: ObjectStore, relay: Relay, 
     relay.leave() if way == "away" else setattr(relay, "status", int(way))
     with pytest.raises(PayloadStoreError, match=r"asked again for 0.8 s|didn't answer within"):
         read(impatient, extent)
-    with pytest.raises(PayloadStoreError, match="asked again for 0.8 s"):
+    with pytest.raises(PayloadStoreError, match=r"asked again for 0.8 s"):
         written(impatient, 2, b"y")
     relay.well()
     assert read(objects, extent) == [b"x" * 1000]
