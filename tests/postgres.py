@@ -138,7 +138,7 @@ def new_database(server_url: str, template: str = "template0") -> Iterator[str]:
     try:
         yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
     finally:
-        execute(server_url, f"DROP DATABASE {name} WITH (FORCE)")
+        execute(server_url, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
 def new_url(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:

@@ -32,6 +32,9 @@ def doctor(
         bool, option("--quick", help="Read a sample of the payloads only, and leave out what takes long.")
     ] = False,
     repair: Annotated[bool, option("--repair", help="Mend what is safe to mend, also while a run goes on.")] = False,
+    take_over: Annotated[
+        bool, option("--take-over", help="Make places for payloads this copy's: nobody may use the original any more.")
+    ] = False,
     rescue: Annotated[
         Path | None,
         option("--rescue", metavar="FOLDER", help="Save what can be read of a damaged SQLite file into this folder."),
@@ -48,6 +51,9 @@ def doctor(
     of uids are corrected, missing indexes and views are made, segments that nothing names are deleted. It never deletes
     a group.
 
+    --take-over is for a copy of a database that is used in place of the original, such as one that was moved to another
+    host: until then it reads payloads in the original's folder or object store, and neither writes nor deletes there.
+
     --rescue is for SQLite files that are cut short or damaged. It reads around what is damaged, group by group, and
     writes what it found to a snapshot in FOLDER that "replaybuf resume" loads into a new database. The damaged file is
     only read.
@@ -60,12 +66,14 @@ def doctor(
     """
     from replaybuf.doctor import Severity
 
-    if rescue is not None and (repair or quick):
-        raise typer.BadParameter("--rescue only reads, and reads everything: leave out --repair and --quick")
+    if rescue is not None and (repair or quick or take_over):
+        raise typer.BadParameter("--rescue only reads, and reads everything: leave out the other options")
     reader = open_reader(url)
     if rescue is not None:
         _rescue(reader, rescue, output)
         return
+    if take_over:
+        _take_over(reader, output)
     rows = []
     for finding in _examined(reader, output, quick=quick, mend=repair):
         rows.append({**asdict(finding), "level": str(finding.level), "mend": finding.mend or None})
@@ -87,6 +95,13 @@ def _rescue(reader: Reader, folder: Path, output: Output) -> None:
     output.rows([asdict(one) for one in found], columns("buffer", "file", "groups", "bytes", "lost"))
     if any(one.lost for one in found):
         raise typer.Exit(1)
+
+
+def _take_over(reader: Reader, output: Output) -> None:
+    from replaybuf.doctor.check_places import take_over_places
+
+    for line in take_over_places(reader) or ["all places of this database are its own"]:
+        output.note(f"take-over: {line}")
 
 
 def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Iterator[Finding]:

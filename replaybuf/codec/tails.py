@@ -10,8 +10,9 @@ from replaybuf.codec.payload import Codec, is_apart
 from replaybuf.codec.stored import bring_up_to_date, decode_stored
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent
+from replaybuf.segments.markers import recognise
 from replaybuf.segments.places import open_place
-from replaybuf.segments.store import Range, recognise
+from replaybuf.segments.store import Range
 
 #: The places that a database names, by number, and the number of the database (`ReadTransaction.places`).
 Places = tuple[Mapping[int, str], str | None]

@@ -20,11 +20,13 @@ from replaybuf.codec.tails import PATIENCE
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, problem, repairable, warning
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
+from replaybuf.segments.markers import Home, Marker, described, recognise, take_over
 from replaybuf.segments.places import open_place
-from replaybuf.segments.store import SegmentStore, StoredSegment, recognise
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.segments.store import SegmentStore, StoredSegment
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.schema.tables import IDENTITY, payload, segment
+from replaybuf.storage.sql.statements.homes import home_of
 from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, end_use
 from replaybuf.units import some
 
@@ -157,9 +159,10 @@ def _known(tx: ReadTransaction) -> dict[int, dict[str, int]]:
     return found
 
 
-def _identity(tx: ReadTransaction) -> str:
-    """Return the number of this database, also of a snapshot that refers to the payloads of another one."""
-    return tx.value("SELECT value FROM rb_info WHERE name = :name", name=IDENTITY) or ""
+def _identity(tx: ReadTransaction) -> tuple[str, Home]:
+    """Return the number of this database, and where it is."""
+    number = tx.value("SELECT value FROM rb_info WHERE name = :name", name=IDENTITY) or ""
+    return number, home_of(tx.of(DEFAULT))
 
 
 def check_places(reader: Reader, context: CheckContext) -> list[Finding]:
@@ -168,16 +171,16 @@ def check_places(reader: Reader, context: CheckContext) -> list[Finding]:
     Places that can't be reached are kept in `context.out_of_reach`, what nobody names in `context.unnamed`.
     """
 
-    def read(tx: ReadTransaction) -> tuple[dict[int, str], dict[int, dict[str, int]], str]:
+    def read(tx: ReadTransaction) -> tuple[dict[int, str], dict[int, dict[str, int]], tuple[str, Home]]:
         return tx.places()[0], _known(tx), _identity(tx)
 
-    places, known, identity = reader.read_any(read)
+    places, known, (identity, home) = reader.read_any(read)
     found: list[Finding] = []
     texts = []
     for number, url in sorted(places.items()):
         ours = known.get(number, {})
         try:
-            there = _list(url, number, identity)
+            marker, there = _list(url, number, identity)
         except PayloadStoreError as error:
             if ours:  # else nothing depends on it
                 context.out_of_reach.add(number)
@@ -186,31 +189,46 @@ def check_places(reader: Reader, context: CheckContext) -> list[Finding]:
         now = reader.read_any(_known).get(number, {})  # what was deleted meanwhile
         there = {name: one for name, one in there.items() if name not in ours or name in now}
         ours = {name: live for name, live in ours.items() if now.get(name)}
-        found += _compare(url, number, ours, there, named=now.keys(), context=context)
+        own = marker.belongs_to(home)
+        if not own:
+            found.append(_of_a_copy(url, marker))
+        found += _compare(url, number, ours, there, named=now.keys() if own else there.keys(), context=context)
         young = len(_unnamed(there, now.keys(), younger=True))
         writing = f", and {units.number_of(young, 'new one')} that may be being written" if young else ""
         texts.append(f"{url}: {units.number_of(len(there), 'segment')}{writing}")
     return found or [fine("; ".join(texts) or "none: all payloads are in the database")]
 
 
-def _list(url: str, number: int, identity: str) -> dict[str, StoredSegment]:
-    """Return the segments in a place, by name. Raises PayloadStoreError unless it is that of this database."""
+def _of_a_copy(url: str, marker: Marker) -> Finding:
+    return warning(
+        f"{url} has the payloads of {described(marker.home)}, and this database is a copy of that: it reads there, and "
+        "deletes nothing",
+        "once nobody uses the other any more: replaybuf doctor URL --take-over",
+    )
+
+
+def _list(url: str, number: int, identity: str) -> tuple[Marker, dict[str, StoredSegment]]:
+    """Return the marker and the segments in a place, by name.
+
+    Raises PayloadStoreError unless it is that of this database, or of a copy.
+    """
     try:
         store = open_place(url, PATIENCE)
     except (ConfigError, MissingDriverError) as error:
         raise PayloadStoreError(str(error)) from error
     with closing(store):
-        _recognise(store, identity, number)
-        return {one.name: one for one in store.segments() if _SEGMENT_FILE.fullmatch(one.name)}
+        marker = _recognise(store, identity, number)
+        return marker, {one.name: one for one in store.segments() if _SEGMENT_FILE.fullmatch(one.name)}
 
 
-def _recognise(store: SegmentStore, identity: str, number: int) -> None:
+def _recognise(store: SegmentStore, identity: str, number: int) -> Marker:
     """Make sure that this is the place of this number of the database; a mount that hangs would never answer."""
+    found: list[Marker] = []
     error: list[Exception] = []
 
     def ask() -> None:
         try:
-            recognise(store, identity, number)
+            found.append(recognise(store, identity, number))
         except Exception as raised:
             error.append(raised)
 
@@ -221,6 +239,7 @@ def _recognise(store: SegmentStore, identity: str, number: int) -> None:
         raise PayloadStoreError(f"{store.url} didn't answer within {2 * PATIENCE:g} s: see that it is mounted")
     if error:
         raise error[0]
+    return found[0]
 
 
 def _compare(
@@ -261,7 +280,7 @@ def _unnamed(there: dict[str, StoredSegment], named: Collection[str], *, younger
 def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """Delete what was found that the database doesn't name, and still doesn't: nobody registers segments meanwhile."""
     done = []
-    places, known, identity = tx.places()[0], _known(tx), _identity(tx)
+    places, known, (identity, home) = tx.places()[0], _known(tx), _identity(tx)
     if context.unnamed and tx.values(_UNREGISTERED):
         return ["left segments that the database doesn't name, because rows of others are missing"]
     for number, names in context.unnamed.items():
@@ -269,7 +288,8 @@ def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
         if number not in places or not left:
             continue
         with closing(open_place(places[number], PATIENCE)) as store:
-            _recognise(store, identity, number)
+            if not _recognise(store, identity, number).belongs_to(home):
+                continue
             for name in left[:_DELETED_AT_ONCE]:
                 store.delete(name)
         again = (
@@ -277,6 +297,22 @@ def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
         )
         count = units.number_of(min(len(left), _DELETED_AT_ONCE), "segment")
         done.append(f"deleted {count} in {places[number]} that nothing names{again}")
+    return done
+
+
+def take_over_places(reader: Reader) -> list[str]:
+    """Make the places of a copy of this database that of this one, which may then write and delete there.
+
+    Return what was done. Raises PayloadStoreError where a place can't be reached.
+    """
+    done = []
+    places, (identity, home) = reader.read_any(lambda tx: (tx.places()[0], _identity(tx)))
+    for number, url in sorted(places.items()):
+        with closing(open_place(url, PATIENCE)) as store:
+            marker = _recognise(store, identity, number)
+            if not marker.belongs_to(home):
+                take_over(store, home)
+                done.append(f"{url} is this database's now, and no longer that of {described(marker.home)}")
     return done
 
 

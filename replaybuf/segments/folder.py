@@ -61,18 +61,30 @@ class FolderStore(SegmentStore):
             raise self._error(error, "can't be read") from error
 
     def write_marker(self, marker: bytes) -> bool:
-        new = self.path / f"{MARKER}.{os.getpid()}.{threading.get_ident()}"
+        new = self._new_marker(marker)
         try:
-            new.write_bytes(marker)
-            try:
-                os.link(new, self.path / MARKER)  # whole, and only if there is none
-            finally:
-                new.unlink()
+            os.link(new, self.path / MARKER)  # whole, and only if there is none
         except FileExistsError:
             return False
         except OSError as error:
             raise self._error(error, "can't be written to") from error
+        finally:
+            new.unlink()
         return True
+
+    def replace_marker(self, marker: bytes) -> None:
+        try:
+            self._new_marker(marker).replace(self.path / MARKER)
+        except OSError as error:
+            raise self._error(error, "can't be written to") from error
+
+    def _new_marker(self, marker: bytes) -> Path:
+        new = self.path / f"{MARKER}.{os.getpid()}.{threading.get_ident()}"
+        try:
+            new.write_bytes(marker)
+        except OSError as error:
+            raise self._error(error, "can't be written to") from error
+        return new
 
     def check_writable(self) -> None:
         try:

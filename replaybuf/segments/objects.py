@@ -89,6 +89,10 @@ class ObjectStore(SegmentStore):
                 return False
         return True
 
+    def replace_marker(self, marker: bytes) -> None:
+        with self._as_ours("written to"):
+            self._obstore.put(self._store, MARKER, marker, use_multipart=False)
+
     def check_writable(self) -> None:
         self.read_marker()
 

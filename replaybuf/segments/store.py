@@ -1,15 +1,13 @@
-"""The interface of places for segments, and the marker by which a place knows the database that it belongs to."""
+"""The interface of places for segments. `segments.markers` has what their markers say."""
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from replaybuf.errors import ConfigError, PayloadStoreError
-from replaybuf.redact import redact
+from replaybuf.errors import PayloadStoreError
 from replaybuf.segments.extents import Extent
 
 #: The name of the marker: whose segments are here.
@@ -70,6 +68,10 @@ class SegmentStore(ABC):
     @abstractmethod
     def write_marker(self, marker: bytes) -> bool:
         """Write the marker unless there is one; return whether it was written."""
+
+    @abstractmethod
+    def replace_marker(self, marker: bytes) -> None:
+        """Write the marker in place of the one that is there."""
 
     @abstractmethod
     def check_writable(self) -> None:
@@ -135,60 +137,3 @@ class SegmentWriter(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Release the segment."""
-
-
-def claim(store: SegmentStore, database: str, place: int | None) -> int | None:
-    """Return the number that the place has in the database; None where it has none yet and `place` is None.
-
-    Otherwise the place is marked as that of this database, under the number `place`. Raises ConfigError when it belongs
-    to another database.
-    """
-    found = store.read_marker()
-    if found is None:
-        if place is None:
-            return None
-        marker = json.dumps({"database": database, "place": place, "format": 1}).encode()
-        if store.write_marker(marker):
-            _note(store, marker, database)
-            return place
-        found = store.read_marker() or b""
-    owner, number = _parsed(store, found)
-    if owner != database:
-        raise ConfigError(
-            f"{store.url} has the payloads of another database ({redact(owner[:12])}…): name another place for those "
-            "of this one (payloads=), for example a folder for each run"
-        )
-    _note(store, found, database)
-    return number
-
-
-def recognise(store: SegmentStore, database: str, place: int) -> None:
-    """Make sure that this is the place of this number of the database. Raises PayloadStoreError."""
-    store.check_there()
-    found = store.read_marker() or b""
-    if _parsed(store, found) != (database, place):
-        raise PayloadStoreError(
-            f"{store.url} has other payloads than those that this database keeps there: mount or put back the place "
-            "that it wrote to, nothing is lost as long as its files are"
-        )
-    _note(store, found, database)
-
-
-def in_frames(database: str) -> bytes:
-    """Return the number of a database as frames have it."""
-    return bytes.fromhex(database)[:16].ljust(16, b"\0")
-
-
-def _note(store: SegmentStore, marker: bytes, database: str) -> None:
-    store.marker, store.database = marker, in_frames(database)
-
-
-def _parsed(store: SegmentStore, found: bytes) -> tuple[str, int]:
-    """Return the database and the number that a marker has."""
-    try:
-        marker = json.loads(found)
-        return str(marker["database"]), int(marker["place"])
-    except (ValueError, TypeError, LookupError):
-        raise PayloadStoreError(
-            f"{store.url} has a {MARKER} that can't be read: restore it, or name another place (payloads=)"
-        ) from None

@@ -12,14 +12,16 @@ from urllib.request import Request, urlopen
 import pytest
 
 from replaybuf.segments.folder import FolderStore
+from replaybuf.segments.markers import claim
 from replaybuf.segments.places import open_place
-from replaybuf.segments.store import SegmentStore, claim
+from replaybuf.segments.store import SegmentStore
 from tests.faults.conftest import _no_process_is_left, figures
 from tests.segments.relay import Relay, relayed
 
 __all__ = ["_no_process_is_left", "figures"]
 
 PATIENCE = 3.0
+HOME = {"host": "node-1", "path": "/runs/run.db", "inode": "7", "name": "/runs/run.db on node-1"}
 
 _HERE = Path(__file__).parent
 #: The other databases and places are tried with these by default, and with all in the long form.
@@ -102,7 +104,7 @@ def store(place: str) -> Iterator[SegmentStore]:
     """An open place, which is marked."""
     store = open_place(place, PATIENCE)
     store.check_writable()
-    claim(store, "d" * 32, 1)
+    claim(store, "d" * 32, 1, HOME)
     yield store
     store.close()
 
@@ -113,6 +115,6 @@ def network_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fo
     monkeypatch.setattr("replaybuf.segments.folder.filesystem_type", lambda path: "nfs4")
     store = FolderStore(str(folder))
     store.check_writable()
-    claim(store, "d" * 32, 1)
+    claim(store, "d" * 32, 1, HOME)
     yield store
     store.close()

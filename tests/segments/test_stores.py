@@ -17,6 +17,7 @@ from replaybuf.segments import folder as folders
 from replaybuf.segments.extents import Extent
 from replaybuf.segments.folder import FolderStore
 from replaybuf.segments.frames import ALIGNMENT, Frame, GoneError
+from replaybuf.segments.markers import CopyError, Marker, claim, in_frames, recognise, take_over
 from replaybuf.segments.objects import ObjectStore
 from replaybuf.segments.store import (
     MARKER,
@@ -24,11 +25,8 @@ from replaybuf.segments.store import (
     SegmentLostError,
     SegmentStore,
     TakenError,
-    claim,
-    in_frames,
-    recognise,
 )
-from tests.segments.conftest import PATIENCE
+from tests.segments.conftest import HOME, PATIENCE
 from tests.segments.relay import Relay
 
 DATABASE = "d" * 32
@@ -126,12 +124,12 @@ def test_a_segment_that_was_cut_short_is_damaged(store: SegmentStore) -> None:
 
 def test_a_marker_is_written_once(store: SegmentStore) -> None:
     assert store.write_marker(b"another") is False
-    assert claim(store, DATABASE, 7) == 1
+    assert claim(store, DATABASE, 7, HOME) == 1
 
 
 def test_a_place_of_another_database_is_refused(store: SegmentStore) -> None:
     with pytest.raises(ConfigError, match=r"another database.*name another place"):
-        claim(store, "e" * 32, None)
+        claim(store, "e" * 32, None, HOME)
 
 
 def test_a_place_is_recognised_by_its_marker(store: SegmentStore) -> None:
@@ -143,11 +141,39 @@ def test_a_place_is_recognised_by_its_marker(store: SegmentStore) -> None:
         recognise(store, "e" * 32, 1)
 
 
+def test_a_place_belongs_to_one_of_several_copies_of_a_database(store: SegmentStore) -> None:
+    """The others may read."""
+    copy = {**HOME, "path": "/runs/copy.db", "inode": "8"}
+    with pytest.raises(CopyError) as refused:
+        claim(store, DATABASE, 1, copy)
+    assert refused.value.home == HOME
+    assert not recognise(store, DATABASE, 1).belongs_to(copy)
+    take_over(store, copy)
+    assert claim(store, DATABASE, None, copy) == 1
+    with pytest.raises(CopyError):
+        claim(store, DATABASE, 1, HOME)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"path": "/runs/moved.db"}, True),
+        ({"inode": "8"}, True),  # it was put back from a backup
+        ({"host": "node-2"}, True),  # a container with another name, and the same volume
+        ({"host": "node-2", "inode": "8"}, False),
+        ({"path": "/runs/copy.db", "inode": "8"}, False),
+        ({"path": "/runs/run.db.bak", "inode": "8", "name": "/runs/run.db on node-1"}, False),
+    ],
+)
+def test_a_home_is_known_by_two_of_its_facts(change: dict[str, str], same: bool) -> None:
+    assert Marker(DATABASE, 1, HOME).belongs_to({**HOME, **change}) is same
+
+
 def test_what_is_missing_in_another_place_is_not_damaged(folder: Path) -> None:
     """Such as where the mount of another run has taken the place's path."""
     store = FolderStore(str(folder))
     store.check_writable()
-    claim(store, DATABASE, 1)
+    claim(store, DATABASE, 1, HOME)
     [extent] = written(store, 1, b"one")
     (folder / MARKER).write_bytes(b'{"database": "other", "place": 1}')
     (folder / "segments" / "1.seg").unlink()
@@ -165,7 +191,7 @@ def test_what_is_missing_in_another_place_is_not_damaged(folder: Path) -> None:
 def local(folder: Path) -> FolderStore:
     store = FolderStore(str(folder))
     store.check_writable()
-    claim(store, DATABASE, 1)
+    claim(store, DATABASE, 1, HOME)
     return store
 
 
@@ -392,7 +418,7 @@ def test_on_a_network_a_handle_that_the_server_forgot_is_opened_anew(
 @pytest.fixture
 def objects(bucket: str) -> ObjectStore:
     store = ObjectStore(bucket, PATIENCE)
-    claim(store, DATABASE, 1)
+    claim(store, DATABASE, 1, HOME)
     return store
 
 
@@ -451,7 +477,7 @@ def test_a_slow_store_is_waited_for(objects: ObjectStore, relay: Relay) -> None:
 def test_a_bucket_that_is_not_there_is_said_so(relay: Relay) -> None:
     store = ObjectStore("s3://nobody-made-it/run", PATIENCE)
     with pytest.raises(PayloadStoreError, match="no such bucket; make it, or correct the name"):
-        claim(store, DATABASE, 1)
+        claim(store, DATABASE, 1, HOME)
     with pytest.raises(PayloadStoreError, match="no such bucket"):
         written(store, 1, b"x")
 

@@ -13,8 +13,9 @@ from replaybuf.codec.stored import Deferral
 from replaybuf.errors import DecodeError, PayloadStoreError
 from replaybuf.segments.extents import Extent
 from replaybuf.segments.frames import GoneError
+from replaybuf.segments.markers import recognise
 from replaybuf.segments.places import open_place
-from replaybuf.segments.store import Range, SegmentStore, recognise
+from replaybuf.segments.store import Range, SegmentStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.statements import segments as statements

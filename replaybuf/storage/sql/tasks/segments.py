@@ -16,13 +16,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from replaybuf.codec.payload import Codec, SplitPayload
-from replaybuf.errors import DecodeError, PayloadStoreError, ReplayBufError
+from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError, ReplayBufError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
+from replaybuf.segments.markers import CopyError, claim, described, in_frames, take_over
 from replaybuf.segments.places import open_place
-from replaybuf.segments.store import MARKER, SegmentStore, claim, in_frames
+from replaybuf.segments.store import MARKER, SegmentStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import segments as statements
+from replaybuf.storage.sql.statements.homes import has_left, home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, SILENT_SECONDS, Segment
 from replaybuf.storage.sql.tasks.open_segments import OpenSegment, OpenSegments, SegmentBatch
@@ -68,6 +70,7 @@ class Segments:
         self._user: int | None = None
         self._unmovable: set[int] = set()  # segments and, below, places that come last
         self._unreachable: set[int] = set()
+        self._not_ours: set[int] = set()  # places of which that was said
         self._tidying: asyncio.Task[bool] | None = None
         self._registering = asyncio.Lock()
         self._read: list[int] = []  # groups that have left, whose payloads were read
@@ -88,10 +91,10 @@ class Segments:
         store = open_place(self._place, self._patience)
         await self._in_thread(store.check_writable)
         owner = scope.database or ""
-        number = await self._in_thread(partial(claim, store, owner, None))
+        number = await self._claim(store, None)
         if number is None:
             new = await self._write(partial(statements.add_place, url=store.url))
-            number = await self._in_thread(partial(claim, store, owner, new))  # or that of who was faster
+            number = await self._claim(store, new)  # or that of who was faster
             if number is None:
                 raise PayloadStoreError(
                     f"{store.url} has lost its {MARKER}, and this database has payloads there: put it back, or mount "
@@ -101,6 +104,26 @@ class Segments:
             await self._write(partial(statements.move_place, number=number, url=store.url))
         self.reader.stores[number] = store
         self._here = OpenSegments(number, store, in_frames(owner), sync=self._sync)
+
+    async def _claim(self, store: SegmentStore, number: int | None) -> int | None:
+        """Return the number of a place; it becomes that of this database where nobody else can have it.
+
+        Raises ConfigError where a copy of this database has it.
+        """
+        home = await self._engine.read(home_of, self._scope)
+        claiming = partial(claim, store, self._scope.database or "", number, home)
+        try:
+            return await self._in_thread(claiming)
+        except CopyError as error:
+            if not await self._engine.read(partial(has_left, home=error.home), self._scope):
+                raise ConfigError(
+                    f"{store.url} has the payloads of {described(error.home)}, and {self._engine.where} is a copy of "
+                    "that: both would delete what the other needs. Name another place for new ones (payloads=), those "
+                    "that are here can still be read; or, once nobody uses the other any more, make the place this "
+                    "one's: replaybuf doctor URL --take-over"
+                ) from error
+            await self._in_thread(partial(take_over, store, home))
+            return await self._in_thread(claiming)
 
     async def close(self) -> None:
         """Leave this process's segments to others, and release everything."""
@@ -301,10 +324,15 @@ class Segments:
         for number, found in by_place.items():
             try:
                 await self.reader.open({number})
+                store = self.reader.stores[number]
+                if await self._claim(store, None) != number:
+                    raise PayloadStoreError(f"{store.url} has lost its {MARKER}")
                 for segment in found:
-                    await self._in_thread(partial(self.reader.stores[number].delete, file_name(segment.file)))
+                    await self._in_thread(partial(store.delete, file_name(segment.file)))
             except (ReplayBufError, KeyError) as error:  # the other places come first, and this one again later
-                _logger.debug("segments were not deleted: %s", error)
+                copied = isinstance(error, ConfigError) and number not in self._not_ours
+                _logger.log(logging.WARNING if copied else logging.DEBUG, "segments were not deleted: %s", error)
+                self._not_ours |= {number} if copied else set()
                 self._unreachable.add(number)
             else:
                 await self._write(partial(statements.forget, numbers=[segment.id for segment in found]))
