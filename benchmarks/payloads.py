@@ -36,6 +36,8 @@ from replaybuf.storage.sql.tasks.open_segments import SEGMENT_BYTES
 BATCH = 64
 SIZES = {"100 KB": 100, "2 MB": 2000}
 COUNTS = {"100 KB": 1024, "2 MB": 64}
+#: Rounds of a segment each, until all that are kept have been written over.
+_UNTIL_STEADY = 16
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
@@ -129,7 +131,8 @@ async def _puts(
         if not fresh:
             fresh.append([make() for _ in range(count)])
 
-    pairs = await in_turn(lambda: put_all(buffer, fresh.pop()), theirs, settings.rounds, before=before, warm_up=2)
+    warm_up = settings.size(_UNTIL_STEADY, 2) if swept else 2
+    pairs = await in_turn(lambda: put_all(buffer, fresh.pop()), theirs, settings.rounds, before=before, warm_up=warm_up)
     await drain(buffer, lambda: buffer.get(512, TASK))
     await until_swept(buffer)
     return pairs
@@ -296,7 +299,7 @@ async def _objects(settings: Settings) -> AsyncIterator[Row]:
     with object_server() as endpoint:
         bare = S3Store("bench", endpoint=endpoint, client_options={"allow_http": True})
         async with new_database("sqlite") as url, open_buffer(url, payloads="s3://bench/run") as buffer:
-            store = buffer.storage.segments
+            store = buffer.storage.segments._here
             requests: list[list[Any]] = []
 
             def record(members: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ from replaybuf.storage.sql.statements.segments import Segment
 #: A segment in a folder takes no more payloads when it has so many bytes.
 SEGMENT_BYTES = 128 << 20
 #: Arrays that are smaller on average are copied together first: a system call takes longer for many small buffers.
-_JOINED = 32 << 10
+_JOINED = 8 << 10
 
 
 class OpenSegment:
