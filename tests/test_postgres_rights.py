@@ -18,6 +18,7 @@ from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import AccessError
 from replaybuf.produce import Sampler, SyncProduceStrategy
 from replaybuf.storage.sql.inspection.reader import open_reader
+from tests.bad_input.calls import refused_put
 from tests.cli.conftest import run
 from tests.pages import DOCS
 from tests.postgres import execute, new_database
@@ -84,10 +85,12 @@ async def test_a_trainer_makes_prompts_into_batches(trainer: str) -> None:
     async with build(trainer, name="prompts") as buffer:
         sampler = Sampler(buffer, prompts(6), TASK)
         summary = await SyncProduceStrategy().produce_batch(ScriptedLoop(), sampler, 4, train_step=1, model_step=0)
-        assert summary.completed == 4
+        assert summary.produced == 4
 
 
-async def test_a_trainer_keeps_payloads_in_a_folder(trainer: str, tmp_path: Path) -> None:
+async def test_a_trainer_keeps_payloads_in_a_folder(
+    trainer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with apart(trainer, tmp_path, name="apart") as buffer:
         for number in range(3):
             await buffer.put(heavy(number), TASK)
@@ -95,7 +98,8 @@ async def test_a_trainer_keeps_payloads_in_a_folder(trainer: str, tmp_path: Path
         assert numbers_in(await buffer.get(3, TASK)) == [0, 1, 2]
         await buffer.restore(1)
         assert numbers_in(await buffer.get(3, TASK)) == [0, 1, 2]
-        await buffer.storage.thread.run(buffer.storage.sweeper.sweep)  # type: ignore[attr-defined]
+        await buffer.storage.thread.run(buffer.storage.sweeper._step)  # type: ignore[attr-defined]
+    assert [record for record in caplog.records if record.name.startswith("replaybuf")] == []
 
 
 #: What looks at a run, and what it says of it.
@@ -105,9 +109,8 @@ LOOKS = [
     "ls",
     "why",
     "show --worst 1",
-    "trace step 43",
+    "trace step 430",
     "sql 'SELECT count(*) FROM groups'",
-    "schema",
     "checkpoint ls",
     "explain {}",
     "db current",
@@ -135,10 +138,20 @@ def test_a_viewer_sees_what_there_is(viewer: str, command: str) -> None:
 
 def test_a_viewer_sees_the_page(viewer: str) -> None:
     client = client_of(viewer)
-    for path in ("/", "/groups", "/steps", "/workers", "/waits", "/checkpoints", "/events", "/sql"):
+    for path in (
+        "/",
+        "/groups",
+        "/groups/1",
+        "/steps",
+        "/steps/430",
+        "/workers",
+        "/checkpoints",
+        "/events",
+        "/metrics",
+    ):
         assert client.get(path).status_code == 200, path
-    answer = client.get("/sql", params={"statement": "SELECT count(*) AS n FROM groups"})
-    assert "permission denied" not in answer.text
+    answer = client.get("/sql", params={"sql": "SELECT count(*) + 4000 AS n FROM groups"})
+    assert "4132" in answer.text
 
 
 def test_the_doctor_says_what_a_viewer_lacks_and_finds_no_damage(viewer: str) -> None:
@@ -159,9 +172,7 @@ async def test_a_viewer_changes_nothing(viewer: str) -> None:
     counted = await asyncio.to_thread(before.read, lambda tx: tx.value("SELECT count(*) FROM rb_group"))
     async with build(viewer) as buffer:
         for call in calls:
-            with pytest.raises(
-                AccessError, match=r"permission denied for \w+ rb_\w+; on rb_\w+ the role viewer_\w+ lacks"
-            ):
+            with pytest.raises(AccessError, match=r"permission denied for (table|sequence) rb_\w+; (on|GRANT)"):
                 await call(buffer)
     assert await asyncio.to_thread(before.read, lambda tx: tx.value("SELECT count(*) FROM rb_group")) == counted
 
@@ -184,24 +195,17 @@ LACKING = {
 async def test_a_right_that_is_missing_is_named(postgres_database: str, revoked: str) -> None:
     await make(postgres_database)
     with granted(postgres_database, "trainer", more=f";{revoked}") as url:
-        async with build(url) as buffer:
-            with pytest.raises(AccessError) as caught:
-                await buffer.put(group(1), TASK)
-        message = re.sub(r"\btrainer_\w+", "trainer", str(caught.value))
-        assert LACKING[revoked] in message
+        message = re.sub(r"\btrainer_\w+", "trainer", str(await refused_put(url, AccessError)))
+    assert LACKING[revoked] in message
 
 
 async def test_who_may_not_make_the_tables_is_told_who_does(postgres_database: str) -> None:
     with granted(postgres_database, "trainer") as url:
-        async with build(url) as buffer:
-            with pytest.raises(AccessError, match=r"let the owner make the tables \(replaybuf db upgrade URL\)"):
-                await buffer.put(group(1), TASK)
+        error = await refused_put(url, AccessError)
+    assert "let the owner make the tables (replaybuf db upgrade URL)" in str(error)
 
 
 async def test_a_role_that_does_not_exist_may_be_made(postgres_database: str) -> None:
     url = make_url(postgres_database).set(username="nobody_knows").render_as_string(hide_password=False)
-    async with build(url) as buffer:
-        with pytest.raises(
-            AccessError, match='role "nobody_knows" does not exist; create it: CREATE ROLE nobody_knows LO'
-        ):
-            await buffer.put(group(1), TASK)
+    error = await refused_put(url, AccessError)
+    assert 'role "nobody_knows" does not exist; create it: CREATE ROLE nobody_knows LOGIN' in str(error)

@@ -1,7 +1,7 @@
 """TLS to PostgreSQL: who is trusted, what is refused before and while connecting, and certificates that are renewed.
 
-The proxy speaks TLS for the tests' server, which is built without. `tests/test_tls_server.py` has a server
-that speaks it itself.
+The proxy speaks TLS for the tests' server, which is built without. `tests/test_tls_server.py` has a server that speaks
+it itself, and says why it refuses clients.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from replaybuf.storage.sql.engine.tls import tls_of
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy
+from tests.bad_input.calls import refused_put
 from tests.certificates import Authority, Signed, write_key
 from tests.faults.proxy import Proxy, proxied
 from tests.faults.test_postgres_connections import END_ALL
@@ -114,12 +115,10 @@ async def test_a_server_that_is_not_trusted_is_refused_with_the_reason(
         assert proxy.links == []  # nothing was sent
 
 
-async def not_connected(url: str, message: str, kind: type[ReplayBufError] = UnreachableError) -> ReplayBufError:
-    async with build(url) as buffer:
-        with pytest.raises(kind) as caught:
-            await buffer.put(group(1), TASK)
-    assert message in str(caught.value)
-    return caught.value
+async def not_connected(url: str, message: str) -> ReplayBufError:
+    error = await refused_put(url, UnreachableError)
+    assert message in str(error)
+    return error
 
 
 async def test_a_certificate_of_another_host_is_enough_where_only_the_ca_counts(
@@ -138,22 +137,6 @@ async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(postgres_d
         await not_connected(with_options(proxy, "sslmode=require"), "has no TLS, and sslmode asks for it: switch it on")
         async with build(with_options(proxy, "sslmode=prefer")) as buffer:
             await buffer.put(group(1), TASK)
-
-
-async def test_a_client_that_the_server_does_not_trust_is_told(
-    postgres_database: str, authority: Authority, server: Signed, tmp_path: Path
-) -> None:
-    strange = Authority(tmp_path / "strange", "strangers").sign("trainer")
-    old = authority.sign("trainer", days=-1, file="old-trainer")
-    context = authority.server_context(server, wants_certificates=True)
-    async with proxied(postgres_database, context) as proxy:
-        for options, message in (
-            ("", "it wants a certificate of the client: give sslcert and sslkey"),
-            (strange.options, "it doesn't know the CA of the client's certificate"),
-            (old.options, "the client's certificate (sslcert) has expired"),
-        ):
-            given = ["sslmode=verify-full", f"sslrootcert={authority.certificate}", *([options] if options else [])]
-            await not_connected(with_options(proxy, *given), f"ended the TLS handshake: {message}")
 
 
 async def test_a_revoked_certificate_is_refused(postgres_database: str, authority: Authority, tmp_path: Path) -> None:

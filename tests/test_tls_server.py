@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from replaybuf.errors import AccessError, ReplayBufError, UnreachableError
+from tests.bad_input.calls import refused_put
 from tests.certificates import Authority
 from tests.faults.test_postgres_connections import END_ALL
 from tests.postgres import execute
@@ -56,12 +57,7 @@ async def test_a_run_by_a_certificate_alone(server: TLSServer) -> None:
 
 
 async def refused(url: str, kind: type[ReplayBufError], message: str) -> None:
-    async with build(url) as buffer:
-        async with asyncio.timeout(10):
-            with pytest.raises(kind) as caught:
-                await buffer.put(group(1), TASK)
-    print(caught.value)
-    assert message in str(caught.value)
+    assert message in str(await refused_put(url, kind))
 
 
 async def test_clients_that_are_refused_are_told_why(server: TLSServer, tmp_path: Path) -> None:

@@ -19,11 +19,12 @@ from replaybuf import ReplayBufferConfig
 from replaybuf.errors import UnreachableError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.web.apart import run_apart
+from tests.bad_input.calls import refused_put
 from tests.bad_input.test_passwords import all_logs, shown
 from tests.cli.conftest import run
 from tests.faults.test_postgres_connections import END_ALL
 from tests.postgres import execute
-from tests.stores import TASK, fill, group
+from tests.stores import TASK, fill
 from tests.test_postgres_page import program
 from tests.web.conftest import client_of
 
@@ -64,10 +65,9 @@ async def test_what_a_function_returns_is_nowhere(
             await buffer.save(tmp_path / "saved")
             texts = [*map(repr, (config, buffer, storage, storage.engine, storage.engine.pool))]  # type: ignore[attr-defined]
             texts += [str(config), repr(await buffer.metrics())]
-        async with ReplayBufferConfig(url=postgres_database, password=failing).build() as buffer:
-            with pytest.raises(UnreachableError, match="no token today") as caught:
-                await buffer.put(group(1), TASK)
-        texts += shown(caught.value)
+        error = await refused_put(postgres_database, UnreachableError, password=failing)
+        assert "no token today" in str(error)
+        texts += shown(error)
     assert any("geheim" not in line and line.startswith("Executing ") for line in lines)
     for command in (["stats"], ["ls"], ["doctor"], ["metrics"], ["stats", "--json"]):
         found = await asyncio.to_thread(run, command[0], postgres_database, *command[1:], code=None)

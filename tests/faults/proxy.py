@@ -114,7 +114,7 @@ class Proxy:
             client.write(b"S")
             await client.start_tls(self.tls)
         except (OSError, EOFError):
-            client.transport.abort()
+            client.close()  # after the alert
             return False
         self.shown.append(client.get_extra_info("peercert"))
         return True

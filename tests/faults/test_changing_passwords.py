@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import pickle
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from replaybuf.passwords import ask, password_in
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy
+from tests.bad_input.calls import refused_put
 from tests.faults.figures import Figures
 from tests.postgres import execute, new_database, own_server
 from tests.stores import TASK, build, group, numbers_of
@@ -184,10 +186,8 @@ async def test_an_old_password_in_the_url_ends_in_a_sentence_that_says_what_to_d
 async def test_a_wrong_password_at_the_beginning_is_an_error_at_once(rotated: Rotated) -> None:
     asked = InAFunction(waits=False)
     asked.password = "wrong-geheim"
-    async with build(rotated.url, password=asked.function) as buffer:
-        with pytest.raises(AccessError, match="password authentication failed"):
-            async with asyncio.timeout(5):
-                await buffer.put(group(1), TASK)
+    error = await refused_put(rotated.url, AccessError, password=asked.function)
+    assert "password authentication failed" in str(error)
     assert asked.calls == 1
 
 
@@ -230,12 +230,10 @@ async def never() -> str:
 async def test_a_function_that_fails_is_named_with_the_reason(
     rotated: Rotated, function: Callable[[], Any], message: str
 ) -> None:
-    async with build(f"{rotated.url}&connect_timeout=0.3", password=function) as buffer:
-        async with asyncio.timeout(2.5):
-            with pytest.raises(UnreachableError) as caught:
-                await buffer.put(group(1), TASK)
-    assert f"the password function {__name__}:{message}" in str(caught.value)
-    assert "geheim" not in str(caught.value)
+    async with asyncio.timeout(2.5):
+        error = await refused_put(f"{rotated.url}&connect_timeout=0.3", UnreachableError, password=function)
+    assert f"the password function {__name__}:{message}" in str(error)
+    assert "geheim" not in str(error)
 
 
 async def test_a_function_that_fails_for_a_while_holds_a_run_up_and_loses_nothing(rotated: Rotated) -> None:
@@ -298,9 +296,7 @@ async def test_the_environment_names_a_function_for_all_that_has_only_a_url(
     assert await asyncio.to_thread(open_reader(rotated.url).read, lambda tx: tx.value("SELECT 7")) == 7
     assert await over_sqlalchemy(parse_url(rotated.url), lambda one: one.exec_driver_sql("SELECT 7").scalar()) == 7
     url = make_url(rotated.url).set(password="wrong-geheim").render_as_string(hide_password=False)
-    async with build(url) as buffer:
-        with pytest.raises(AccessError):
-            await buffer.put(group(1), TASK)
+    await refused_put(url, AccessError)
     with pytest.raises(ConfigError, match="there is no option 'password_function'"):
         build(f"{rotated.url}&password_function={NAMED}")
 
@@ -391,9 +387,8 @@ async def test_a_password_file_without_a_line_for_the_server_says_which(rotated:
     file = tmp_path / "pass"
     file.touch(mode=0o600)
     file.write_text("db:5432:rl:trainer:geheim\n")
-    async with build(f"{rotated.url}&passfile={file}") as buffer:
-        with pytest.raises(UnreachableError, match=rf"{file} has no line for /\S+:5432:replaybuf_\w+:{_ROLE} \(host"):
-            await buffer.put(group(1), TASK)
+    error = await refused_put(f"{rotated.url}&passfile={file}", UnreachableError)
+    assert re.search(rf"{file} has no line for /\S+:5432:replaybuf_\w+:{_ROLE} \(host", str(error))
 
 
 async def test_the_usual_password_file_is_read(

@@ -84,11 +84,9 @@ class Store:
         payload_threshold: int = PAYLOAD_THRESHOLD,
     ) -> None:
         self.url = parse_url(url)
-        if password is not None and (self.url.get_backend_name() == "sqlite" or self.url.password is not None):
-            kind = (
-                "a SQLite file has none" if self.url.password is None else "the url has one, too: take one of them away"
-            )
-            raise ConfigError(f"password= is for PostgreSQL: {kind}")
+        if password is not None and (self.url.get_backend_name() == "sqlite" or self.url.password):
+            why = "the url has one, too: take one of them away" if self.url.password else "a SQLite file has none"
+            raise ConfigError(f"password= is for PostgreSQL: {why}")
         self.durable = not is_memory(self.url)
         self._place = parse_place(payloads)
         if self._place is not None and not self.durable:

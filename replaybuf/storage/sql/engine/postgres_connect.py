@@ -7,6 +7,7 @@ import getpass
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -34,7 +35,7 @@ class Connector:
     function: PasswordFunction | None
     writes: bool
 
-    async def connect(self, **options: Any) -> asyncpg.Connection[Any]:
+    async def connect(self, _dsn: None = None, **options: Any) -> asyncpg.Connection[Any]:
         """Connect, as `asyncpg.connect` does. Raises its errors, and ReplayBufError."""
         try:
             local = is_local(options.get("host"))
@@ -48,8 +49,8 @@ class Connector:
         if self.writes and version.major < OLDEST_VERSION // 10_000:
             connection.terminate()
             raise StorageError(
-                f"{self.where} is PostgreSQL {version.major}.{version.minor}, which is too old: replaybuf needs "
-                f"{OLDEST_VERSION // 10_000} or newer"
+                f"{self.where} is PostgreSQL {version.major}.{version.micro}, which is too old: replaybuf needs "
+                f"{OLDEST_VERSION // 10_000} or newer (reading works)"
             )
         return connection
 
@@ -57,14 +58,12 @@ class Connector:
         """Return the password to connect with; None for that of the URL, or none."""
         if self.function is not None:
             return await passwords.ask(self.function, float(options["timeout"]))
-        if options.get("password") is not None or "PGPASSWORD" in os.environ:
-            return None
-        return await asyncio.to_thread(self._from_file, options)
-
-    def _from_file(self, options: Mapping[str, Any]) -> str | None:
         path = self.passfile or passwords.default_passfile()
-        if path is None:
+        if path is None or options.get("password") or "PGPASSWORD" in os.environ:
             return None
+        return await asyncio.to_thread(self._from_file, path, options)
+
+    def _from_file(self, path: str | Path, options: Mapping[str, Any]) -> str | None:
         user = options.get("user") or os.environ.get("PGUSER") or getpass.getuser()
         database = options.get("database") or os.environ.get("PGDATABASE") or user
         places = _places(options)
@@ -93,7 +92,7 @@ def connector(
     """
     where = public_url(url)
     url, options = driver_options(url)
-    if password is None and url.password is None and (named := os.environ.get(passwords.VARIABLE)):
+    if password is None and not url.password and (named := os.environ.get(passwords.VARIABLE)):
         password = passwords.password_function(named)
     tls = {name: options.pop(name) for name in ("ssl", *OPTIONS) if name in options}
     options.setdefault("timeout", CONNECT_SECONDS)

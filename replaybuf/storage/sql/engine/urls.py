@@ -109,12 +109,13 @@ def is_memory(url: URL) -> bool:
 
 
 def public_url(url: URL) -> str:
-    """Return the URL as users write it, without driver and password."""
+    """Return the URL for messages: as users write it, without driver and password, and of its options only the host."""
     if is_memory(url):
         return "sqlite:///:memory:"
     if url.get_backend_name() == "sqlite" and may_hold_password(url.database or ""):
         return f"sqlite:///{redact(url.database or '')}"
-    return redact(url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True))
+    places = {name: value for name, value in url.query.items() if name in ("host", "port")}
+    return redact(url.set(drivername=url.get_backend_name(), query=places).render_as_string(hide_password=True))
 
 
 # The options of libpq and asyncpg that are accepted in a URL, with the parsers of their values.
@@ -165,7 +166,7 @@ def _checked_postgres(url: URL) -> URL:
     for ignored in _POSTGRES_IGNORED:
         query.pop(ignored, None)
     options = {
-        _POSTGRES_SPELLINGS.get(name, name): value if name in ("host", "port") else _one(value)
+        _POSTGRES_SPELLINGS.get(name, name): value if name in ("host", "port") or isinstance(value, str) else value[-1]
         for name, value in query.items()
     }
     for name, value in options.items():
