@@ -47,22 +47,23 @@ def granted(database: str, role: str, *, more: str = "") -> Iterator[str]:
         execute(database, f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
-async def make(database: str) -> None:
-    """What the owner does once."""
-    async with build(database) as owner:
-        await owner.put(group(0), TASK)
+@pytest.fixture(scope="module")
+def made(postgres_url: str) -> Iterator[str]:
+    """A database whose owner has made the tables; each test has a buffer of its own there."""
+    with new_database(postgres_url) as database:
+        run("db", "upgrade", database)
+        yield database
 
 
 @pytest.fixture
-async def trainer(postgres_database: str) -> Any:
-    await make(postgres_database)
-    with granted(postgres_database, "trainer") as url:
+def trainer(made: str) -> Iterator[str]:
+    with granted(made, "trainer") as url:
         yield url
 
 
 async def test_a_trainer_does_all_that_a_run_does(trainer: str, tmp_path: Path) -> None:
     async with build(trainer, archive=10, unfit=10, keep_checkpoints=2) as buffer:
-        await fill(buffer, 5, first=1)
+        await fill(buffer, 6)
         await buffer.checkpoint(1)
         async with buffer.lease_batch({TASK: 2}, current_train_step=1) as lease:
             assert numbers_of(lease.batch[TASK]) == [0, 1]
@@ -192,9 +193,8 @@ LACKING = {
 
 
 @pytest.mark.parametrize("revoked", LACKING)
-async def test_a_right_that_is_missing_is_named(postgres_database: str, revoked: str) -> None:
-    await make(postgres_database)
-    with granted(postgres_database, "trainer", more=f";{revoked}") as url:
+async def test_a_right_that_is_missing_is_named(made: str, revoked: str) -> None:
+    with granted(made, "trainer", more=f";{revoked}") as url:
         message = re.sub(r"\btrainer_\w+", "trainer", str(await refused_put(url, AccessError)))
     assert LACKING[revoked] in message
 

@@ -26,7 +26,7 @@ from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy
 from tests.bad_input.calls import refused_put
 from tests.faults.figures import Figures
 from tests.postgres import execute, new_database, own_server
-from tests.stores import TASK, build, group, numbers_of
+from tests.stores import TASK, build, group, numbers_of, until
 
 _ROLE = "rotated"
 
@@ -79,17 +79,33 @@ def rotated(guarded_server: str) -> Iterator[Rotated]:
         yield Rotated(url)
 
 
-async def put_and_take(buffer: ReplayBuffer, ended: asyncio.Event) -> tuple[int, list[int]]:
-    """Put and take until the end; how many were put, and what was taken."""
-    number, taken = 0, list[int]()
-    while not ended.is_set():
-        await buffer.put(group(number), TASK)
-        number += 1
-        if number % 3 == 0:
-            taken += numbers_of(await buffer.get(2, TASK))
-    while groups := await buffer.get(100, TASK):
-        taken += numbers_of(groups)
-    return number, taken
+class Run:
+    """Puts and takes until it is over."""
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer, self.over = buffer, False
+        self.put, self.taken = 0, list[int]()
+
+    async def go(self) -> None:
+        while not self.over:
+            await self._buffer.put(group(self.put), TASK)
+            self.put += 1
+            if self.put % 3 == 0:
+                self.taken += numbers_of(await self._buffer.get(2, TASK))
+
+    async def goes_on(self) -> None:
+        """Wait until ten more groups were put."""
+        before = self.put
+
+        async def went_on() -> bool:
+            return self.put >= before + 10
+
+        await until(went_on, 30)
+
+    async def end(self) -> None:
+        """Take what is left."""
+        while groups := await self._buffer.get(100, TASK):
+            self.taken += numbers_of(groups)
 
 
 class InAFunction:
@@ -111,26 +127,27 @@ class InAFunction:
 async def rotates(rotated: Rotated, buffer: ReplayBuffer, renew: Callable[[str], None], figures: Figures) -> None:
     """Change the password twice; the second time the buffer hears of it only later, and waits."""
     async with buffer:
-        await buffer.put(group(10_000), "other")  # opens it
-        ended = asyncio.Event()
-        running = asyncio.create_task(put_and_take(buffer, ended))
-        await asyncio.sleep(0.1)
+        run = Run(buffer)
+        running = asyncio.create_task(run.go())
+        await run.goes_on()
         renew("second-geheim")
         await rotated.change("second-geheim")
-        await asyncio.sleep(0.2)
+        await run.goes_on()
         await rotated.change("third-geheim")
         await asyncio.sleep(0.4)
-        assert not running.done()
+        held = run.put
+        await asyncio.sleep(0.1)
+        assert (run.put, running.done()) == (held, False)
         renew("third-geheim")
-        await asyncio.wait_for(buffer.put(group(10_001), "other"), 20)
-        ended.set()
-        put, taken = await asyncio.wait_for(running, 20)
-    figures.compare(2, [*range(put)], taken)
-    assert sorted(taken) == list(range(put))
-    assert put > 10
+        await run.goes_on()
+        run.over = True
+        await asyncio.wait_for(running, 20)
+        await run.end()
+    figures.compare(2, [*range(run.put)], run.taken)
+    assert sorted(run.taken) == list(range(run.put))
 
 
-@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_a_run_goes_on_with_what_a_function_answers(rotated: Rotated, waits: bool, figures: Figures) -> None:
     asked = InAFunction(waits=waits)
     await rotates(
