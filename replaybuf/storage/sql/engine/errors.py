@@ -127,7 +127,7 @@ def _state(error: BaseException) -> _State | None:
 
 
 def _translate_postgres(error: BaseException, where: str, lock_timeout: float, user: str | None) -> ReplayBufError:
-    text = str(error) or type(error).__name__
+    text = _said(error)
     what_to_do = advice(str(getattr(error, "sqlstate", "")), text, user)
     match _state(error):
         case _State.NOT_ADMITTED:
@@ -155,8 +155,14 @@ def _translate_postgres(error: BaseException, where: str, lock_timeout: float, u
     return StorageError(f"{where}: {text}")
 
 
+def _said(error: BaseException) -> str:
+    """Return what the driver says, on one line; without the server's hint where there is one of ours."""
+    lines = (str(error) or type(error).__name__).splitlines()
+    return "; ".join(line for line in lines if _state(error) is None or not line.startswith("HINT:"))
+
+
 def _unreachable(error: BaseException, where: str) -> UnreachableError:
-    text = str(error) or type(error).__name__
+    text = _said(error)
     if getattr(error, "sqlstate", None) == "53300":
         return NoConnectionLeftError(
             f"{where} has no connection left: {text}; raise its max_connections (or the CONNECTION LIMIT of the role "
