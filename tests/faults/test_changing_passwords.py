@@ -190,8 +190,8 @@ async def test_an_old_password_in_the_url_ends_in_a_sentence_that_says_what_to_d
             with pytest.raises(AccessError) as caught:
                 await call
             message = str(caught.value)
-            assert f'refused access: password authentication failed for user "{_ROLE}"; if it was changed' in message
-            assert "(passfile, password=), which are read anew for each connection" in message
+            assert f'refused access: password authentication failed for user "{_ROLE}"; give the one that' in message
+            assert "(passfile, password=), which are asked anew for each connection" in message
             assert "reconnect_timeout=0.5" in message
             assert isinstance(caught.value, UnreachableError)
             assert not caught.value.in_doubt

@@ -63,7 +63,7 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     if url.get_backend_name() == "sqlite":
         return translate_sqlite(cause, where, str(url.database), lock_timeout)
     if _state(cause) != _State.NOT_ADMITTED and is_lost(error, connected=False):
-        return _unreachable(cause, where)
+        return _unreachable(cause, where, shows_certificate="sslcert" in url.query)
     return _translate_postgres(cause, where, lock_timeout, url.username)
 
 
@@ -152,7 +152,7 @@ def _translate_postgres(error: BaseException, where: str, lock_timeout: float, u
             )
         case _State.FULL:
             return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
-    return StorageError(f"{where}: {text}")
+    return StorageError(f"{where}: {text}{what_to_do}")
 
 
 def _said(error: BaseException) -> str:
@@ -161,7 +161,7 @@ def _said(error: BaseException) -> str:
     return "; ".join(line for line in lines if _state(error) is None or not line.startswith("HINT:"))
 
 
-def _unreachable(error: BaseException, where: str) -> UnreachableError:
+def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -> UnreachableError:
     text = _said(error)
     if getattr(error, "sqlstate", None) == "53300":
         return NoConnectionLeftError(
@@ -170,7 +170,10 @@ def _unreachable(error: BaseException, where: str) -> UnreachableError:
         )
     if why := why_not(error):
         return UnreachableError(f"{where} {why}")
-    return UnreachableError(f"can't reach {where}: {text}; is the server running, and are host and port right?")
+    questions = "is the server running, and are host and port right"
+    if shows_certificate:  # the end of the connection may overtake the alert that says it
+        questions += ", and does it accept the client's certificate (sslcert)"
+    return UnreachableError(f"can't reach {where}: {text}; {questions}?")
 
 
 # What may be repeated

@@ -11,8 +11,8 @@ _ADVICE: dict[str, list[tuple[str, str]]] = {
     "28P01": [
         (
             "",
-            "if it was changed, put the new one into the url, or for the next time into a password file or behind a "
-            "function (passfile, password=), which are read anew for each connection",
+            "give the one that holds now, in the url, or in a password file or by a function (passfile, password=), "
+            "which are asked anew for each connection",
         )
     ],
     "28000": [
@@ -26,6 +26,7 @@ _ADVICE: dict[str, list[tuple[str, str]]] = {
         ),
         (r"no pg_hba.conf entry", "let the server's pg_hba.conf admit this host, role and database"),
     ],
+    "55000": [(r"database (\S+) is not currently accepting", "ALTER DATABASE {0} ALLOW_CONNECTIONS true")],
     "42501": [
         (
             r"for schema (\S+)",
