@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import statistics
@@ -41,10 +42,12 @@ async def run(settings: Settings) -> AsyncIterator[Row]:
         await _make(port, "plain", "tls")
         for size in SIZES:
             yield await _cpu(settings, size, plain, tls)
-        if shutil.which("pgbouncer"):
-            await _make(port, "direct", "pooled")
-            with _pooler(port) as pooled:
-                yield await _latency(settings, f"postgresql://postgres@127.0.0.1:{port}/direct", pooled)
+        for place, (name, (setting, option)) in enumerate(_poolers().items()):
+            direct, behind = f"direct{place}", f"pooled{place}"
+            await _make(port, direct, behind)
+            with _pooler(port, behind, setting) as pooled:
+                direct = f"postgresql://postgres@127.0.0.1:{port}/{direct}"
+                yield await _latency(settings, name, direct, pooled + option)
 
 
 async def _make(port: int, *names: str) -> None:
@@ -90,7 +93,7 @@ async def _empty(buffer: ReplayBuffer) -> None:
         pass
 
 
-async def _latency(settings: Settings, direct: str, pooled: str) -> Row:
+async def _latency(settings: Settings, name: str, direct: str, pooled: str) -> Row:
     """One put and one take at a time."""
     taken: dict[str, list[float]] = {direct: [], pooled: []}
     ratios = []
@@ -107,7 +110,7 @@ async def _latency(settings: Settings, direct: str, pooled: str) -> Row:
     middle = statistics.median(ratios)
     return Row(
         "ways",
-        "PgBouncer: one put and one take of 1 KB",
+        f"PgBouncer in {name}: one put and one take of 1 KB",
         quantiles(taken[pooled]),
         f"direct {quantiles(taken[direct])}",
         f"{number(middle)} ({number(min(ratios))}..{number(max(ratios))})",
@@ -165,16 +168,31 @@ def _server(programs: Path) -> Iterator[tuple[int, Path]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _poolers() -> dict[str, tuple[str, str]]:
+    """Return modes of PgBouncer by name: its settings, and the option of the URL; none where it isn't installed."""
+    if not shutil.which("pgbouncer"):
+        return {}
+    said = subprocess.run(["pgbouncer", "--version"], capture_output=True, text=True, check=True).stdout
+    major, minor = map(int, re.findall(r"(\d+)\.(\d+)", said)[0])
+    modes = {
+        "session mode": ("pool_mode = session", ""),
+        "transaction mode, no prepared statements": ("pool_mode = transaction", "?statement_cache_size=0"),
+    }
+    if (major, minor) >= (1, 21):
+        modes["transaction mode"] = ("pool_mode = transaction\nmax_prepared_statements = 500", "")
+    return modes
+
+
 @contextmanager
-def _pooler(port: int) -> Iterator[str]:
-    """PgBouncer in transaction mode before a server, with the settings of docs/pgbouncer.md; the URL of `pooled`."""
+def _pooler(port: int, database: str, setting: str) -> Iterator[str]:
+    """PgBouncer before a server, with the settings of docs/pgbouncer.md and another; the URL of a database."""
     own = _free_port()
     text = (Path(__file__).parents[1] / "docs" / "pgbouncer.md").read_text("utf-8")
     ignored = next(line for line in text.splitlines() if line.startswith("ignore_startup_parameters"))
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as file:
         file.write(
-            f"[databases]\npooled = host=127.0.0.1 port={port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
-            f"listen_port = {own}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n{ignored}\n"
+            f"[databases]\n{database} = host=127.0.0.1 port={port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+            f"listen_port = {own}\nunix_socket_dir =\nauth_type = any\n{setting}\n{ignored}\n"
         )
         file.flush()
         os.chmod(file.name, 0o644)
@@ -184,7 +202,7 @@ def _pooler(port: int) -> Iterator[str]:
                 with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", own), 1):
                     break
                 time.sleep(0.05)
-            yield f"postgresql://postgres@127.0.0.1:{own}/pooled?statement_cache_size=0"
+            yield f"postgresql://postgres@127.0.0.1:{own}/{database}"
         finally:
             process.terminate()
             process.wait(10)

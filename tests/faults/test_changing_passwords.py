@@ -68,7 +68,7 @@ class Rotated:
             await asyncio.to_thread(
                 execute,
                 self._owner,
-                f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{_ROLE}'",
+                f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{_ROLE}'",
             )
 
 
