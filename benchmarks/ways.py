@@ -191,8 +191,8 @@ def _pooler(port: int, database: str, setting: str) -> Iterator[str]:
     ignored = next(line for line in text.splitlines() if line.startswith("ignore_startup_parameters"))
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as file:
         file.write(
-            f"[databases]\n{database} = host=127.0.0.1 port={port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
-            f"listen_port = {own}\nunix_socket_dir =\nauth_type = any\n{setting}\n{ignored}\n"
+            f"[databases]\n{database} = host=127.0.0.1 port={port} user=postgres\n[pgbouncer]\n"
+            f"listen_addr = 127.0.0.1\nlisten_port = {own}\nunix_socket_dir =\nauth_type = any\n{setting}\n{ignored}\n"
         )
         file.flush()
         os.chmod(file.name, 0o644)
