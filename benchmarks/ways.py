@@ -204,7 +204,7 @@ def _pooler(port: int, database: str, setting: str) -> Iterator[str]:
                 time.sleep(0.05)
             yield f"postgresql://postgres@127.0.0.1:{own}/{database}"
         finally:
-            process.terminate()
+            process.kill()  # since 1.23 it waits for its clients otherwise
             process.wait(10)
 
 

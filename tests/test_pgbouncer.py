@@ -61,7 +61,7 @@ class Pooler:
             _wait_for(self.port)
             yield
         finally:
-            process.terminate()
+            process.kill()  # since 1.23 it waits for its clients otherwise
             process.wait(10)
 
 
@@ -104,6 +104,12 @@ async def test_two_buffers_share_few_connections(pooled_url: str) -> None:
             assert len(await waiting) == 1
 
 
+def version() -> tuple[int, int]:
+    said = subprocess.check_output(["pgbouncer", "--version"], text=True)
+    major, minor = re.findall(r"(\d+)\.(\d+)", said)[0]
+    return int(major), int(minor)
+
+
 async def use(buffer: ReplayBuffer) -> None:
     for number in range(100):
         await buffer.put(group(number), "other")
@@ -126,13 +132,24 @@ async def test_a_pooler_that_is_not_set_up_for_this_says_what_to_set(pooler: Poo
         )
     with pooler.running(settings=""):
         await refused(pooler.url, "let PgBouncer ignore it, by ignore_startup_parameters")
-    with pooler.running():
+    with pooler.running(more="" if version() < (1, 21) else "max_prepared_statements = 0"):
         # Of two buffers that share few connections, one meets the other's statements.
         async with build(pooler.url.partition("?")[0]) as left, build(pooler.url.partition("?")[0]) as right:
             with pytest.raises(StorageError, match="add statement_cache_size=0 to the url"):
                 await asyncio.gather(use(left), use(right), use(left), use(right))
         async with build(pooler.url) as buffer:
             assert await take_all(buffer) == [0, 1, 2]
+
+
+async def test_a_pooler_that_keeps_track_of_prepared_statements_needs_no_option(pooler: Pooler) -> None:
+    """1.21 and newer."""
+    if version() < (1, 21):
+        pytest.skip("this PgBouncer keeps no track of prepared statements")
+    url = pooler.url.partition("?")[0]
+    with pooler.running(more="max_prepared_statements = 500"):
+        async with build(url) as left, build(url) as right:
+            await asyncio.gather(use(left), use(right), use(left), use(right))
+            assert await left.count("other", "completed") == 0
 
 
 async def test_a_pooler_that_changes_its_mode_in_the_middle_of_a_run_loses_nothing(pooler: Pooler) -> None:
