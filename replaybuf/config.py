@@ -66,9 +66,9 @@ def _kept(bound: Any) -> Any:
     return bound
 
 
-#: A function that returns PostgreSQL's password, or a "module:function".
+#: A function that returns PostgreSQL's password; a text "module:function" becomes one.
 Password = Annotated[
-    PasswordFunction | None, BeforeValidator(lambda given: None if given is None else password_function(given))
+    PasswordFunction | str | None, BeforeValidator(lambda given: None if given is None else password_function(given))
 ]
 
 
@@ -224,7 +224,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             durability=self.durability,
             lock_timeout=self.lock_timeout,
             reconnect_timeout=self.reconnect_timeout,
-            password=self.password,
+            password=None if self.password is None else password_function(self.password),
             allow_network_filesystem=self.allow_network_filesystem,
             history=self.history,
             worker=self.worker,

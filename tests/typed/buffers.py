@@ -25,6 +25,8 @@ def built_by_configs() -> None:
     assert_type(ReplayBufferConfig(url="memory://", rollout_type=Sample).build(), ReplayBuffer[Sample])
     assert_type(ReplayBufferConfig(url="memory://", rollout_type=Row).build(), ReplayBuffer[Row])
     assert_type(ReplayBufferConfig(url="memory://", types=[Sample]).build(), ReplayBuffer[RolloutState])
+    assert_type(ReplayBufferConfig(url="memory://", password="tokens:token").build(), ReplayBuffer[RolloutState])
+    assert_type(ReplayBufferConfig(url="memory://", password=lambda: "token").build(), ReplayBuffer[RolloutState])
     assert_type(SyncReplayBufferConfig(rollout_type=Sample).build(), ReplayBuffer[Sample])
     assert_type(AsyncReplayBufferConfig(rollout_type=Sample).build(), ReplayBuffer[Sample])
 
