@@ -229,7 +229,7 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> Counts:
             if not _restore(tx, row):
                 add_step(counts, homes, row.task_name, transitions.removed(Place(row.status), Tally.REPLACED))
         add_step(counts, homes, row.task_name, draw.undone)
-        if any(row.column(race) is None for race in homes[row.home.name].clocks):
+        if any(race not in row.home.clocks or row.column(race) is None for race in homes[row.home.name].clocks):
             keyless.setdefault(row.home.name, []).append(row.uid)
     add_counts(tx, counts)
     for name, uids in keyless.items():  # races that began in their lane since the draw

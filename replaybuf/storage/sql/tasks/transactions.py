@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -15,10 +15,19 @@ from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, make_checkpoint
 from replaybuf.storage.sql.statements.fence import check_fence
-from replaybuf.storage.sql.statements.ordering import RaceNotRunError, begin_races
+from replaybuf.storage.sql.statements.ordering import (
+    Race,
+    RaceNotRunError,
+    begin_races,
+    prepare_groups,
+    prepare_races,
+)
 from replaybuf.storage.sql.statements.restore import restore
 from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import Checkpoint
+
+#: Pause between short transactions of one long piece of work, in which other processes get to the write lock.
+_BETWEEN_SECONDS = 0.005
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -61,14 +70,25 @@ class Transactions:
             try:
                 result = await self.engine.write(function, scope, alone=alone, brief=brief, fenced=fenced)
             except RaceNotRunError as need:
-                begin = partial(begin_races, names=need.names, order=need.order)
-                await self.engine.write(begin, scope, alone=True, fenced=False)
+                await self._begin(need.missing)
             except FencedError as error:
                 await self._rejoin(scope, error)
             else:
                 if announce():
                     self._watch.committed()
                 return result
+
+    async def _begin(self, races: Sequence[Race]) -> None:
+        """Begin races in short transactions, between which others go on."""
+        epoch = self.scope.epoch
+        await self.write(partial(prepare_races, races=races), alone=True)
+        for name, race in races:
+            last: int | None = 0
+            while last is not None:
+                prepare = partial(prepare_groups, name=name, race=race, after=last)
+                last = await self.write(prepare, announce=lambda: False)
+                await asyncio.sleep(_BETWEEN_SECONDS)
+        await self.write(partial(begin_races, races=races, epoch=epoch))
 
     async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
         """Run `function(tx)`, one brief statement that checks the fence. Raises what `check_fence` raises."""
