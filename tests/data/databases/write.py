@@ -3,7 +3,7 @@
 The files beside this one were written so, by the last commit of each schema, and dumped: those for SQLite by `sqlite3
 run.db .dump`, those for PostgreSQL by `pg_dump --inserts --no-owner --no-privileges`.
 
-    0002  933f903    0003  f97a74b    0004  a1b5d49    0005  9fe4c96    0006  e65340a    0007  f2a1a1b
+    0002  dbc2ec5    0003  f97a74b    0004  a1b5d49    0005  9fe4c96    0006  e65340a    0007  f2a1a1b
 """
 
 import asyncio
