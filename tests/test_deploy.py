@@ -26,6 +26,7 @@ import pytest
 import yaml
 from sqlalchemy import make_url
 
+from replaybuf import ReplayBufferConfig
 from tests.examples.runs import ROOT, Run
 from tests.pages import DOCS
 from tests.postgres import Server, execute, own_server
@@ -143,17 +144,17 @@ def roles() -> Iterator[Server]:
 @contextmanager
 def started(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("REPLAYBUF_")}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "replaybuf", *command],
         env={**own, "PYTHONPATH": str(ROOT), **environment},
         stdout=subprocess.PIPE,
         text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(20)
 
 
 def get(url: str, token: str | None = None) -> tuple[int, str]:
@@ -258,8 +259,8 @@ def page_of_a_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[in
     """The port of a page under the prefix /rl, with a token."""
     folder, port = tmp_path_factory.mktemp("proxied"), free_port()
     url, token = f"sqlite:///{folder}/run.db", SECRETS["REPLAYBUF_TOKEN"]
-    with started("db", "upgrade", REPLAYBUF_URL=url) as schema:
-        assert schema.wait(60) == 0
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        buffer.count("math", "completed")
     with started("serve", "--port", str(port), "--prefix", "/rl", REPLAYBUF_URL=url, REPLAYBUF_TOKEN=token) as page:
         assert page.stdout is not None
         assert f":{port}/rl?token=" in page.stdout.readline()

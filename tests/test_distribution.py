@@ -87,7 +87,8 @@ def test_users_of_the_wheel_get_its_types(made: Path, tmp_path: Path) -> None:
         pytest.skip("mypy isn't installed")
     with wheel_of(made) as wheel:
         wheel.extractall(tmp_path / "site")
-    shutil.copytree(ROOT / "tests/typed", tmp_path / "typed")
+    shutil.copytree(ROOT / "tests/typed", tmp_path / "tests/typed")
+    (tmp_path / "tests/__init__.py").touch()
     settings = tmp_path / "mypy.ini"
-    settings.write_text(f"[mypy]\nstrict = true\nplugins = pydantic.mypy\nmypy_path = {tmp_path}/site\n")
-    run(sys.executable, "-m", "mypy", "--config-file", str(settings), "typed", cwd=tmp_path)
+    settings.write_text(f"[mypy]\nstrict = true\nmypy_path = {tmp_path}/site\n")
+    run(sys.executable, "-m", "mypy", "--config-file", str(settings), "-p", "tests.typed", cwd=tmp_path)
