@@ -17,7 +17,7 @@ def test_the_table_is_the_one_that_the_script_prints() -> None:
     assert table() in PAGE
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["qwen2.5-7b", "agentic"])
 def test_groups_arrive_at_the_rate_of_the_run(name: str) -> None:
     """In the long run, whatever the tail of their durations, and in the order of time."""
     run = RUNS[name]
@@ -35,6 +35,7 @@ def test_a_group_takes_as_long_as_its_slowest_rollout() -> None:
     assert took[-20] > 2 * took[1000]  # a long tail
 
 
+@pytest.mark.long
 async def test_a_simulation_drives_the_store_and_draws_what_it_saw() -> None:
     run = RUNS["qwen2.5-7b"]
     seen = await simulate(run, "sqlite", 0.03, 0.5, experts=False, payloads=None)

@@ -94,7 +94,13 @@ def with_tables(postgres_url: str) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("lacking", LACKING)
+#: The others are tried in the long form: they differ in a statement.
+_BY_DEFAULT = ("advisory locks that exclude nobody", "no snapshots", "no LISTEN", "no SKIP LOCKED")
+
+
+@pytest.mark.parametrize(
+    "lacking", [pytest.param(one, marks=() if one in _BY_DEFAULT else pytest.mark.long) for one in LACKING]
+)
 async def test_a_part_that_is_missing_is_said(with_tables: str, lacking: str) -> None:
     instead, parts, said = LACKING[lacking]
     findings = await found(with_tables, instead)
