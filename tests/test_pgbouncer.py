@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
+from replaybuf.doctor.check_engine import check_engine
+from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.pages import DOCS
 from tests.postgres import execute, own_server
 from tests.stores import TASK, build, fill, group, take_all
@@ -78,3 +80,11 @@ async def test_two_buffers_share_few_connections(pooled_url: str) -> None:
             waiting = asyncio.create_task(other.get(1, "later", timeout=30))
             await again.put(group(7), "later")
             assert len(await waiting) == 1
+
+
+def test_the_doctor_says_what_a_pool_lacks(pooled_url: str) -> None:
+    """Settings get lost and notifications don't arrive; all that a run can't do without is there."""
+    findings = check_engine(open_reader(pooled_url))
+    missing = [one.text.partition(":")[0] for one in findings if one.level != "ok"]
+    assert missing == ["LISTEN", "settings of connections"]
+    assert {str(one.level) for one in findings} == {"ok", "warning"}

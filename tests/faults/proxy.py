@@ -33,13 +33,18 @@ Fault = Callable[[Link, bytes], Awaitable[bool]]
 
 
 class Proxy:
-    """Forwards connections; `fault` is asked about everything that clients send."""
+    """Forwards connections; `fault` is asked about everything that clients send.
+
+    `instead` has texts, and what the server gets in place of them: as many bytes, since messages say their length. So a
+    real server refuses what another one lacks.
+    """
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
         self._server: asyncio.Server | None = None
         self._pumps: set[asyncio.Task[None]] = set()
         self.fault: Fault | None = None
+        self.instead: dict[bytes, bytes] = {}
         self.refusing = False
         self.links: list[Link] = []
 
@@ -101,6 +106,8 @@ class Proxy:
     async def _send(self, link: Link, client: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await client.read(1 << 20):
+                for text, other in self.instead.items():
+                    data = data.replace(text, other)
                 passes = self.fault is None or await self.fault(link, data)
                 if passes and not link.frozen:
                     server.write(data)

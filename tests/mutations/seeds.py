@@ -246,7 +246,7 @@ _WEB = [
     ("web-hidden", "web/app.py", "finalize=_shown", "finalize=None", "hidden characters are shown"),
     ("web-rebinding", "web/security.py", "if not is_loopback(host_of(request.headers)):", "if False:", "other names are refused without a token"),
     ("web-token", "web/security.py", "return hmac.compare_digest(given.encode(errors=\"replace\"), self.token.encode())", "return bool(given)", "only the token opens"),
-    ("web-other-host", "web/security.py", '"/" + path_of(request).lstrip("/\\\\")', "path_of(request)", "a token leads to no other host"),
+    ("web-other-host", "web/security.py", 'f"{self.prefix}/" + path_of(request).lstrip("/\\\\")', "self.prefix + path_of(request)", "a token leads to no other host"),
     ("web-host", "web/security.py", "if not _HOST.fullmatch(", "if None and not _HOST.fullmatch(", "no Host header opens the pages"),
     ("web-methods", "web/security.py", 'if request.method not in ("GET", "HEAD"):', "if False:", "only reading is answered"),
     ("web-headers", "web/security.py", "headers[name] = value", "pass", "every answer has the policy"),
