@@ -88,11 +88,11 @@ async def _left_over(url: str, place: str) -> tuple[list[int], int, list[str]]:
     async with apart(url, place) as buffer:
         left = await take_all(buffer)
         failed = await buffer.count(TASK, "failed")
-        await until(lambda: _nothing_is_named(url))
+        await until(lambda: _nothing_is_named(url), 60)
     for _ in range(3):  # closing waits for nothing that takes long, and leaves it to the next process
         if _listed(place):
             async with apart(url, place):
-                await until(lambda: _nothing_is_named(url))
+                await until(lambda: _nothing_is_named(url), 60)
     return left, failed, _listed(place)
 
 
