@@ -16,6 +16,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_history, check_seconds, check_task_name
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, InputError
+from replaybuf.passwords import PasswordFunction, password_function
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rewards import SCORE
 from replaybuf.rollouts.rollout import RolloutState
@@ -63,6 +64,12 @@ def _kept(bound: Any) -> Any:
     if isinstance(bound, bool | float):
         raise ValueError(f"expected a number of groups, a timedelta or a time such as '12h' or '7d', got {bound!r}")
     return bound
+
+
+#: A function that returns PostgreSQL's password, or a "module:function".
+Password = Annotated[
+    PasswordFunction | None, BeforeValidator(lambda given: None if given is None else password_function(given))
+]
 
 
 _IMPORT: TypeAdapter[Any] = TypeAdapter(ImportString[Any])
@@ -114,6 +121,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     `durability="full"` makes SQLite survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds.
     An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds.
+    `password` is a function without arguments, or a coroutine function, itself or as "module:function", that returns
+    PostgreSQL's password; it is asked before each new connection, in a thread or loop of the buffer's own.
     SQLite files on network file systems are refused, unless `allow_network_filesystem` is set.
 
     `payloads` is where large payloads are kept: in the `"database"`, in a folder (a path or `file:///scratch/run1`, on
@@ -161,6 +170,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     compression: Literal["none", "zstd"] = "none"
     lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
     reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
+    password: Password = None
     allow_network_filesystem: bool = False
     if TYPE_CHECKING:
         rollout_type: type[R] = RolloutState  # type: ignore[assignment]
@@ -214,6 +224,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             durability=self.durability,
             lock_timeout=self.lock_timeout,
             reconnect_timeout=self.reconnect_timeout,
+            password=self.password,
             allow_network_filesystem=self.allow_network_filesystem,
             history=self.history,
             worker=self.worker,

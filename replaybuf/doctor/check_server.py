@@ -7,13 +7,12 @@ from typing import Any
 
 from replaybuf import units
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, warning
+from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.tables import uid_sequence
 from replaybuf.units import some
 
-#: The version that the statements need; the oldest one tested is newer.
-OLDEST_VERSION = 130000
 #: The share of all connections that may be in use.
 MOST_CONNECTIONS = 0.8
 #: Seconds after which an open transaction is a finding: it keeps dead rows from being cleaned up.
@@ -63,7 +62,7 @@ def find_settings(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
         if _setting(tx, name) == "off"
     ]
     if int(_setting(tx, "server_version_num")) < OLDEST_VERSION:
-        found.append(problem(f"{version} is too old", "PostgreSQL 13 or newer"))
+        found.append(problem(f"{version} is too old", f"PostgreSQL {OLDEST_VERSION // 10_000} or newer"))
     if encoding != "UTF8":
         found.append(problem(f"its encoding is {encoding}: not every text can be stored", _NEW_DATABASE))
     return found or [fine(f"{version}, {encoding}, fsync, full_page_writes and autovacuum are on")]
@@ -137,6 +136,9 @@ def find_integrity(tx: ReadTransaction, context: CheckContext) -> Sequence[Findi
         found = [warning("the server has no checksums of its pages: it doesn't see damage", mend)]
     if not tx.value("SELECT 1 FROM pg_extension WHERE extname = 'amcheck'"):
         return found
+    if not tx.value(_MAY_CHECK):
+        mend = "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO this role, or run this as the owner of the extension"
+        return [*found, warning("the extension amcheck is installed, and this role may not use it", mend)]
     if damaged := _damaged_indexes(tx):
         mend = f"REINDEX INDEX CONCURRENTLY {next(iter(damaged))}"
         wrong = some([f"{name}: {why}" for name, why in damaged.items()], 3)
@@ -144,6 +146,7 @@ def find_integrity(tx: ReadTransaction, context: CheckContext) -> Sequence[Findi
     return [*found, fine("amcheck found nothing in the indexes")]
 
 
+_MAY_CHECK = "SELECT bool_and(has_function_privilege(oid, 'EXECUTE')) FROM pg_proc WHERE proname = 'bt_index_check'"
 _INDEXES = """
 SELECT c.oid, c.relname FROM pg_index i
 JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_class t ON t.oid = i.indrelid JOIN pg_am a ON a.oid = c.relam

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -93,4 +94,16 @@ async def refused(url: str, kind: type[ReplayBufError], message: str, **options:
     with pytest.raises(kind, match=message):
         len(buffer)
     await buffer.close()
+    return caught.value
+
+
+async def refused_put(url: str, kind: type[ReplayBufError], **options: Any) -> ReplayBufError:
+    """The error of a first put. (One that waits for long is another.)"""
+    buffer = build(url, **options)
+    try:
+        async with asyncio.timeout(10):
+            with pytest.raises(kind) as caught:
+                await buffer.put(group(1), TASK)
+    finally:
+        await buffer.close()
     return caught.value

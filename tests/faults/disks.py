@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import resource
+import subprocess
+import tempfile
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import DiskFullError
 from tests.faults.ledger import Ledger
+from tests.postgres import own_server
 from tests.stores import TASK, build, group, numbers_of, take_all
 
 LIMIT = 4_000_000
@@ -32,6 +36,11 @@ def under_a_limit(ledger: Ledger, folder: str) -> None:
 
 def on_a_small_disk(ledger: Ledger, folder: str) -> None:
     """On a file system of its own, of LIMIT bytes, that nobody else sees and that grows later."""
+    asyncio.run(_fill_and_go_on(ledger, f"sqlite:///{folder}/run.db", small_disk(ledger, folder, LIMIT)))
+
+
+def small_disk(ledger: Ledger, folder: str, size: int) -> Room:
+    """Mount such a file system; the function lets it grow. Where that isn't permitted the process ends."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def check(result: int) -> None:
@@ -42,18 +51,40 @@ def on_a_small_disk(ledger: Ledger, folder: str) -> None:
     target: bytes = folder.encode()
     check(libc.unshare(0x20000))  # CLONE_NEWNS
     check(libc.mount(b"none", b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
-    check(libc.mount(b"none", target, b"tmpfs", 0, f"size={LIMIT}".encode()))
+    check(libc.mount(b"none", target, b"tmpfs", 0, f"size={size}".encode()))
 
     def more() -> None:
-        check(libc.mount(b"none", target, b"tmpfs", 0x20, b"size=100m"))  # MS_REMOUNT
+        check(libc.mount(b"none", target, b"tmpfs", 0x20, b"size=400m"))  # MS_REMOUNT
 
-    asyncio.run(_fill_and_go_on(ledger, f"sqlite:///{folder}/run.db", more))
+    return more
 
 
-async def _fill_and_go_on(ledger: Ledger, url: str, more_room: Room) -> None:
+#: Of a PostgreSQL's disk: about half of it is what a new one takes.
+SERVER_LIMIT = 150_000_000
+
+
+def postgres_on_a_small_disk(ledger: Ledger, folder: str) -> None:
+    """A server whose data and log are on such a file system. (It may end of it; then it is started again.)"""
+    more = small_disk(ledger, folder, SERVER_LIMIT)
+    os.chmod(folder, 0o755)
+    tempfile.tempdir = folder
+    with own_server() as server:
+        server.configure(fsync="off", full_page_writes="off", max_wal_size="64MB", min_wal_size="32MB")
+        server.stop("fast")
+        server.start()
+
+        def room() -> None:
+            more()
+            with contextlib.suppress(subprocess.CalledProcessError):  # it runs
+                server.start()
+
+        asyncio.run(_fill_and_go_on(ledger, server.url, room, size=500_000))
+
+
+async def _fill_and_go_on(ledger: Ledger, url: str, more_room: Room, size: int = _SIZE) -> None:
     async with build(url) as buffer:
-        await _put_until_full(ledger, buffer)
-        await _put_until_full(ledger, buffer)  # and again: nothing is stuck
+        await _put_until_full(ledger, buffer, size)
+        await _put_until_full(ledger, buffer, size)  # and again: nothing is stuck
         await _try_all_else(ledger, buffer)
     async with build(url) as buffer:  # also for those who open it then
         await _try_all_else(ledger, buffer)
@@ -64,11 +95,11 @@ async def _fill_and_go_on(ledger: Ledger, url: str, more_room: Room) -> None:
         ledger.write("left", *await take_all(buffer))
 
 
-async def _put_until_full(ledger: Ledger, buffer: ReplayBuffer) -> None:
-    first = len(buffer)
+async def _put_until_full(ledger: Ledger, buffer: ReplayBuffer, size: int) -> None:
+    first = await buffer.count(TASK, "completed")
     for number in range(first, first + 1000):
         try:
-            await buffer.put(group(number, text="x" * _SIZE), TASK)
+            await buffer.put(group(number, text="x" * size), TASK)
         except DiskFullError as error:
             ledger.write("full", error)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -37,10 +38,15 @@ class Proxy:
 
     `instead` has texts, and what the server gets in place of them: as many bytes, since messages say their length. So a
     real server refuses what another one lacks.
+
+    With a context it speaks TLS to the clients, as a pooler does, so that the tests' server needn't.
     """
 
-    def __init__(self, server_url: str) -> None:
+    def __init__(self, server_url: str, tls: ssl.SSLContext | None = None) -> None:
         self._server_url = server_url
+        self.tls = tls
+        self.shown: list[object] = []  # the certificates of clients
+        self.altered: Callable[[bytes], bytes] = lambda answer: answer
         self._server: asyncio.Server | None = None
         self._pumps: set[asyncio.Task[None]] = set()
         self.fault: Fault | None = None
@@ -90,6 +96,8 @@ class Proxy:
         if self.refusing:
             client.transport.abort()
             return
+        if self.tls is not None and not await self._speak_tls(client_reader, client):
+            return
         url = make_url(self._server_url)
         try:
             server_reader, server = await asyncio.open_unix_connection(f"{url.query['host']}/.s.PGSQL.5432")
@@ -102,6 +110,18 @@ class Proxy:
             task = asyncio.create_task(pump)
             self._pumps.add(task)
             task.add_done_callback(self._pumps.discard)
+
+    async def _speak_tls(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> bool:
+        assert self.tls is not None
+        try:
+            assert await reader.readexactly(8) == b"\0\0\0\x08\x04\xd2\x16\x2f"  # SSLRequest
+            client.write(b"S")
+            await client.start_tls(self.tls)
+        except (OSError, EOFError):
+            client.close()  # after the alert
+            return False
+        self.shown.append(client.get_extra_info("peercert"))
+        return True
 
     async def _send(self, link: Link, client: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -123,7 +143,7 @@ class Proxy:
                 if link.answers_lost:
                     break
                 if not link.frozen:
-                    client.write(data)
+                    client.write(self.altered(data))
                     await client.drain()
         # What the server said last (that it ends the connection) is still to arrive, unless it is to be lost.
         if link.answers_lost:
@@ -134,9 +154,9 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxied(server_url: str) -> AsyncIterator[Proxy]:
+async def proxied(server_url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Proxy]:
     """A proxy before a server that listens on a Unix socket."""
-    proxy = Proxy(server_url)
+    proxy = Proxy(server_url, tls)
     await proxy.start()
     try:
         yield proxy

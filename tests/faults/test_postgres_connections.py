@@ -310,7 +310,7 @@ async def test_connections_that_ended_while_nothing_was_asked_are_made_again(
 
 
 END_ALL = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
     "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = 'replaybuf'"
 )
 

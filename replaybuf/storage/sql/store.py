@@ -16,6 +16,7 @@ from typing_extensions import TypeVarTuple, Unpack
 from replaybuf.checks import check_history
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError, ConfigError, ForkedError
+from replaybuf.passwords import PasswordFunction
 from replaybuf.rules.limits import Rules
 from replaybuf.segments.places import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
 from replaybuf.storage.sql.engine.database import Database
@@ -60,7 +61,8 @@ class Store:
     on a network file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`. Of the
     last `history` draws of the buffer it is kept who drew what, in the view `batches` (None: of all). `worker` is the
     name of who restores, deletes, ... in the view `events`. Arrays of payloads, from `payload_threshold` bytes on, are
-    kept in the place `payloads` (`replaybuf.segments.places`).
+    kept in the place `payloads` (`replaybuf.segments.places`). `password` is a function that is asked for PostgreSQL's
+    before each connection.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Store:
         lock_timeout: float = 30.0,
         reconnect_timeout: float = 60.0,
         read_only: bool = False,
+        password: PasswordFunction | None = None,
         allow_network_filesystem: bool = False,
         history: int | None = HISTORY,
         worker: str | None = None,
@@ -81,6 +84,9 @@ class Store:
         payload_threshold: int = PAYLOAD_THRESHOLD,
     ) -> None:
         self.url = parse_url(url)
+        if password is not None and (self.url.get_backend_name() == "sqlite" or self.url.password):
+            why = "the url has one, too: take one of them away" if self.url.password else "a SQLite file has none"
+            raise ConfigError(f"password= is for PostgreSQL: {why}")
         self.durable = not is_memory(self.url)
         self._place = parse_place(payloads)
         if self._place is not None and not self.durable:
@@ -96,6 +102,7 @@ class Store:
         self._lock_timeout = lock_timeout
         self._reconnect_timeout = reconnect_timeout
         self._read_only = read_only
+        self._password = password
         self._on_any_filesystem = allow_network_filesystem or read_only
         self._history = check_history(history)
         self._worker = worker
@@ -144,6 +151,7 @@ class Store:
             lock_timeout=self._lock_timeout,
             reconnect_timeout=self._reconnect_timeout,
             read_only=self._read_only,
+            password=self._password,
             ours_only=True,
             guard=check_fence,
         )

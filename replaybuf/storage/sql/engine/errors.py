@@ -20,12 +20,22 @@ from replaybuf.errors import (
     TooLargeError,
     UnreachableError,
 )
+from replaybuf.storage.sql.engine.postgres_advice import advice, is_about_pooler
 from replaybuf.storage.sql.engine.sqlite_files import translate_sqlite
+from replaybuf.storage.sql.engine.tls import why_not
 from replaybuf.storage.sql.engine.urls import public_url
 
 
 class NoConnectionLeftError(UnreachableError):
     """The server has as many connections as it allows."""
+
+
+class NotConnectedError(UnreachableError):
+    """A certificate, or the password, of a new connection can't be had at the moment."""
+
+
+class NotAdmittedError(AccessError, UnreachableError):
+    """The server refuses the user, or the password, of a new connection: it may be that it is being changed."""
 
 
 @contextmanager
@@ -52,9 +62,9 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     cause = _driver_error(error)
     if url.get_backend_name() == "sqlite":
         return translate_sqlite(cause, where, str(url.database), lock_timeout)
-    if is_lost(error, connected=False):
-        return _unreachable(cause, where)
-    return _translate_postgres(cause, where, lock_timeout)
+    if _state(cause) != _State.NOT_ADMITTED and is_lost(error, connected=False):
+        return _unreachable(cause, where, shows_certificate="sslcert" in url.query)
+    return _translate_postgres(cause, where, lock_timeout, url.username)
 
 
 def _driver_error(error: BaseException) -> BaseException:
@@ -73,7 +83,9 @@ def _driver_error(error: BaseException) -> BaseException:
 class _State(Enum):
     """The meaning of PostgreSQL's error codes: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 
+    NOT_ADMITTED = auto()
     REFUSED = auto()
+    POOLER = auto()
     READ_ONLY = auto()
     NO_DATABASE = auto()
     LOCKED = auto()
@@ -84,8 +96,8 @@ class _State(Enum):
 
 
 _STATES = {
-    "28000": _State.REFUSED,  # the user
-    "28P01": _State.REFUSED,  # the password
+    "28000": _State.NOT_ADMITTED,  # the user
+    "28P01": _State.NOT_ADMITTED,  # the password
     "42501": _State.REFUSED,  # missing privilege
     "25006": _State.READ_ONLY,
     "3D000": _State.NO_DATABASE,
@@ -102,24 +114,32 @@ _STATES = {
     "23505": _State.CONFLICT,  # the same key: when repeated, the second finds the first one's group
 }
 #: Errors that another attempt would not change.
-_FINAL = {_State.REFUSED, _State.READ_ONLY, _State.NO_DATABASE, _State.FULL}
+_FINAL = {_State.REFUSED, _State.POOLER, _State.READ_ONLY, _State.NO_DATABASE, _State.FULL}
 
 
 def _state(error: BaseException) -> _State | None:
     code = getattr(error, "sqlstate", None)
+    if isinstance(code, str) and is_about_pooler(code, str(error)):
+        return _State.POOLER
     if isinstance(code, str) and code.startswith("08"):
         return _State.LOST
     return _STATES.get(code) if isinstance(code, str) else None
 
 
-def _translate_postgres(error: BaseException, where: str, lock_timeout: float) -> ReplayBufError:
-    text = str(error) or type(error).__name__
+def _translate_postgres(error: BaseException, where: str, lock_timeout: float, user: str | None) -> ReplayBufError:
+    text = _said(error)
+    what_to_do = advice(str(getattr(error, "sqlstate", "")), text, user)
     match _state(error):
+        case _State.NOT_ADMITTED:
+            return NotAdmittedError(f"{where} refused access: {text}{what_to_do}")
         case _State.REFUSED:
-            return AccessError(f"{where} refused access: {text}")
+            return AccessError(f"{where} refused access: {text}{what_to_do}")
+        case _State.POOLER:
+            return StorageError(f"{where} is a pooler that isn't set up for this: {text}{what_to_do}")
         case _State.READ_ONLY:
             return AccessError(
-                f"{where} refused to write: {text}; it is a standby, or default_transaction_read_only is set"
+                f"{where} refused to write: {text}; it is a standby (give the URL of the primary), or "
+                "default_transaction_read_only is set (ALTER DATABASE or ROLE ... RESET default_transaction_read_only)"
             )
         case _State.NO_DATABASE:
             return UnreachableError(f"{where}: {text}; create the database first (createdb)")
@@ -132,16 +152,28 @@ def _translate_postgres(error: BaseException, where: str, lock_timeout: float) -
             )
         case _State.FULL:
             return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
-    return StorageError(f"{where}: {text}")
+    return StorageError(f"{where}: {text}{what_to_do}")
 
 
-def _unreachable(error: BaseException, where: str) -> UnreachableError:
-    text = str(error) or type(error).__name__
+def _said(error: BaseException) -> str:
+    """Return what the driver says, on one line; without the server's hint where there is one of ours."""
+    lines = (str(error) or type(error).__name__).splitlines()
+    return "; ".join(line for line in lines if _state(error) is None or not line.startswith("HINT:"))
+
+
+def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -> UnreachableError:
+    text = _said(error)
     if getattr(error, "sqlstate", None) == "53300":
         return NoConnectionLeftError(
-            f"{where} has no connection left: {text}; raise its max_connections, or open fewer buffers at once"
+            f"{where} has no connection left: {text}; raise its max_connections (or the CONNECTION LIMIT of the role "
+            "or the database), or open fewer buffers at once"
         )
-    return UnreachableError(f"can't reach {where}: {text}; is the server running, and are host and port right?")
+    if why := why_not(error):
+        return UnreachableError(f"{where} {why}")
+    questions = "is the server running, and are host and port right"
+    if shows_certificate:  # the end of the connection may overtake the alert that says it
+        questions += ", and does it accept the client's certificate (sslcert)"
+    return UnreachableError(f"can't reach {where}: {text}; {questions}?")
 
 
 # What may be repeated
@@ -154,6 +186,8 @@ def is_conflict(error: BaseException) -> bool:
 
 def is_lost(error: BaseException, *, connected: bool) -> bool:
     """Return whether a connection was lost or, if there was none yet, can't be made at the moment."""
+    if isinstance(error, NotConnectedError):
+        return not connected
     causes = list(_causes(error))
     if any(_state(cause) in _FINAL for cause in causes):
         return False
@@ -166,7 +200,7 @@ _LOST_NAMES = {"TargetServerAttributeNotMatched", "InternalClientError"}
 
 def _says_lost(cause: BaseException, connected: bool) -> bool:
     if isinstance(getattr(cause, "sqlstate", None), str):
-        return _state(cause) == _State.LOST
+        return _state(cause) in (_State.LOST, _State.NOT_ADMITTED)
     if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
         return True
     if isinstance(cause, TimeoutError) and cause.errno is None:  # not the network's, but asyncio's

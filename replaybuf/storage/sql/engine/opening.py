@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.engine import URL
 
+from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine.database import Database, Function
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 
@@ -16,11 +17,13 @@ def open_database(
     reconnect_timeout: float = 60.0,
     read_only: bool = False,
     ours_only: bool = False,
+    password: PasswordFunction | None = None,
     guard: Function[object] | None = None,
 ) -> Database:
     """Return the database for a URL from `parse_url`; `guard` as for `Database`. Connects to nothing yet.
 
-    With `ours_only` a SQLite file of another program is refused, and left as it is.
+    With `ours_only` a SQLite file of another program is refused, and left as it is. PostgreSQL's `password` is asked
+    for before each connection.
     """
     if url.get_backend_name() == "sqlite":
         return SqliteDatabase(
@@ -34,5 +37,10 @@ def open_database(
     from replaybuf.storage.sql.engine.postgres import PostgresDatabase  # which imports a driver of its own
 
     return PostgresDatabase(
-        url, lock_timeout=lock_timeout, reconnect_timeout=reconnect_timeout, read_only=read_only, guard=guard
+        url,
+        lock_timeout=lock_timeout,
+        reconnect_timeout=reconnect_timeout,
+        read_only=read_only,
+        password=password,
+        guard=guard,
     )

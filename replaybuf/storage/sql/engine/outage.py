@@ -16,7 +16,7 @@ from sqlalchemy import Select, bindparam
 from sqlalchemy.dialects.postgresql import insert
 
 from replaybuf.errors import ClosedError, ReplayBufError, UnreachableError
-from replaybuf.storage.sql.engine.errors import NoConnectionLeftError
+from replaybuf.storage.sql.engine.errors import NoConnectionLeftError, NotAdmittedError
 from replaybuf.storage.sql.schema.tables import counter
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: The longest time between two attempts.
 _LONGEST_PAUSE = 1.0
 _FIRST_PAUSE = 0.02
+#: The same where the password was refused: servers lock roles out that try too often.
+_LONGEST_PAUSE_REFUSED = 8.0
 #: How long nothing more is said of a server without a connection left: one becomes free and is wanted all the time.
 _SILENT_SECONDS = 60.0
 #: How long attempts go on in a store that is being closed.
@@ -155,11 +157,14 @@ class Patience:
         if (remaining := self._outage.deadline(self.since) - now) <= 0:
             raise TimeoutError
         await self._outage.pause(min(remaining, self._pause * random.uniform(0.5, 1)))
-        self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
+        refused = isinstance(error, NotAdmittedError)
+        self._pause = min(_LONGEST_PAUSE_REFUSED if refused else _LONGEST_PAUSE, 2 * self._pause)
 
     def given_up(self, stored: str) -> UnreachableError:
         """Return the error for an operation that certainly left nothing behind."""
-        kind = CutShortError if self._outage.hurried else UnreachableError
+        kind = NotAdmittedError if isinstance(self.reason, NotAdmittedError) else UnreachableError
+        if self._outage.hurried:
+            kind = CutShortError
         return kind(f"{self}{stored}")
 
     def __str__(self) -> str:

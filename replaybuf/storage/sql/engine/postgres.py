@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import ReplayBufError
+from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine import outage as identities
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
@@ -67,11 +68,12 @@ class PostgresDatabase(Database):
         lock_timeout: float,
         reconnect_timeout: float = 60.0,
         read_only: bool = False,
+        password: PasswordFunction | None = None,
         guard: Function[object] | None = None,
     ) -> None:
         super().__init__(url, lock_timeout, guard)
         with translated(url, lock_timeout):
-            self.pool = Pool(url, lock_timeout=lock_timeout, read_only=read_only)
+            self.pool = Pool(url, lock_timeout=lock_timeout, read_only=read_only, password=password)
         self._read_only = read_only
         self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)

@@ -38,6 +38,9 @@ from replaybuf.storage.sql.schema.tables import Number, garbage, group, payload,
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
 
+#: The version that the statements need, as `server_version_num`; the oldest one tested is newer.
+OLDEST_VERSION = 130000
+
 
 class PostgresDialect(Dialect):
     name = "postgresql"

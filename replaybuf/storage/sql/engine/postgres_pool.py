@@ -19,12 +19,13 @@ from sqlalchemy.engine import URL
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from replaybuf.errors import ReplayBufError, UnreachableError
+from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import postgres_dialect
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.outage import MARKING, Identity, next_identity
+from replaybuf.storage.sql.engine.postgres_connect import connector
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.transaction import Row, Session
-from replaybuf.storage.sql.engine.urls import driver_options
 
 T = TypeVar("T")
 
@@ -60,9 +61,11 @@ class Connection(asyncpg.Connection):
 class Pool:
     """Up to MOST_CONNECTIONS connections; of those that are idle, the last used is lent first."""
 
-    def __init__(self, url: URL, *, lock_timeout: float, read_only: bool) -> None:
+    def __init__(
+        self, url: URL, *, lock_timeout: float, read_only: bool, password: PasswordFunction | None = None
+    ) -> None:
         self._lock_timeout = lock_timeout
-        self._options = _connect_options(url, lock_timeout=lock_timeout, read_only=read_only)
+        self._options = _connect_options(url, lock_timeout=lock_timeout, read_only=read_only, password=password)
         self._pool: Any = None
 
     @property
@@ -145,8 +148,10 @@ def is_closed(connection: asyncpg.Connection[Any]) -> bool:
         return True
 
 
-def _connect_options(url: URL, *, lock_timeout: float, read_only: bool) -> dict[str, Any]:
-    url, options = driver_options(url)
+def _connect_options(
+    url: URL, *, lock_timeout: float, read_only: bool, password: PasswordFunction | None
+) -> dict[str, Any]:
+    url, options, connects = connector(url, password=password, writes=not read_only)
     settings = {"application_name": options.pop("application_name", "replaybuf"), "jit": "off"}
     settings |= {"lock_timeout": str(max(1, int(lock_timeout * 1000))), **_server_settings()}
     if not read_only:  # readers see the server's own settings
@@ -158,7 +163,6 @@ def _connect_options(url: URL, *, lock_timeout: float, read_only: bool) -> dict[
     _, target = POSTGRES.compiler.create_connect_args(url)  # type: ignore[no-untyped-call]
     return {
         **target,
-        "timeout": 10,
         "command_timeout": 600,
         **options,
         "server_settings": settings,
@@ -167,7 +171,7 @@ def _connect_options(url: URL, *, lock_timeout: float, read_only: bool) -> dict[
         "max_size": MOST_CONNECTIONS,
         "max_inactive_connection_lifetime": KEPT_SECONDS,
         "max_queries": 1 << 62,
-        "connect": asyncpg.connect,
+        "connect": connects.connect,
         "init": _watch,
         "reset": _leave_as_it_is,
     }

@@ -16,7 +16,9 @@ from replaybuf.errors import (
     ConfigError,
     MissingDriverError,
 )
+from replaybuf.passwords import check_passfile
 from replaybuf.redact import may_hold_password, redact
+from replaybuf.storage.sql.engine import tls
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
 #: Other names of a SQLite database in memory; what follows them is ignored.
@@ -107,19 +109,22 @@ def is_memory(url: URL) -> bool:
 
 
 def public_url(url: URL) -> str:
-    """Return the URL as users write it, without driver and password."""
+    """Return the URL for messages: as users write it, without driver and password, and of its options only the host."""
     if is_memory(url):
         return "sqlite:///:memory:"
     if url.get_backend_name() == "sqlite" and may_hold_password(url.database or ""):
         return f"sqlite:///{redact(url.database or '')}"
-    return redact(url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True))
+    places = {name: value for name, value in url.query.items() if name in ("host", "port")}
+    return redact(url.set(drivername=url.get_backend_name(), query=places).render_as_string(hide_password=True))
 
 
 # The options of libpq and asyncpg that are accepted in a URL, with the parsers of their values.
 _POSTGRES_OPTIONS: dict[str, Callable[[str], Any]] = {
     "host": str,
     "port": str,
-    "ssl": str,
+    "ssl": tls.read_mode,
+    **dict.fromkeys(tls.FILES, str),
+    **dict.fromkeys(tls.VERSIONS, tls.read_version),
     "passfile": str,
     "target_session_attrs": str,
     "krbsrvname": str,
@@ -160,7 +165,10 @@ def _checked_postgres(url: URL) -> URL:
         raise ConfigError("the port in the url is too high: ports are from 1 to 65535")
     for ignored in _POSTGRES_IGNORED:
         query.pop(ignored, None)
-    options = {_POSTGRES_SPELLINGS.get(name, name): value for name, value in query.items()}
+    options = {
+        _POSTGRES_SPELLINGS.get(name, name): value if name in ("host", "port") or isinstance(value, str) else value[-1]
+        for name, value in query.items()
+    }
     for name, value in options.items():
         if name not in _POSTGRES_OPTIONS:
             known = ", ".join(sorted({*_POSTGRES_OPTIONS, *_POSTGRES_SPELLINGS, "user", "password"}))
@@ -170,10 +178,32 @@ def _checked_postgres(url: URL) -> URL:
             raise ConfigError(f"the PostgreSQL url: {unknown}; known are {known}")
         try:
             _POSTGRES_OPTIONS[name](value)  # type: ignore[arg-type]
+        except ConfigError as error:
+            raise ConfigError(f"the PostgreSQL url: {error}") from None
         except (TypeError, ValueError):
             given = f", not {value!r}" if str(value).isalnum() else ""
             raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
-    return url.set(query=options)
+    url = url.set(query=options)
+    _check_files(url)
+    return url
+
+
+def _check_files(url: URL) -> None:
+    """Raise ConfigError when the certificates or the password file that the URL names can't be used."""
+    given = {name: value for name, value in url.query.items() if name in ("ssl", *tls.OPTIONS)}
+    try:
+        if given and not is_local(url.host or url.query.get("host")):
+            tls.tls_of(given)
+        if (passfile := _one(url.query.get("passfile"))) is not None:
+            check_passfile(passfile)
+    except ConfigError as error:
+        raise ConfigError(f"the PostgreSQL url: {error}") from None
+
+
+def is_local(host: str | Sequence[str] | None) -> bool:
+    """Return whether a connection is made through a Unix socket, which has no TLS."""
+    hosts = [host] if isinstance(host, str) else host or ()
+    return bool(hosts) and all(one.startswith("/") for one in hosts)
 
 
 def driver_options(url: URL) -> tuple[URL, dict[str, Any]]:

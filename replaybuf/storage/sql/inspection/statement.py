@@ -26,7 +26,7 @@ SELECT bool_or(rolsuper OR pg_has_role(session_user, 'pg_execute_server_program'
 FROM pg_roles WHERE rolname = session_user"""
 _ROLE_NEEDED = (
     "SQL of one's own isn't run here as a superuser of PostgreSQL, nor as a role that reaches the server's files: "
-    "serve the page with a role that only reads (docs/web.md has its GRANT); the questions below do run"
+    "serve the page with a role that only reads (docs/postgresql-access.md has its GRANT); the questions below do run"
 )
 _FROM_GROUP = re.compile(r"\b(?:from|join)\s+group\b", re.IGNORECASE)
 _OF_GROUPS = "; did you mean groups? GROUP is a word of SQL."

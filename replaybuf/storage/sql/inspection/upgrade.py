@@ -18,11 +18,11 @@ from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
+from replaybuf.storage.sql.engine.postgres_connect import connector
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.sqlite_connection import connect_to_write
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.transaction import Row, Session, Transaction
-from replaybuf.storage.sql.engine.urls import driver_options
 from replaybuf.storage.sql.schema.tables import DIGEST, info
 
 T = TypeVar("T")
@@ -37,11 +37,13 @@ async def over_sqlalchemy(url: URL, work: Callable[[Connection], T], lock_timeou
             )
             with engine.connect() as connection:
                 return _transact(connection, work, "BEGIN IMMEDIATE")
-        url, options = driver_options(url)
+        url, options, connects = connector(url)
         options.pop("application_name", None)
         if "statement_cache_size" in options:  # of SQLAlchemy, too
             options["prepared_statement_cache_size"] = options["statement_cache_size"]
-        remote = create_async_engine(url, connect_args={"timeout": 10, **options}, poolclass=NullPool)
+        remote = create_async_engine(
+            url, connect_args={"async_creator_fn": connects.connect, **options}, poolclass=NullPool
+        )
         async with remote.connect() as other:
             bound = f"SET LOCAL lock_timeout = {round(lock_timeout * 1000)}"
             return await other.run_sync(_transact, work, bound, locks.first(None, alone=True))

@@ -1,0 +1,99 @@
+"""One new connection to PostgreSQL, with its certificates and its password as they are at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from sqlalchemy.engine import URL
+
+from replaybuf import passwords
+from replaybuf.errors import ConfigError, StorageError
+from replaybuf.passwords import PasswordFunction
+from replaybuf.storage.sql.engine.errors import NotConnectedError
+from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
+from replaybuf.storage.sql.engine.tls import OPTIONS, tls_of
+from replaybuf.storage.sql.engine.urls import driver_options, is_local, public_url
+
+#: Seconds that a connection, or the answer of a password function, may take unless the URL says `connect_timeout`.
+CONNECT_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Connector:
+    """Makes connections with what a URL says of certificates and passwords."""
+
+    where: str
+    tls: Mapping[str, str]
+    passfile: str | None
+    function: PasswordFunction | None
+    writes: bool
+
+    async def connect(self, _dsn: None = None, **options: Any) -> asyncpg.Connection[Any]:
+        """Connect, as `asyncpg.connect` does. Raises its errors, and ReplayBufError."""
+        try:
+            local = is_local(options.get("host"))
+            options["ssl"] = False if local else await asyncio.to_thread(tls_of, self.tls)
+            if (password := await self._password(options)) is not None:
+                options["password"] = password
+        except (ConfigError, passwords.NoPasswordError) as error:
+            raise NotConnectedError(f"can't connect to {self.where}: {error}") from error
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(**options)
+        version = connection.get_server_version()
+        if self.writes and version.major < OLDEST_VERSION // 10_000:
+            connection.terminate()
+            raise StorageError(
+                f"{self.where} is PostgreSQL {version.major}.{version.micro}, which is too old: replaybuf needs "
+                f"{OLDEST_VERSION // 10_000} or newer (reading works)"
+            )
+        return connection
+
+    async def _password(self, options: Mapping[str, Any]) -> str | None:
+        """Return the password to connect with; None for that of the URL, or none."""
+        if self.function is not None:
+            return await passwords.ask(self.function, float(options["timeout"]))
+        path = self.passfile or passwords.default_passfile()
+        if path is None or options.get("password") or "PGPASSWORD" in os.environ:
+            return None
+        return await asyncio.to_thread(self._from_file, path, options)
+
+    def _from_file(self, path: str | Path, options: Mapping[str, Any]) -> str | None:
+        user = options.get("user") or os.environ.get("PGUSER") or getpass.getuser()
+        database = options.get("database") or os.environ.get("PGDATABASE") or user
+        places = _places(options)
+        found = passwords.password_in(path, places, database, user)
+        if found is None and self.passfile is not None:
+            line = ":".join((*places[0], database, user))
+            raise ConfigError(f"passfile: {path} has no line for {line} (host:port:database:user:password, * for any)")
+        return found
+
+
+def _places(options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return hosts and ports as a password file has them."""
+    host = options.get("host") or os.environ.get("PGHOST") or "localhost"
+    hosts = host.split(",") if isinstance(host, str) else list(host)
+    port = options.get("port") or os.environ.get("PGPORT") or 5432
+    ports = list(port) if isinstance(port, (list, tuple)) else str(port).split(",")
+    return [(one, str(ports[at if len(ports) > 1 else 0])) for at, one in enumerate(hosts)]
+
+
+def connector(
+    url: URL, *, password: PasswordFunction | None = None, writes: bool = True
+) -> tuple[URL, dict[str, Any], Connector]:
+    """Return a URL without options, those options as arguments of asyncpg, and what connects with them.
+
+    Without a function, and with none in the URL, the password is that of the environment's function, if it names one.
+    """
+    where = public_url(url)
+    url, options = driver_options(url)
+    if password is None and not url.password and (named := os.environ.get(passwords.VARIABLE)):
+        password = passwords.password_function(named)
+    tls = {name: options.pop(name) for name in ("ssl", *OPTIONS) if name in options}
+    options.setdefault("timeout", CONNECT_SECONDS)
+    return url, options, Connector(where, tls, options.pop("passfile", None), password, writes)

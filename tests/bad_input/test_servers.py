@@ -1,0 +1,70 @@
+"""Servers that can't be used, or not at the moment: a sentence each, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+
+import pytest
+from sqlalchemy import make_url
+
+from replaybuf.errors import AccessError, StorageError, UnreachableError
+from replaybuf.storage.sql.inspection.reader import open_reader
+from tests.bad_input.calls import refused_put
+from tests.faults.proxy import proxied
+from tests.faults.test_postgres_connections import END_ALL
+from tests.postgres import execute, set_default
+from tests.stores import TASK, build, fill, group, take_all
+
+
+async def test_a_server_that_is_too_old_is_not_written_to_and_can_be_read(postgres_database: str) -> None:
+    """(What a new one says of its version is altered on the way.)"""
+    async with build(postgres_database) as buffer:
+        await buffer.put(group(1), TASK)
+    async with proxied(postgres_database) as proxy:
+        proxy.altered = lambda answer: re.sub(rb"(server_version\0)\d\d\.", rb"\g<1>12.", answer)
+        error = str(await refused_put(proxy.url, StorageError))
+        assert re.search(r"is PostgreSQL 12\.\d+, which is too old: replaybuf needs 13 or newer", error)
+        reader = open_reader(proxy.url)
+        assert await asyncio.to_thread(reader.read, lambda tx: tx.value("SELECT count(*) FROM groups")) == 1
+
+
+async def test_a_database_that_becomes_read_only_says_so_and_goes_on_afterwards(postgres_database: str) -> None:
+    """As managed databases do whose disk is nearly full. Readers go on."""
+    async with build(postgres_database) as buffer:
+        await fill(buffer, 3)
+        set_default(postgres_database, default_transaction_read_only="on")
+        execute(postgres_database, END_ALL)
+        for call in (buffer.put(group(3), TASK), buffer.get(1, TASK)):
+            with pytest.raises(
+                AccessError, match=r"read-only transaction; it is a standby .* RESET default_transaction"
+            ):
+                await call
+        assert await buffer.count(TASK, "completed") == 3
+        name = make_url(postgres_database).database
+        server = make_url(postgres_database).set(database="postgres").render_as_string(hide_password=False)
+        execute(server, f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        execute(server, END_ALL.replace("current_database()", f"'{name}'"))
+        await buffer.put(group(3), TASK)
+        assert await take_all(buffer) == [0, 1, 2, 3]
+
+
+async def test_a_role_without_a_connection_left_waits_until_there_is_one(postgres_database: str) -> None:
+    role = f"few_{uuid.uuid4().hex[:8]}"
+    execute(postgres_database, f"CREATE ROLE {role} LOGIN; GRANT ALL ON SCHEMA public TO {role}")
+    url = make_url(postgres_database).set(username=role).render_as_string(hide_password=False)
+    try:
+        async with build(url) as buffer:
+            await fill(buffer, 2)
+            execute(postgres_database, f"ALTER ROLE {role} CONNECTION LIMIT 0")
+            execute(postgres_database, END_ALL)
+            waiting = asyncio.create_task(buffer.put(group(2), TASK))
+            error = await refused_put(url, UnreachableError)
+            assert f'too many connections for role "{role}"; raise its max_connections' in str(error)
+            assert not waiting.done()
+            execute(postgres_database, f"ALTER ROLE {role} CONNECTION LIMIT -1")
+            await asyncio.wait_for(waiting, 20)
+            assert await take_all(buffer) == [0, 1, 2]
+    finally:
+        execute(postgres_database, f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -1,0 +1,424 @@
+"""Passwords that a function or a file has, and that change while a run goes on: groups are put once and taken once."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import pickle
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import make_url
+
+from replaybuf import ConfigError, ReplayBuffer, ReplayBufferConfig
+from replaybuf.chunks import ChunkBufferConfig
+from replaybuf.errors import AccessError, UnreachableError
+from replaybuf.passwords import ask, password_in
+from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy
+from tests.bad_input.calls import refused_put
+from tests.faults.figures import Figures
+from tests.postgres import execute, new_database, own_server
+from tests.stores import TASK, build, group, numbers_of, until
+
+_ROLE = "rotated"
+
+
+def _want_password(hba: Path) -> None:
+    hba.write_text(f"local all {_ROLE} scram-sha-256\n" + hba.read_text())
+
+
+@pytest.fixture(scope="module")
+def guarded_server() -> Iterator[str]:
+    """A server that wants a password from the role."""
+    with own_server() as server:
+        server.hurry()
+
+        async def guard() -> None:
+            connection = await asyncpg.connect(server.url)
+            await asyncio.to_thread(_want_password, Path(await connection.fetchval("SHOW hba_file")))
+            # Passwords that are hashed as often as they should be cost time with each connection.
+            await connection.execute("ALTER SYSTEM SET scram_iterations = 16")
+            await connection.execute("SELECT pg_reload_conf()")
+            await connection.execute(f"CREATE ROLE {_ROLE} LOGIN SUPERUSER PASSWORD 'first-geheim'")
+            await connection.close()
+
+        asyncio.run(guard())
+        yield server.url
+
+
+class Rotated:
+    """A database whose role gets other passwords."""
+
+    def __init__(self, url: str) -> None:
+        self._owner = url
+        self.url = make_url(url).set(username=_ROLE).render_as_string(hide_password=False)
+
+    async def change(self, password: str, *, end: bool = True) -> None:
+        """Set the password, and end all connections that were made with the one before."""
+        await asyncio.to_thread(execute, self._owner, f"ALTER ROLE {_ROLE} PASSWORD '{password}'")
+        if end:
+            await asyncio.to_thread(
+                execute,
+                self._owner,
+                f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{_ROLE}'",
+            )
+
+
+@pytest.fixture
+def rotated(guarded_server: str) -> Iterator[Rotated]:
+    with new_database(guarded_server) as url:
+        execute(url, f"ALTER ROLE {_ROLE} PASSWORD 'first-geheim'")
+        yield Rotated(url)
+
+
+class Run:
+    """Puts and takes until it is over."""
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer, self.over = buffer, False
+        self.put, self.taken = 0, list[int]()
+
+    async def go(self) -> None:
+        while not self.over:
+            await self._buffer.put(group(self.put), TASK)
+            self.put += 1
+            if self.put % 3 == 0:
+                self.taken += numbers_of(await self._buffer.get(2, TASK))
+
+    async def goes_on(self) -> None:
+        """Wait until ten more groups were put."""
+        before = self.put
+
+        async def went_on() -> bool:
+            return self.put >= before + 10
+
+        await until(went_on, 30)
+
+    async def end(self) -> None:
+        """Take what is left."""
+        while groups := await self._buffer.get(100, TASK):
+            self.taken += numbers_of(groups)
+
+
+class InAFunction:
+    """What is asked for a password: a function, or a coroutine function."""
+
+    def __init__(self, *, waits: bool) -> None:
+        self.password, self.calls = "first-geheim", 0
+        self.function: Callable[[], Any] = self.answer_later if waits else self.answer
+
+    def answer(self) -> str:
+        self.calls += 1
+        return self.password
+
+    async def answer_later(self) -> str:
+        await asyncio.sleep(0)
+        return self.answer()
+
+
+async def rotates(rotated: Rotated, buffer: ReplayBuffer, renew: Callable[[str], None], figures: Figures) -> None:
+    """Change the password twice; the second time the buffer hears of it only later, and waits."""
+    async with buffer:
+        run = Run(buffer)
+        running = asyncio.create_task(run.go())
+        await run.goes_on()
+        renew("second-geheim")
+        await rotated.change("second-geheim")
+        await run.goes_on()
+        await rotated.change("third-geheim")
+        await asyncio.sleep(0.4)
+        held = run.put
+        await asyncio.sleep(0.1)
+        assert (run.put, running.done()) == (held, False)
+        renew("third-geheim")
+        await run.goes_on()
+        run.over = True
+        await asyncio.wait_for(running, 20)
+        await run.end()
+    figures.compare(2, [*range(run.put)], run.taken)
+    assert sorted(run.taken) == list(range(run.put))
+
+
+@pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.long)])
+async def test_a_run_goes_on_with_what_a_function_answers(rotated: Rotated, waits: bool, figures: Figures) -> None:
+    asked = InAFunction(waits=waits)
+    await rotates(
+        rotated,
+        build(rotated.url, password=asked.function),
+        lambda password: setattr(asked, "password", password),
+        figures,
+    )
+    assert asked.calls > 2
+
+
+async def test_a_run_goes_on_with_what_a_password_file_has(rotated: Rotated, tmp_path: Path, figures: Figures) -> None:
+    file = tmp_path / "pass"
+
+    def renew(password: str) -> None:
+        (tmp_path / "new").touch(mode=0o600)
+        (tmp_path / "new").write_text(f"# tests\n*:*:*:somebody:else\n*:*:*:{_ROLE}:{password}\n")
+        (tmp_path / "new").rename(file)
+
+    renew("first-geheim")
+    await rotates(rotated, build(f"{rotated.url}&passfile={file}"), renew, figures)
+
+
+async def test_a_function_is_asked_once_for_each_connection_and_not_for_transactions(rotated: Rotated) -> None:
+    asked = InAFunction(waits=False)
+    async with build(rotated.url, password=asked.function) as buffer:
+        for number in range(20):
+            await buffer.put(group(number), TASK)
+        storage: Any = buffer.storage
+        assert asked.calls == storage.engine.pool.size <= 3
+
+
+async def test_an_old_password_in_the_url_ends_in_a_sentence_that_says_what_to_do(rotated: Rotated) -> None:
+    """In the middle of a run it is tried again: it may be that the server has the new one too early."""
+    url = make_url(rotated.url).set(password="first-geheim").render_as_string(hide_password=False)
+    async with build(url, reconnect_timeout=0.5) as buffer:
+        await buffer.put(group(1), TASK)
+        await rotated.change("second-geheim")
+        for call in (buffer.put(group(2), TASK), buffer.get(1, TASK)):
+            with pytest.raises(AccessError) as caught:
+                await call
+            message = str(caught.value)
+            assert f'refused access: password authentication failed for user "{_ROLE}"; give the one that' in message
+            assert "(passfile, password=), which are asked anew for each connection" in message
+            assert "reconnect_timeout=0.5" in message
+            assert isinstance(caught.value, UnreachableError)
+            assert not caught.value.in_doubt
+        await rotated.change("first-geheim")
+        await buffer.put(group(3), TASK)
+        assert numbers_of(await buffer.get(9, TASK)) == [1, 3]
+
+
+async def test_a_wrong_password_at_the_beginning_is_an_error_at_once(rotated: Rotated) -> None:
+    asked = InAFunction(waits=False)
+    asked.password = "wrong-geheim"
+    error = await refused_put(rotated.url, AccessError, password=asked.function)
+    assert "password authentication failed" in str(error)
+    assert asked.calls == 1
+
+
+# What else may be wrong with a function
+
+
+def raising() -> str:
+    raise OSError("the token service is away")
+
+
+def returning_bytes() -> Any:
+    return b"token-geheim"
+
+
+def returning_nothing() -> str:
+    return ""
+
+
+def sleeping() -> str:
+    time.sleep(3)
+    return "token-geheim"
+
+
+async def never() -> str:
+    await asyncio.sleep(60)
+    return "token-geheim"
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (raising, "raising raised OSError: the token service is away"),
+        (returning_bytes, "returning_bytes returned a value of the type bytes, not a text"),
+        (returning_nothing, "returning_nothing returned an empty text"),
+        (sleeping, "sleeping gave no answer within 0.3 s"),
+        (never, "never gave no answer within 0.3 s"),
+        (functools.partial(returning_bytes), "returning_bytes returned"),
+    ],
+)
+async def test_a_function_that_fails_is_named_with_the_reason(
+    rotated: Rotated, function: Callable[[], Any], message: str
+) -> None:
+    async with asyncio.timeout(2.5):
+        error = await refused_put(f"{rotated.url}&connect_timeout=0.3", UnreachableError, password=function)
+    assert f"the password function {__name__}:{message}" in str(error)
+    assert "geheim" not in str(error)
+
+
+async def test_a_function_that_fails_for_a_while_holds_a_run_up_and_loses_nothing(rotated: Rotated) -> None:
+    asked = InAFunction(waits=False)
+    async with build(rotated.url, password=asked.function) as buffer:
+        await buffer.put(group(0), TASK)
+        asked.password = ""
+        await rotated.change("second-geheim")
+        putting = asyncio.create_task(buffer.put(group(1), TASK))
+        await asyncio.wait([putting], timeout=0.3)
+        assert not putting.done()
+        asked.password = "second-geheim"
+        await asyncio.wait_for(putting, 20)
+        assert numbers_of(await buffer.get(9, TASK)) == [0, 1]
+
+
+async def test_a_call_that_is_cancelled_while_its_function_sleeps_ends_at_once() -> None:
+    asking = asyncio.create_task(ask(sleeping, 60))
+    await asyncio.sleep(0.05)
+    asking.cancel()
+    async with asyncio.timeout(1):
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
+# How a function is named
+
+
+def the_password() -> str:
+    return "first-geheim"
+
+
+NAMED = f"{__name__}:the_password"
+
+
+async def test_a_text_names_a_function(rotated: Rotated) -> None:
+    """In configs, which can be sent to other processes; also those of chunks."""
+    config = ReplayBufferConfig.from_mapping({"url": rotated.url, "password": NAMED})
+    assert config.password is the_password
+    assert f"password='{NAMED}'" in repr(config)
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config
+    async with again.build() as buffer:
+        await buffer.put(group(1), TASK)
+    chunks = ChunkBufferConfig.from_mapping({"url": rotated.url, "password": NAMED, "fragments_per_chunk": 2})
+    assert chunks.store().password is the_password
+
+
+async def test_the_environment_names_a_function_for_all_that_has_only_a_url(
+    rotated: Rotated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL never does: it would make data of code. A password in it comes first."""
+    monkeypatch.setenv("REPLAYBUF_PASSWORD", NAMED)
+    async with build(rotated.url) as buffer:
+        await buffer.put(group(1), TASK)
+    async with ReplayBufferConfig.from_env(
+        {"REPLAYBUF_URL": rotated.url, "REPLAYBUF_PASSWORD": NAMED}
+    ).build() as buffer:
+        assert numbers_of(await buffer.get(1, TASK)) == [1]
+    assert await asyncio.to_thread(open_reader(rotated.url).read, lambda tx: tx.value("SELECT 7")) == 7
+    assert await over_sqlalchemy(parse_url(rotated.url), lambda one: one.exec_driver_sql("SELECT 7").scalar()) == 7
+    url = make_url(rotated.url).set(password="wrong-geheim").render_as_string(hide_password=False)
+    await refused_put(url, AccessError)
+    with pytest.raises(ConfigError, match="there is no option 'password_function'"):
+        build(f"{rotated.url}&password_function={NAMED}")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("geheim", "must be a function, or a text module:function that names one; a password itself belongs into a"),
+        ("geheim:x", "there is no such module"),
+        ("tests.geheim:x", "there is no such module"),
+        ("tests.stores:geheim", "the module has no such function"),
+        ("tests.stores:TASK", "what this text names can't be called"),
+        (7, "must be a function"),
+        (b"geheim", "must be a function"),
+    ],
+)
+def test_what_names_no_function_is_refused_and_not_shown(given: Any, message: str) -> None:
+    """It may be a password."""
+    with pytest.raises(ConfigError) as caught:
+        ReplayBufferConfig(url="postgresql://host/db", password=given)
+    assert message in str(caught.value)
+    assert "geheim" not in str(caught.value)
+    with pytest.raises(ConfigError, match="REPLAYBUF_PASSWORD"):
+        ReplayBufferConfig.from_env({"REPLAYBUF_URL": "postgresql://host/db", "REPLAYBUF_PASSWORD": "geheim"})
+
+
+def test_a_module_that_can_not_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"rb_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text("import nobody_has_this\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="raised ModuleNotFoundError: No module named 'nobody_has_this'"):
+        ReplayBufferConfig(url="postgresql://host/db", password=f"{name}:token")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [("sqlite:///run.db", "a SQLite file has none"), ("postgresql://u:x@host/db", "the url has one, too")],
+)
+def test_a_function_that_nobody_would_ask_is_refused(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"password= is for PostgreSQL: {message}"):
+        build(url, password=the_password)
+
+
+# Password files
+
+
+@pytest.mark.parametrize(
+    ("line", "password"),
+    [
+        ("db:5432:rl:trainer:geheim", "geheim"),
+        ("*:*:*:*:geheim", "geheim"),
+        (r"db:5432:rl:trainer:ge\:he\\im", r"ge:he\im"),
+        ("db:5432:rl:trainer:geheim:ignored", "geheim"),
+        ("other:5432:rl:trainer:geheim", None),
+        ("db:6432:rl:trainer:geheim", None),
+        ("db:5432:other:trainer:geheim", None),
+        ("db:5432:rl:other:geheim", None),
+        ("#db:5432:rl:trainer:geheim", None),
+        ("db:5432:rl:trainer", None),
+        ("db:5432:rl:trainer:", None),
+    ],
+)
+def test_lines_of_password_files_mean_what_they_mean_to_libpq(tmp_path: Path, line: str, password: str | None) -> None:
+    file = tmp_path / "pass"
+    file.touch(mode=0o600)
+    file.write_text(f"nobody:1:x:y:z\n\n{line}\n")
+    assert password_in(file, [("db", "5432")], "rl", "trainer") == password
+
+
+def test_a_password_file_knows_sockets_as_localhost_and_the_first_of_several_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "pass"
+    file.touch(mode=0o600)
+    file.write_text("localhost:5432:rl:trainer:here\nsecond:5433:rl:trainer:there\n")
+    assert password_in(file, [("/run/postgresql", "5432")], "rl", "trainer") == "here"
+    assert password_in(file, [("first", "5432"), ("second", "5433")], "rl", "trainer") == "there"
+
+
+def test_a_password_file_that_can_not_be_used_is_refused_before_a_connection(tmp_path: Path) -> None:
+    file = tmp_path / "pass"
+    with pytest.raises(ConfigError, match=f"passfile: {file} can't be read: No such file"):
+        build(f"postgresql://host/db?passfile={file}")
+    file.touch(mode=0o644)
+    with pytest.raises(ConfigError, match=f"can be read by others; allow nobody else to: chmod 600 {file}"):
+        build(f"postgresql://host/db?passfile={file}")
+
+
+async def test_a_password_file_without_a_line_for_the_server_says_which(rotated: Rotated, tmp_path: Path) -> None:
+    file = tmp_path / "pass"
+    file.touch(mode=0o600)
+    file.write_text("db:5432:rl:trainer:geheim\n")
+    error = await refused_put(f"{rotated.url}&passfile={file}", UnreachableError)
+    assert re.search(rf"{file} has no line for /\S+:5432:replaybuf_\w+:{_ROLE} \(host", str(error))
+
+
+async def test_the_usual_password_file_is_read(
+    rotated: Rotated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """~/.pgpass, or that of PGPASSFILE."""
+    file = tmp_path / ".pgpass"
+    file.touch(mode=0o600)
+    file.write_text(f"*:*:*:{_ROLE}:first-geheim\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with build(rotated.url) as buffer:
+        await buffer.put(group(1), TASK)
+    file.rename(tmp_path / "elsewhere")
+    monkeypatch.setenv("PGPASSFILE", str(tmp_path / "elsewhere"))
+    async with build(rotated.url) as buffer:
+        assert numbers_of(await buffer.get(1, TASK)) == [1]

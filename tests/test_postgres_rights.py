@@ -1,0 +1,211 @@
+"""Roles with the least rights, as docs/postgresql-access.md grants them: enough for what they are for, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shlex
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url
+
+from replaybuf import ReplayBuffer, Status
+from replaybuf.errors import AccessError
+from replaybuf.produce import Sampler, SyncProduceStrategy
+from replaybuf.storage.sql.inspection.reader import open_reader
+from tests.bad_input.calls import refused_put
+from tests.cli.conftest import run
+from tests.pages import DOCS
+from tests.postgres import execute, new_database
+from tests.produce.scripted import ScriptedLoop, prompts
+from tests.segments.arrays import apart, heavy, numbers_in
+from tests.stores import TASK, build, fill, group, numbers_of
+from tests.web.conftest import client_of
+from tests.web.example import fill as fill_example
+
+TEXT = (DOCS / "postgresql-access.md").read_text("utf-8")
+GRANTS = {
+    re.search(r"CREATE ROLE (\w+)", block)[1]: block  # type: ignore[index]
+    for block in re.findall(r"(?ms)^```sql\n(.*?)^```", TEXT)
+    if "CREATE ROLE" in block
+}
+
+
+@contextlib.contextmanager
+def granted(database: str, role: str, *, more: str = "") -> Iterator[str]:
+    """The URL of a database for a role with what the page grants it. Its name goes on, since roles are the server's."""
+    name = f"{role}_{uuid.uuid4().hex[:8]}"
+    execute(database, re.sub(rf"\b{role}\b", name, GRANTS[role] + more))
+    try:
+        yield make_url(database).set(username=name).render_as_string(hide_password=False)
+    finally:
+        execute(database, f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+@pytest.fixture(scope="module")
+def made(postgres_url: str) -> Iterator[str]:
+    """A database whose owner has made the tables; each test has a buffer of its own there."""
+    with new_database(postgres_url) as database:
+        run("db", "upgrade", database)
+        yield database
+
+
+@pytest.fixture
+def trainer(made: str) -> Iterator[str]:
+    with granted(made, "trainer") as url:
+        yield url
+
+
+async def test_a_trainer_does_all_that_a_run_does(trainer: str, tmp_path: Path) -> None:
+    async with build(trainer, archive=10, unfit=10, keep_checkpoints=2) as buffer:
+        await fill(buffer, 6)
+        await buffer.checkpoint(1)
+        async with buffer.lease_batch({TASK: 2}, current_train_step=1) as lease:
+            assert numbers_of(lease.batch[TASK]) == [0, 1]
+        async with buffer.lease_batch({TASK: 1}, current_train_step=1) as lease:
+            await lease.give_back()
+        await buffer.update({}, tags={"seen": True})
+        await buffer.refresh_staleness(task_stale_thresholds={TASK: 4}, current_train_step=2)
+        await buffer.restore(1)
+        assert await buffer.count(TASK, Status.COMPLETED) == 6
+        await buffer.put(group(9, status=Status.FAILED), TASK)
+        await buffer.delete({"status": "failed"})
+        assert len(numbers_of(await buffer.get(9, TASK))) == 6
+        await buffer.save(tmp_path / "saved")
+        assert [item async for item in buffer.find({"status": "archived"})] != []
+    async with build(trainer, name="resumed") as buffer:
+        await buffer.resume(tmp_path / "saved")
+
+
+async def test_a_trainer_makes_prompts_into_batches(trainer: str) -> None:
+    async with build(trainer, name="prompts") as buffer:
+        sampler = Sampler(buffer, prompts(6), TASK)
+        summary = await SyncProduceStrategy().produce_batch(ScriptedLoop(), sampler, 4, train_step=1, model_step=0)
+        assert summary.produced == 4
+
+
+async def test_a_trainer_keeps_payloads_in_a_folder(
+    trainer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with apart(trainer, tmp_path, name="apart") as buffer:
+        for number in range(3):
+            await buffer.put(heavy(number), TASK)
+        await buffer.checkpoint(1)
+        assert numbers_in(await buffer.get(3, TASK)) == [0, 1, 2]
+        await buffer.restore(1)
+        assert numbers_in(await buffer.get(3, TASK)) == [0, 1, 2]
+        await buffer.storage.thread.run(buffer.storage.sweeper._step)  # type: ignore[attr-defined]
+    assert [record for record in caplog.records if record.name.startswith("replaybuf")] == []
+
+
+#: What looks at a run, and what it says of it.
+LOOKS = [
+    "stats",
+    "metrics",
+    "ls",
+    "why",
+    "show --worst 1",
+    "trace step 430",
+    "sql 'SELECT count(*) FROM groups'",
+    "checkpoint ls",
+    "explain {}",
+    "db current",
+]
+
+
+@pytest.fixture(scope="module")
+def viewer(postgres_url: str) -> Iterator[str]:
+    with new_database(postgres_url) as database:
+        asyncio.run(fill_example(database))
+        with granted(database, "viewer") as url:
+            yield url
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_a_viewer_sees_what_there_is(viewer: str, command: str) -> None:
+    name, *arguments = shlex.split(command)
+    if name in ("checkpoint", "db"):
+        found = run(name, arguments[0], viewer)
+    else:
+        found = run(name, viewer, *arguments)
+    assert found.stdout
+    assert "permission" not in found.output
+
+
+def test_a_viewer_sees_the_page(viewer: str) -> None:
+    client = client_of(viewer)
+    for path in (
+        "/",
+        "/groups",
+        "/groups/1",
+        "/steps",
+        "/steps/430",
+        "/workers",
+        "/checkpoints",
+        "/events",
+        "/metrics",
+    ):
+        assert client.get(path).status_code == 200, path
+    answer = client.get("/sql", params={"sql": "SELECT count(*) + 4000 AS n FROM groups"})
+    assert "4132" in answer.text
+
+
+def test_the_doctor_says_what_a_viewer_lacks_and_finds_no_damage(viewer: str) -> None:
+    """amcheck is for superusers, unless they grant it."""
+    found = run("doctor", viewer, code=None).stdout
+    assert re.search(r"the user viewer_\w+ lacks", found)
+    assert "damaged" not in found.replace("found no damage", "")
+
+
+async def test_a_viewer_changes_nothing(viewer: str) -> None:
+    calls: list[Callable[[ReplayBuffer], Any]] = [
+        lambda buffer: buffer.put(group(1), TASK),
+        lambda buffer: buffer.get(1, "math"),
+        lambda buffer: buffer.delete({}),
+        lambda buffer: buffer.checkpoint(9),
+    ]
+    before = open_reader(viewer)
+    counted = await asyncio.to_thread(before.read, lambda tx: tx.value("SELECT count(*) FROM rb_group"))
+    async with build(viewer) as buffer:
+        for call in calls:
+            with pytest.raises(AccessError, match=r"permission denied for (table|sequence) rb_\w+; (on|GRANT)"):
+                await call(buffer)
+    assert await asyncio.to_thread(before.read, lambda tx: tx.value("SELECT count(*) FROM rb_group")) == counted
+
+
+#: A right that is missing, and the sentence of a put, a take or the opening.
+LACKING = {
+    "REVOKE INSERT ON rb_payload FROM trainer": (
+        "permission denied for table rb_payload; on rb_payload the role trainer lacks what "
+        "docs/postgresql-access.md grants"
+    ),
+    "REVOKE SELECT ON rb_version FROM trainer": "permission denied for table rb_version; on rb_version the role",
+    "REVOKE ALL ON SEQUENCE rb_uid FROM trainer": (
+        "permission denied for sequence rb_uid; GRANT USAGE, SELECT, UPDATE ON SEQUENCE rb_uid TO trainer"
+    ),
+    "ALTER ROLE trainer NOLOGIN": 'role "trainer" is not permitted to log in; ALTER ROLE trainer LOGIN',
+}
+
+
+@pytest.mark.parametrize("revoked", LACKING)
+async def test_a_right_that_is_missing_is_named(made: str, revoked: str) -> None:
+    with granted(made, "trainer", more=f";{revoked}") as url:
+        message = re.sub(r"\btrainer_\w+", "trainer", str(await refused_put(url, AccessError)))
+    assert LACKING[revoked] in message
+
+
+async def test_who_may_not_make_the_tables_is_told_who_does(postgres_database: str) -> None:
+    with granted(postgres_database, "trainer") as url:
+        error = await refused_put(url, AccessError)
+    assert "let the owner make the tables (replaybuf db upgrade URL)" in str(error)
+
+
+async def test_a_role_that_does_not_exist_may_be_made(postgres_database: str) -> None:
+    url = make_url(postgres_database).set(username="nobody_knows").render_as_string(hide_password=False)
+    error = await refused_put(url, AccessError)
+    assert 'role "nobody_knows" does not exist; create it: CREATE ROLE nobody_knows LOGIN' in str(error)

@@ -1,0 +1,314 @@
+"""TLS to PostgreSQL: who is trusted, what is refused before and while connecting, and certificates that are renewed.
+
+The proxy speaks TLS for the tests' server, which is built without. `tests/test_tls_server.py` has a server that speaks
+it itself, and says why it refuses clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from replaybuf.errors import ConfigError, ReplayBufError, UnreachableError
+from replaybuf.storage.sql.engine.tls import tls_of
+from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy
+from tests.bad_input.calls import refused_put
+from tests.certificates import Authority, Signed, write_key
+from tests.faults.proxy import Proxy, proxied
+from tests.faults.test_postgres_connections import END_ALL
+from tests.postgres import execute
+from tests.stores import TASK, build, fill, group, take_all
+
+HOSTS = ("localhost", "127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority) -> Signed:
+    return authority.sign("server", *HOSTS)
+
+
+@pytest.fixture(scope="module")
+def trainer(authority: Authority) -> Signed:
+    return authority.sign("trainer")
+
+
+@pytest.fixture(autouse=True)
+def _no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody's own ~/.postgresql has a part in this."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+async def proxy(postgres_database: str, authority: Authority, server: Signed) -> AsyncIterator[Proxy]:
+    async with proxied(postgres_database, authority.server_context(server)) as proxy:
+        yield proxy
+
+
+def with_options(proxy: Proxy, *options: str) -> str:
+    return f"{proxy.url}?{'&'.join(options)}"
+
+
+# Who is trusted
+
+
+async def test_a_run_reads_and_writes_by_tls_with_a_certificate_of_its_own(
+    postgres_database: str, authority: Authority, server: Signed, trainer: Signed
+) -> None:
+    """So do readers, and what upgrades."""
+    context = authority.server_context(server, wants_certificates=True)
+    async with proxied(postgres_database, context) as proxy:
+        url = with_options(proxy, "sslmode=verify-full", f"sslrootcert={authority.certificate}", trainer.options)
+        async with build(url) as buffer:
+            await fill(buffer, 20)
+            assert await take_all(buffer) == list(range(20))
+        assert await asyncio.to_thread(open_reader(url).read, lambda tx: tx.value("SELECT count(*) FROM rb_group")) == 0
+        assert (
+            await over_sqlalchemy(parse_url(url), lambda connection: connection.exec_driver_sql("SELECT 7").scalar())
+            == 7
+        )
+        assert len(proxy.shown) == len(proxy.links) > 3
+        names = {dict(part[0] for part in shown["subject"])["commonName"] for shown in proxy.shown}  # type: ignore[index]
+        assert names == {"trainer"}
+
+
+#: What is wrong with a server's certificate, and what is said of it.
+UNTRUSTED: dict[str, tuple[Callable[[Authority, Path], Signed], str]] = {
+    "expired": (
+        lambda authority, _: authority.sign("old", *HOSTS, days=-1),
+        "certificate has expired; let the server have a new one",
+    ),
+    "of another host": (
+        lambda authority, _: authority.sign("other", "db.elsewhere"),
+        "not valid for '127.0.0.1'; connect by a name that is in the certificate",
+    ),
+    "of another CA": (
+        lambda _, folder: Authority(folder, "strangers").sign("server", *HOSTS),
+        "unable to get local issuer certificate; give the certificate of the CA",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNTRUSTED)
+async def test_a_server_that_is_not_trusted_is_refused_with_the_reason(
+    postgres_database: str, authority: Authority, tmp_path: Path, name: str
+) -> None:
+    made, message = UNTRUSTED[name]
+    async with proxied(postgres_database, authority.server_context(made(authority, tmp_path))) as proxy:
+        error = await not_connected(
+            with_options(proxy, "sslmode=verify-full", f"sslrootcert={authority.certificate}"), message
+        )
+        assert "is not trusted: " in str(error)
+        assert proxy.links == []  # nothing was sent
+
+
+async def not_connected(url: str, message: str) -> ReplayBufError:
+    error = await refused_put(url, UnreachableError)
+    assert message in str(error)
+    return error
+
+
+async def test_a_certificate_of_another_host_is_enough_where_only_the_ca_counts(
+    postgres_database: str, authority: Authority
+) -> None:
+    context = authority.server_context(authority.sign("other", "db.elsewhere"))
+    async with proxied(postgres_database, context) as proxy:
+        async with build(with_options(proxy, "sslmode=verify-ca", f"sslrootcert={authority.certificate}")) as buffer:
+            await buffer.put(group(1), TASK)
+        async with build(with_options(proxy, "sslmode=require")) as buffer:
+            assert await take_all(buffer) == [1]
+
+
+async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(postgres_database: str) -> None:
+    async with proxied(postgres_database) as proxy:
+        await not_connected(with_options(proxy, "sslmode=require"), "has no TLS, and sslmode asks for it: switch it on")
+        async with build(with_options(proxy, "sslmode=prefer")) as buffer:
+            await buffer.put(group(1), TASK)
+
+
+async def test_a_revoked_certificate_is_refused(postgres_database: str, authority: Authority, tmp_path: Path) -> None:
+    revoked, fine = authority.sign("revoked", *HOSTS), authority.sign("fine", *HOSTS)
+    authority.revoke(tmp_path / "root.crl", revoked)
+    options = ["sslmode=verify-full", f"sslrootcert={authority.certificate}", f"sslcrl={tmp_path / 'root.crl'}"]
+    async with proxied(postgres_database, authority.server_context(fine)) as proxy:
+        async with build(with_options(proxy, *options)) as buffer:
+            await buffer.put(group(1), TASK)
+        proxy.tls = authority.server_context(revoked)
+        await not_connected(with_options(proxy, *options), "certificate revoked; it was called back")
+
+
+# Files and options that can't be used, before anything is connected
+
+
+def a_key(folder: Path, **settings: Any) -> Path:
+    write_key(folder / "own.key", ec.generate_private_key(ec.SECP256R1()), **settings)
+    return folder / "own.key"
+
+
+def readable_by_others(key: Path, folder: Path) -> Path:
+    shutil.copy(key, folder / "open.key")
+    (folder / "open.key").chmod(0o644)
+    return folder / "open.key"
+
+
+BAD_OPTIONS: dict[str, tuple[Callable[[Authority, Signed, Path], str], str]] = {
+    "an unknown mode": (lambda ca, own, folder: "sslmode=verify_all", "no such sslmode; known are disable, allow"),
+    "no CA": (lambda ca, own, folder: "sslmode=verify-full", "needs the certificate of the server's CA: sslrootcert="),
+    "a CA that isn't there": (
+        lambda ca, own, folder: "sslmode=verify-full&sslrootcert=no.crt",
+        "sslrootcert: no.crt can't be read: No such file",
+    ),
+    "a CA that is no certificate": (
+        lambda ca, own, folder: f"sslmode=verify-ca&sslrootcert={own.key}",
+        "trainer.key: not in PEM form, or damaged",
+    ),
+    "a CA that nothing is checked by": (
+        lambda ca, own, folder: f"sslrootcert={ca.certificate}",
+        "the option sslrootcert needs sslmode=verify-full",
+    ),
+    "a certificate without TLS for sure": (
+        lambda ca, own, folder: f"sslmode=prefer&{own.options}",
+        "the option sslcert needs sslmode=verify-full",
+    ),
+    "a certificate without a key": (
+        lambda ca, own, folder: f"sslmode=require&sslcert={own.certificate}",
+        "trainer.crt needs its key: sslkey=FILE",
+    ),
+    "a key without a certificate": (
+        lambda ca, own, folder: f"sslmode=require&sslkey={own.key}",
+        "trainer.key needs its certificate: sslcert=FILE",
+    ),
+    "another's key": (
+        lambda ca, own, folder: f"sslmode=require&sslcert={own.certificate}&sslkey={a_key(folder)}",
+        "the key isn't the certificate's",
+    ),
+    "a key that others can read": (
+        lambda ca, own, folder: (
+            f"sslmode=require&sslcert={own.certificate}&sslkey={readable_by_others(own.key, folder)}"
+        ),
+        "open.key can be read by others; allow nobody else to: chmod 600",
+    ),
+    "a key with a passphrase": (
+        lambda ca, own, folder: (
+            f"sslmode=require&sslcert={own.certificate}&sslkey={a_key(folder, passphrase='geheim')}"
+        ),
+        "has a passphrase, which nobody could type: openssl pkey",
+    ),
+    "public CAs without a host's name": (
+        lambda ca, own, folder: "sslmode=require&sslrootcert=system",
+        "sslrootcert=system needs sslmode=verify-full",
+    ),
+    "an unknown version": (
+        lambda ca, own, folder: "sslmode=require&ssl_min_protocol_version=SSLv3",
+        "a version of TLS is TLSv1.2 or TLSv1.3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_options_that_can_not_work_are_refused_before_a_connection(
+    authority: Authority, trainer: Signed, tmp_path: Path, name: str
+) -> None:
+    options, message = BAD_OPTIONS[name]
+    with pytest.raises(ConfigError) as caught:
+        build(f"postgresql://trainer@db.invalid/rl?{options(authority, trainer, tmp_path)}")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("the PostgreSQL url: ")
+
+
+def test_a_socket_of_this_machine_needs_no_ca(postgres_database: str) -> None:
+    """As with libpq, whatever the mode is."""
+
+    async def main() -> None:
+        async with build(f"{postgres_database}&sslmode=verify-full") as buffer:
+            await buffer.put(group(1), TASK)
+
+    asyncio.run(main())
+
+
+# Where the files are
+
+
+async def test_libpqs_variables_hold_where_the_url_says_nothing(
+    proxy: Proxy, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGSSLMODE", "verify-full")
+    await not_connected(proxy.url, "sslmode=verify-full needs the certificate of the server's CA")
+    monkeypatch.setenv("PGSSLROOTCERT", str(authority.certificate))
+    async with build(proxy.url) as buffer:
+        await buffer.put(group(1), TASK)
+    assert proxy.shown
+
+
+async def test_the_files_of_libpqs_folder_are_found(proxy: Proxy, authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / ".postgresql").mkdir()
+    shutil.copy(authority.certificate, tmp_path / ".postgresql" / "root.crt")
+    async with build(with_options(proxy, "sslmode=verify-full")) as buffer:
+        await buffer.put(group(1), TASK)
+
+
+def test_the_cas_of_the_machine_may_be_trusted(monkeypatch: pytest.MonkeyPatch, authority: Authority) -> None:
+    """OpenSSL's variable stands in for the folder of the system. Without a mode it is verify-full, as libpq's."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    for options in ({"sslrootcert": "system"}, {"sslrootcert": "system", "ssl": "verify-full"}):
+        context = tls_of(options)
+        assert isinstance(context, ssl.SSLContext)
+        assert context.check_hostname
+        names = [dict(part[0] for part in one["subject"])["commonName"] for one in context.get_ca_certs()]  # type: ignore[misc]
+        assert "CA of tests" in names
+
+
+def test_versions_of_tls_are_bounded(authority: Authority) -> None:
+    options = {"ssl": "require", "ssl_min_protocol_version": "TLSv1.3", "ssl_max_protocol_version": "TLSv1.3"}
+    context = tls_of(options)
+    assert isinstance(context, ssl.SSLContext)
+    assert (context.minimum_version, context.maximum_version) == (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3)
+
+
+# Certificates that change while a run goes on
+
+
+async def test_new_connections_have_the_certificates_that_are_there_by_then(
+    postgres_database: str, tmp_path: Path
+) -> None:
+    """Of the server, its CA and the client. Between two of them the run waits: nothing is lost."""
+    first, second = Authority(tmp_path / "1", "1"), Authority(tmp_path / "2", "2")
+    root, mine, key = tmp_path / "root.crt", tmp_path / "mine.crt", tmp_path / "mine.key"
+
+    def install(authority: Authority) -> None:
+        own = authority.sign("trainer")
+        for source, target in ((authority.certificate, root), (own.certificate, mine), (own.key, key)):
+            shutil.copy(source, target)
+
+    def speaks(authority: Authority) -> ssl.SSLContext:
+        return authority.server_context(authority.sign("server", *HOSTS), wants_certificates=True)
+
+    install(first)
+    async with proxied(postgres_database, speaks(first)) as proxy:
+        url = with_options(proxy, "sslmode=verify-full", f"sslrootcert={root}&sslcert={mine}&sslkey={key}")
+        async with build(url) as buffer:
+            await buffer.put(group(0), TASK)
+            proxy.tls = speaks(second)
+            execute(postgres_database, END_ALL)
+            putting = asyncio.create_task(buffer.put(group(1), TASK))
+            await asyncio.wait([putting], timeout=0.3)
+            assert not putting.done()
+            root.unlink()  # in the middle of a renewal
+            await asyncio.wait([putting], timeout=0.3)
+            assert not putting.done()
+            install(second)
+            await asyncio.wait_for(putting, 20)
+            assert await take_all(buffer) == [0, 1]
