@@ -39,7 +39,7 @@ class Notifications(CommitWatch):
 
     async def look(self) -> bool:
         with translated(self._url, self._lock_timeout):
-            if self._listening is not None and is_closed(self._listening):
+            if self._listening is not None and self._is_left(self._listening):
                 await self.close()
             if self._listening is None:
                 self._listening = await self._pool.take()
@@ -47,6 +47,9 @@ class Notifications(CommitWatch):
             snapshot: str = await self._ask(lambda connection: connection.fetchval(_SNAPSHOT))
         changed, self._snapshot = snapshot != self._snapshot, snapshot
         return changed
+
+    def _is_left(self, connection: Any) -> bool:
+        return is_closed(connection) or self._pool.servers.is_left(connection.standing)
 
     def _heard(self, *_: Any) -> None:
         self._hint()

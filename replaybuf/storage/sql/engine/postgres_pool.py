@@ -21,8 +21,10 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine import postgres_dialect
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
-from replaybuf.storage.sql.engine.outage import MARKING, Identity, next_identity
+from replaybuf.storage.sql.engine.hosts import hosts_of, url_at
+from replaybuf.storage.sql.engine.outage import MARKING
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
+from replaybuf.storage.sql.engine.postgres_servers import Connection, Servers
 from replaybuf.storage.sql.engine.transaction import Row, Session
 from replaybuf.storage.sql.engine.urls import driver_options
 
@@ -46,23 +48,14 @@ class PoolBusyError(UnreachableError):
     """All connections of the store were in use for too long."""
 
 
-class Connection(asyncpg.Connection):
-    """asyncpg's connection, which numbers its transactions (`identity`)."""
-
-    __slots__ = ("_identity",)
-
-    def next_identity(self) -> Identity:
-        """Return the identity of the next transaction."""
-        self._identity = next_identity(getattr(self, "_identity", None))
-        return self._identity
-
-
 class Pool:
     """Up to MOST_CONNECTIONS connections; of those that are idle, the last used is lent first."""
 
     def __init__(self, url: URL, *, lock_timeout: float, read_only: bool) -> None:
         self._lock_timeout = lock_timeout
-        self._options = _connect_options(url, lock_timeout=lock_timeout, read_only=read_only)
+        self.servers = Servers(url, writes=not read_only)
+        options = _connect_options(url, lock_timeout=lock_timeout, read_only=read_only)
+        self._options = {**options, "connect": self.servers.connect}
         self._pool: Any = None
 
     @property
@@ -80,11 +73,15 @@ class Pool:
         if self._pool is None:  # the pool belongs to the loop in which it is made
             self._pool = asyncpg.create_pool(**self._options)
             await self._pool
+        self.servers.look_out()
         async with asyncio.timeout(self._lock_timeout) as limit:
             waits = self._pool.get_size() == MOST_CONNECTIONS and not self._pool.get_idle_size()
             try:
-                connection: asyncpg.Connection[Any] = await self._pool.acquire()
-                return connection
+                connection: Any = await self._pool.acquire()
+                while self.servers.is_left(connection.standing):
+                    await self.discard(connection)
+                    connection = await self._pool.acquire()
+                return connection  # type: ignore[no-any-return]
             except asyncio.CancelledError as error:
                 if waits and limit.expired():
                     raise PoolBusyError(
@@ -130,11 +127,24 @@ class Pool:
 
     async def close(self) -> None:
         """Close all connections."""
+        await self.servers.close()
         if self._pool is not None:
             try:
                 await asyncio.wait_for(self._pool.close(), _CLOSING_SECONDS)
             except Exception:
                 self._pool.terminate()
+
+
+async def one_server(url: URL, *, lock_timeout: float) -> URL:
+    """Return the URL of the server that a writer would use, of those that a URL names."""
+    if not hosts_of(url):
+        return url
+    pool = Pool(url, lock_timeout=lock_timeout, read_only=False)
+    try:
+        async with pool.lend():
+            return url_at(url, pool.servers.last)
+    finally:
+        await pool.close()
 
 
 def is_closed(connection: asyncpg.Connection[Any]) -> bool:
@@ -155,6 +165,8 @@ def _connect_options(url: URL, *, lock_timeout: float, read_only: bool) -> dict[
         settings["default_transaction_read_only"] = "on"
     # The level and READ ONLY are said in every BEGIN: a database or role may have other defaults, and a connection
     # pooler such as PgBouncer may drop the settings that a connection asks for.
+    options.pop("target_session_attrs", None)  # of several servers, `Servers` chooses
+    url = url.difference_update_query(["host", "port"]) if hosts_of(url) else url
     _, target = POSTGRES.compiler.create_connect_args(url)  # type: ignore[no-untyped-call]
     return {
         **target,
@@ -167,7 +179,6 @@ def _connect_options(url: URL, *, lock_timeout: float, read_only: bool) -> dict[
         "max_size": MOST_CONNECTIONS,
         "max_inactive_connection_lifetime": KEPT_SECONDS,
         "max_queries": 1 << 62,
-        "connect": asyncpg.connect,
         "init": _watch,
         "reset": _leave_as_it_is,
     }
