@@ -4,63 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
 
-from tests.pages import DOCS
+from tests.pgbouncer import IS_INSTALLED, pooled
 from tests.postgres import execute, own_server
 from tests.stores import TASK, build, fill, group, take_all
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="PgBouncer isn't installed"),
-]
-_USER = "nobody"  # PgBouncer refuses to run as root
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not IS_INSTALLED, reason="PgBouncer isn't installed")]
 
 
 @pytest.fixture
 def pooled_url(tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database behind a pool of fewer connections than a buffer wants."""
-    with own_server() as server, socket.socket() as free:
+    with own_server() as server:
         url = make_url(server.url)
         execute(server.url, "CREATE DATABASE rl")
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        (ignored,) = re.findall(r"ignore_startup_parameters = .*", (DOCS / "pgbouncer.md").read_text())
-        config = tmp_path / "pgbouncer.ini"
-        config.write_text(
-            f"[databases]\nrl = host={url.query['host']} user={url.username} dbname=rl\n[pgbouncer]\n"
-            f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-            f"pool_mode = transaction\ndefault_pool_size = 6\n{ignored.strip()}\n"
-        )
-        for folder in (tmp_path, *tmp_path.parents[:2], Path(str(url.query["host"]))):
-            os.chmod(folder, 0o755)
-        process = subprocess.Popen(["pgbouncer", config], user=_USER if os.getuid() == 0 else None)
-        try:
-            _wait_for(port)
-            yield f"postgresql://trainer@127.0.0.1:{port}/rl?statement_cache_size=0"
-        finally:
-            process.terminate()
-            process.wait(10)
-
-
-def _wait_for(port: int) -> None:
-    for _ in range(100):
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise TimeoutError("PgBouncer doesn't listen after 10 s")
+        os.chmod(Path(str(url.query["host"])), 0o755)
+        with pooled(tmp_path, f"host={url.query['host']} user={url.username} dbname=rl") as pooler:
+            yield pooler.url
 
 
 async def test_two_buffers_share_few_connections(pooled_url: str) -> None:

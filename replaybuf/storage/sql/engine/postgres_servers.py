@@ -104,7 +104,7 @@ class Servers:
 
     def __init__(self, url: URL, *, writes: bool) -> None:
         self._where = public_url(url)
-        self._hosts: list[Host | None] = [*hosts_of(url)] or [None]
+        self._hosts: list[Host | None] = [*dict.fromkeys(hosts_of(url))] or [None]
         given = session_attrs(url)
         self._attrs = given or ("any" if not writes else "read-write" if len(self._hosts) > 1 else "primary")
         if writes and self._attrs in ("read-only", "standby", "prefer-standby"):
