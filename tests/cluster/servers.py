@@ -70,6 +70,12 @@ class Node:
         with open(self.folder / "postgresql.auto.conf", "a") as file:
             file.write("synchronous_standby_names = ''\n")
 
+    def follow_nobody(self) -> None:
+        """Be a standby from the next start on, whose primary is away."""
+        (self.folder / "standby.signal").touch()
+        with open(self.folder / "postgresql.auto.conf", "a") as file:
+            file.write("primary_conninfo = ''\n")
+
     def start(self) -> None:
         options = f"-p {self.port} -k {self.folder.parent}"
         log = str(self.folder.parent / f"{self.folder.name}.log")

@@ -22,8 +22,12 @@ class Host(NamedTuple):
     port: int | None = None
 
     def __str__(self) -> str:
-        name = f"[{self.name}]" if ":" in self.name else self.name
-        return name if self.port is None else f"{name}:{self.port}"
+        return self.quoted if self.port is None else f"{self.quoted}:{self.port}"
+
+    @property
+    def quoted(self) -> str:
+        """The name, an IPv6 address in brackets."""
+        return f"[{self.name}]" if ":" in self.name else self.name
 
 
 #: Which of a cluster's servers a URL asks for (libpq's `target_session_attrs`).
@@ -77,7 +81,7 @@ def hosts_of(url: URL) -> list[Host]:
     names, ports = _listed(url.query.get("host", "")), _listed(url.query.get("port", ""))
     if len(names) < 2:
         return []
-    return [Host(name, int(port) if port else None) for name, port in zip(names, ports, strict=True)]
+    return [Host(name.strip("[]"), int(port) if port else None) for name, port in zip(names, ports, strict=True)]
 
 
 def session_attrs(url: URL) -> str | None:
@@ -109,7 +113,7 @@ def _listed(option: str | Sequence[str]) -> list[str]:
 
 def _options(hosts: Sequence[Host]) -> dict[str, str]:
     ports = ("" if host.port is None else str(host.port) for host in hosts)
-    return {"host": ",".join(host.name for host in hosts), "port": ",".join(ports)}
+    return {"host": ",".join(host.quoted for host in hosts), "port": ",".join(ports)}
 
 
 def _read(listed: Sequence[str]) -> list[Host]:
