@@ -130,8 +130,7 @@ class PostgresDatabase(Database):
 
             async with self._connected(attempt) as connection:
                 self._check_followed(follows)
-                if self.opened:
-                    attempt.identity = connection.next_identity()  # type: ignore[attr-defined]
+                attempt.identity = self._identity(connection)
                 own = None if attempt.identity is None else attempt.identity.lock
                 async with self._begun(connection, begin, locks.first(own, alone=alone)):
                     session = PostgresSession(connection)
@@ -144,6 +143,11 @@ class PostgresDatabase(Database):
             return result
 
         return await self._until_done(once, stored="; nothing of it was stored", follows=follows)
+
+    def _identity(self, connection: Any) -> Identity | None:
+        """Return the identity of a transaction that writes; None until the tables are there."""
+        identity: Identity | None = connection.next_identity() if self.opened else None
+        return identity
 
     def _check_followed(self, follows: Follows) -> None:
         if follows is Follows.WHAT_WAS_SEEN and self.pool.servers.lost:
@@ -197,7 +201,7 @@ class PostgresDatabase(Database):
             # connection and wait for their second would exhaust the pool.
             async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
                 self._check_followed(Follows.WHAT_WAS_SEEN)
-                identity = guarding.next_identity()  # type: ignore[attr-defined]
+                identity = self._identity(guarding)
                 beside = Transaction(PostgresSession(guarding), scope)
                 tx = Transaction(PostgresSession(connection), scope)
                 async with self._begun(guarding, self._begin(_WRITES), ""):
@@ -208,7 +212,7 @@ class PostgresDatabase(Database):
                         await send(guarding, locks.first(None, alone=False))
                         await run(lambda: confirm(beside))
                         await commit(connection)
-                    await commit(guarding, [identities.mark_statement(identity.mark)])
+                    await commit(guarding, _mark(identity))
                 attempt.identity = identity
                 self._committed(attempt, Follows.WHAT_WAS_SEEN)
                 return result
@@ -313,12 +317,10 @@ class PostgresDatabase(Database):
                     session = PostgresSession(connection)
                     steps = Steps(Transaction(session, scope), run, lambda: send(connection, "ROLLBACK;"))
                     attempt: _Attempt[None] = _Attempt(server=connection.standing)  # type: ignore[attr-defined]
-                    if write and self.opened:
-                        attempt.identity = connection.next_identity()  # type: ignore[attr-defined]
                     yield steps
                     if not steps.is_over:
-                        mark = [] if attempt.identity is None else [identities.mark_statement(attempt.identity.mark)]
-                        await commit(connection, mark)
+                        attempt.identity = self._identity(connection) if write else None
+                        await commit(connection, _mark(attempt.identity))
                         self._committed(attempt, Follows.NOTHING)
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
@@ -330,6 +332,11 @@ class PostgresDatabase(Database):
 
     async def dispose(self) -> None:
         await self.pool.close()
+
+
+def _mark(identity: Identity | None) -> list[str]:
+    """Return what is to be sent with the commit of a transaction."""
+    return [] if identity is None else [identities.mark_statement(identity.mark)]
 
 
 async def _send_first(connection: asyncpg.Connection[Any], begin: str) -> None:

@@ -21,7 +21,7 @@ from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.engine.errors import is_telling
 from replaybuf.storage.sql.engine.hosts import Host, hosts_of, session_attrs
 from replaybuf.storage.sql.engine.outage import Identity, next_identity
-from replaybuf.storage.sql.engine.servers import ASK, ASK_LITTLE, ASK_SYSTEM, Followed, Found, Standing, choose
+from replaybuf.storage.sql.engine.servers import ASK, ASK_LESS, ASK_LITTLE, Followed, Found, Standing, choose
 from replaybuf.storage.sql.engine.urls import public_url
 
 #: How long servers that haven't answered yet are waited for, once one has that would do.
@@ -228,7 +228,7 @@ class Servers:
     async def _open(
         self, host: Host | None, opened: dict[Host | None, Connection], args: Any, options: dict[str, Any]
     ) -> Standing:
-        place = {} if host is None else {"host": host.name, "port": host.port}
+        place: dict[str, Any] = {} if host is None else {"host": host.name, "port": host.port}
         connection: Any = await asyncpg.connect(*args, **options, **place)
         opened[host] = connection
         standing = await _standing_of(connection)
@@ -294,14 +294,13 @@ async def _enter(connection: Connection, standing: Standing) -> None:
 
 
 async def _standing_of(connection: Any) -> Standing:
-    try:
-        standing = Standing(None, *await connection.fetchrow(ASK))
-    except (asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError, asyncpg.ObjectNotInPrerequisiteStateError):
-        is_standby, is_read_only = await connection.fetchrow(ASK_LITTLE)
-        return Standing(is_standby=is_standby, is_read_only=is_read_only)
-    with contextlib.suppress(asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError):
-        standing = standing._replace(system=await connection.fetchval(ASK_SYSTEM))
-    return standing
+    for question in (ASK, ASK_LESS):
+        with contextlib.suppress(
+            asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError, asyncpg.ObjectNotInPrerequisiteStateError
+        ):
+            return Standing(*await connection.fetchrow(question))
+    is_standby, is_read_only = await connection.fetchrow(ASK_LITTLE)
+    return Standing(is_standby=is_standby, is_read_only=is_read_only)
 
 
 async def _close(connection: Connection) -> None:

@@ -39,15 +39,16 @@ class Standing(NamedTuple):
 #: Of a server that wasn't asked.
 UNKNOWN = Standing()
 
-#: Asks a server for its `Standing`, but for the cluster's number.
-ASK = """
-SELECT CASE WHEN pg_is_in_recovery() THEN NULL
+_ASK = """
+SELECT {system}, CASE WHEN pg_is_in_recovery() THEN NULL
        ELSE CAST(CAST('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) AS bit(32)) AS bigint) END,
     pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', pg_postmaster_start_time(), pg_backend_pid(),
     CAST(pg_last_wal_replay_lsn() AS text)
 """
-#: For that number; not everybody may ask.
-ASK_SYSTEM = "SELECT CAST(system_identifier AS text) FROM pg_control_system()"
+#: Asks a server for its `Standing`.
+ASK = _ASK.format(system="(SELECT CAST(system_identifier AS text) FROM pg_control_system())")
+#: For that without the cluster's number, which not everybody may ask for.
+ASK_LESS = _ASK.format(system="CAST(NULL AS text)")
 #: For less, of what speaks PostgreSQL's language and has no WAL.
 ASK_LITTLE = "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'"
 
