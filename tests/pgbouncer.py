@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.pages import DOCS
 
 IS_INSTALLED = shutil.which("pgbouncer") is not None
+_RELOADED = "re-reading config"
 _USER = "nobody"  # PgBouncer refuses to run as root
 
 
@@ -30,7 +31,10 @@ class Pooler:
         self._configure(target)
         for one in (folder, *folder.parents[:2]):
             os.chmod(one, 0o755)
-        self._process = subprocess.Popen(["pgbouncer", self._config], user=_USER if os.getuid() == 0 else None)
+        self._log = folder / "pgbouncer.log"
+        with open(self._log, "wb") as log:
+            user = _USER if os.getuid() == 0 else None
+            self._process = subprocess.Popen(["pgbouncer", self._config], user=user, stdout=log, stderr=log)
 
     @property
     def url(self) -> str:
@@ -39,7 +43,9 @@ class Pooler:
     def point_to(self, target: str) -> None:
         """Pool connections to another server from now on."""
         self._configure(target)
+        before = self._log.read_text().count(_RELOADED)
         self._process.send_signal(signal.SIGHUP)
+        _wait_until(lambda: self._log.read_text().count(_RELOADED) > before, "PgBouncer doesn't read its settings")
 
     def _configure(self, target: str) -> None:
         (ignored,) = re.findall(r"ignore_startup_parameters = .*", (DOCS / "pgbouncer.md").read_text())
@@ -51,17 +57,20 @@ class Pooler:
         )
 
     def wait(self) -> None:
-        for _ in range(100):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise TimeoutError("PgBouncer doesn't listen after 10 s")
+        """Return when it listens."""
+        _wait_until(lambda: "listening on" in self._log.read_text(), "PgBouncer doesn't listen")
 
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait(10)
+
+
+def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+    for _ in range(200):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"{otherwise} after 10 s")
 
 
 @contextmanager

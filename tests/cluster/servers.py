@@ -98,7 +98,11 @@ class Node:
         for process in found:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(found, 10)
+        for _ in range(1_000):
+            if not any(map(_runs, found)):
+                return
+            time.sleep(0.01)
+        raise TimeoutError(f"{self.address} is there 10 s after it was killed")
 
     def ask(self, question: str) -> list[Any]:
         """The first column of the answer."""
@@ -165,6 +169,14 @@ class Cluster:
     def close(self) -> None:
         for node in self.nodes:
             node.kill()
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether a process is there, and no zombie that nobody has waited for yet."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def ask(url: str, question: str) -> list[Any]:

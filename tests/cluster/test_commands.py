@@ -18,6 +18,7 @@ from tests.stores import build, fill
 _ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_commands_read_and_write_with_several_hosts(asynchronous: Cluster) -> None:
     """The first one of these is a standby; a command that writes finds the primary."""
     url = asynchronous.new_database()

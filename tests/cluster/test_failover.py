@@ -120,6 +120,7 @@ async def behind_proxy(cluster: Cluster, url: str) -> AsyncIterator[tuple[Proxy,
         yield proxy, f"postgresql://postgres@127.0.0.1:{port},{cluster.standby.address}/{parsed.database}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arrives", [True, False], ids=["before the answer", "before it arrives"])
 async def test_a_commit_whose_answer_dies_with_the_primary_is_made_once(synchronous: Cluster, arrives: bool) -> None:
     """The promoted standby knows what became of it, whether it is that of a put or of a take."""
@@ -160,6 +161,36 @@ async def test_a_commit_whose_answer_dies_with_the_primary_is_made_once(synchron
         else:
             assert numbers_of(await buffer.get(2, TASK)) == [0, 1]
             assert await take_all(buffer) == [2]
+
+
+@pytest.mark.long
+async def test_a_commit_that_was_interrupted_while_it_waited_for_the_standby_is_not_believed(
+    synchronous: Cluster,
+) -> None:
+    """It can be read on the primary, and would be gone with it."""
+    url = synchronous.new_database()
+
+    async def cut_soon(link: Link) -> bool:
+        asyncio.get_running_loop().call_later(0.5, link.cut)
+        return True
+
+    async with behind_proxy(synchronous, url) as (proxy, behind), build(behind) as buffer:
+        await fill(buffer, 2)
+        await all_told(buffer)
+        await end_background_work(buffer)
+        synchronous.hold_back()
+        proxy.fault = once(cut_soon, at=is_commit)
+        putting = asyncio.create_task(buffer.put(group(2), TASK))
+
+        async def is_there() -> bool:
+            return synchronous.primary.ask_in(url, "SELECT count(*) FROM rb_group") == [3]
+
+        await until(is_there, 30)
+        await asyncio.sleep(0.5)
+        assert not putting.done()
+        await fail_over(synchronous)
+        await putting
+        assert await take_all(buffer) == [0, 1, 2]
 
 
 ROLES = ["producer-1", "trainer-1", "taker-1", "refresher", "producer-2", "trainer-2"]

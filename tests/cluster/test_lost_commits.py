@@ -6,9 +6,10 @@ import asyncio
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from replaybuf import FencedError, PromptLedger, ReplayBuffer
+from replaybuf import FencedError, PromptLedger, ReplayBuffer, RolloutState
 from replaybuf.errors import CommitsLostError
 from tests.cluster.servers import Cluster
 from tests.cluster.test_failover import FAILOVERS, fail_over
@@ -44,7 +45,7 @@ async def test_who_saw_lost_commits_goes_back_to_a_step_and_then_on(asynchronous
         await replicated(asynchronous)
         asynchronous.hold_back()
         assert numbers_of(await trainer.get(2, TASK)) == [2, 3]
-        await worker.put(group(7), TASK)
+        lost = await worker.put(group(7), TASK)
         await fail_over(asynchronous)
 
         for call in (lambda: trainer.get(1, TASK), lambda: trainer.put(group(8), TASK), lambda: trainer.checkpoint(5)):
@@ -61,12 +62,13 @@ async def test_who_saw_lost_commits_goes_back_to_a_step_and_then_on(asynchronous
             with pytest.raises(FencedError):
                 await late.put(group(9), TASK)
         async with build(url) as joined:
-            await joined.put(group(6), TASK)
+            assert await joined.put(group(6), TASK) > lost  # uids of lost groups aren't given again
         found = await take_all(trainer)
     figures.compare(1, list(range(7)), found)
     assert found == list(range(7))
 
 
+@pytest.mark.long
 async def test_a_new_buffer_accepts_what_is_there(asynchronous: Cluster) -> None:
     """Without what is lost, and with uids that were not given before."""
     url = asynchronous.new_database()
@@ -83,6 +85,7 @@ async def test_a_new_buffer_accepts_what_is_there(asynchronous: Cluster) -> None
             assert await take_all(other) == [0, 1, 3]
 
 
+@pytest.mark.long
 async def test_a_put_that_was_under_way_is_not_made_on_a_server_that_lacks_the_one_before(
     asynchronous: Cluster,
 ) -> None:
@@ -103,6 +106,7 @@ async def test_a_put_that_was_under_way_is_not_made_on_a_server_that_lacks_the_o
             assert await take_all(other) == [0]
 
 
+@pytest.mark.long
 async def test_a_failover_that_loses_nothing_is_not_noticed(asynchronous: Cluster) -> None:
     url = asynchronous.new_database()
     async with build(url) as buffer:
@@ -111,6 +115,33 @@ async def test_a_failover_that_loses_nothing_is_not_noticed(asynchronous: Cluste
         await fail_over(asynchronous)
         await fill(buffer, 2, first=3)
         assert await take_all(buffer) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.long
+async def test_payloads_kept_apart_go_on_after_a_restore(asynchronous: Cluster, tmp_path: Path) -> None:
+    """The segments of lost transactions are left, and others written; groups of the checkpoint are whole."""
+    url, apart = asynchronous.new_database(), {"payloads": str(tmp_path), "payload_threshold": 1}
+
+    def large(number: int) -> list[RolloutState]:
+        rollouts = group(number)
+        rollouts[0].routed_experts = np.full(50_000, number)
+        return rollouts
+
+    async with build(url, **apart) as buffer:
+        await buffer.put(large(0), TASK)
+        await buffer.checkpoint(1)
+        await replicated(asynchronous)
+        asynchronous.hold_back()
+        for number in range(1, 40):
+            await buffer.put(large(number), TASK)
+        await fail_over(asynchronous)
+        with pytest.raises(CommitsLostError):
+            await buffer.put(large(40), TASK)
+        await buffer.restore(1)
+        for number in range(1, 40):
+            await buffer.put(large(number), TASK)
+        found = await buffer.get(100, TASK)
+        assert [int(rollouts[0].routed_experts[-1]) for rollouts in found] == list(range(40))
 
 
 @pytest.mark.long

@@ -12,13 +12,13 @@ from replaybuf.storage.sql.engine import postgres_servers
 from tests.cluster.servers import Cluster, Node
 from tests.cluster.test_failover import fail_over
 from tests.faults.figures import Figures
-from tests.stores import TASK, build, fill, group, take_all
+from tests.stores import TASK, build, fill, group, take_all, until
 
 
 async def test_a_run_does_not_go_back_to_an_old_primary(synchronous: Cluster, figures: Figures) -> None:
     """Neither who has it open, also while the new primary is away, nor who opens it then."""
     url = synchronous.new_database()
-    async with build(url, reconnect_timeout=3) as buffer:
+    async with build(url, reconnect_timeout=1) as buffer:
         await fill(buffer, 3)
         await fail_over(synchronous)
         await fill(buffer, 1, first=3)
@@ -31,10 +31,18 @@ async def test_a_run_does_not_go_back_to_an_old_primary(synchronous: Cluster, fi
         with pytest.raises(UnreachableError, match=r"is an old primary \(timeline .*make it a standby"):
             await buffer.put(group(5), TASK)
         await asyncio.to_thread(new.start)
-        await fill(buffer, 1, first=6)
+        await until(lambda: is_put(buffer, 6), 30)
         figures.add(faults=1, groups=6, doubled=int(await asyncio.to_thread(groups_at, old, url) != before))
         assert await asyncio.to_thread(groups_at, old, url) == before
         assert await take_all(buffer) == [0, 1, 2, 3, 4, 6]
+
+
+async def is_put(buffer: ReplayBuffer, number: int) -> bool:
+    try:
+        await buffer.put(group(number), TASK)
+    except UnreachableError:
+        return False
+    return True
 
 
 def groups_at(node: Node, url: str) -> int:
@@ -42,6 +50,7 @@ def groups_at(node: Node, url: str) -> int:
     return int(count)
 
 
+@pytest.mark.long
 async def test_two_primaries_of_one_timeline_are_refused(asynchronous: Cluster) -> None:
     """Nobody can tell which of them a new process should follow."""
     url = asynchronous.new_database()
@@ -59,6 +68,7 @@ async def test_two_primaries_of_one_timeline_are_refused(asynchronous: Cluster) 
             pass
 
 
+@pytest.mark.long
 async def test_a_standby_takes_no_writes(asynchronous: Cluster) -> None:
     """Alone, or one of two that can't be reached; it can be read."""
     url = asynchronous.new_database()
@@ -76,6 +86,7 @@ async def test_a_standby_takes_no_writes(asynchronous: Cluster) -> None:
                 pass
 
 
+@pytest.mark.long
 async def test_who_works_with_a_primary_that_is_cut_off_finds_the_new_one(
     asynchronous: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
