@@ -100,6 +100,8 @@ class Node:
                 process.kill()
         for _ in range(1_000):
             if not any(map(_runs, found)):
+                # The next one to start would take a zombie for a server.
+                (self.folder / "postmaster.pid").unlink(missing_ok=True)
                 return
             time.sleep(0.01)
         raise TimeoutError(f"{self.address} is there 10 s after it was killed")
