@@ -55,7 +55,9 @@ class Node:
         done = subprocess.run(
             command, user=self._user, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60, cwd="/"
         )
-        assert done.returncode == 0, done.stderr.decode()[-1000:]
+        log = self.folder.parent / f"{self.folder.name}.log"
+        end = log.read_text()[-1000:] if log.exists() else ""
+        assert done.returncode == 0, f"{done.stderr.decode()[-1000:]}\n{end}"
 
     def create(self) -> None:
         self.run("initdb", "-A", "trust", "-E", "utf8", "-U", "postgres", "--no-sync", "-D", str(self.folder))
@@ -77,7 +79,7 @@ class Node:
             file.write("primary_conninfo = ''\n")
 
     def start(self) -> None:
-        options = f"-p {self.port} -k {self.folder.parent}"
+        options = f"-p {self.port} -k ''"
         log = str(self.folder.parent / f"{self.folder.name}.log")
         self.run("pg_ctl", "-w", "-t", "60", "-D", str(self.folder), "-l", log, "-o", options, "start")
 
