@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from replaybuf.errors import AccessError, ConfigError, UnreachableError
 from replaybuf.redact import redact
 from replaybuf.storage.sql.engine.hosts import Host, hosts_of, url_at
+from replaybuf.storage.sql.engine.outage import next_identity
+from replaybuf.storage.sql.engine.postgres_servers import Seen
 from replaybuf.storage.sql.engine.servers import Followed, Found, Standing, choose
 from replaybuf.storage.sql.engine.urls import parse_url, public_url
 
@@ -113,3 +116,12 @@ def test_servers_are_chosen_as_target_session_attrs_says() -> None:
         choose([server(B, 1, read_only=True)], "read-write", None, "url")
     with pytest.raises(AccessError, match="a:5432 is a standby, which takes no writes; name the primary"):
         choose([server(A, None)], "read-write", None, "url")
+
+
+def test_a_mark_stands_for_the_transactions_that_were_known_to_be_committed_before_it_began() -> None:
+    seen, first, second, third = Seen(), next_identity(None), next_identity(None), next_identity(None)
+    seen.add(first, began=0.0)
+    seen.add(second, began=time.monotonic())
+    assert seen.marks == {second.row: second.number}
+    seen.add(third, began=0.0)  # beside it: either may come first in the WAL
+    assert seen.marks == {second.row: second.number, third.row: third.number}
