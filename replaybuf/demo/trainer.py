@@ -45,6 +45,7 @@ from replaybuf.errors import CheckpointError, NotReadyError, ReplayBufError
 from replaybuf.produce import ProduceSummary, TrainState, publish, published
 from replaybuf.rules.transitions import Tally
 from replaybuf.segments.places import IN_DATABASE
+from replaybuf.storage.sql.engine.hosts import hosts_as_options, written
 from replaybuf.storage.sql.engine.urls import is_memory, parse_url, url_or_path
 
 _COMMAND = (sys.executable, "-m", "replaybuf.demo.worker")
@@ -222,9 +223,9 @@ def argument_of(url: str) -> tuple[str, bool]:
     parsed = parse_url(url)  # refuses unsupported URLs, without showing a password
     if parsed.get_backend_name() == "sqlite":
         return str(parsed.database), False
-    given = make_url(url)
+    given = make_url(hosts_as_options(url))
     shown = given.set(drivername="postgresql")._replace(password=None).difference_update_query(["password", "passwd"])
-    return shown.render_as_string(), bool(given.password or given.query.get("password"))
+    return written(shown), bool(given.password or given.query.get("password"))
 
 
 async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None, steps: int) -> Run:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import asyncpg
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 
 COMMIT = b"COMMIT;\x00"
 
@@ -98,9 +98,8 @@ class Proxy:
             return
         if self.tls is not None and not await self._speak_tls(client_reader, client):
             return
-        url = make_url(self._server_url)
         try:
-            server_reader, server = await asyncio.open_unix_connection(f"{url.query['host']}/.s.PGSQL.5432")
+            server_reader, server = await _open(make_url(self._server_url))
         except OSError:
             client.transport.abort()
             return
@@ -153,9 +152,15 @@ class Proxy:
                 client.close()
 
 
+async def _open(url: URL) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if url.host:
+        return await asyncio.open_connection(url.host, url.port)
+    return await asyncio.open_unix_connection(f"{url.query['host']}/.s.PGSQL.5432")
+
+
 @asynccontextmanager
 async def proxied(server_url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Proxy]:
-    """A proxy before a server that listens on a Unix socket."""
+    """A proxy before a server that listens on a Unix socket, or at an address."""
     proxy = Proxy(server_url, tls)
     await proxy.start()
     try:

@@ -47,7 +47,7 @@ class Notifications(CommitWatch):
 
     async def look(self) -> bool:
         with translated(self._url, self._lock_timeout):
-            if self._listening is not None and is_closed(self._listening):
+            if self._listening is not None and self._is_left(self._listening):
                 await self.close()
             if self._listening is None and self._listens:
                 self._listens = await self._listen()
@@ -82,6 +82,9 @@ class Notifications(CommitWatch):
         if not (isinstance(state, str) and state.startswith(_REFUSED)):
             raise error
         _logger.warning("%s has no %s (%s): %s", public_url(self._url), what, error, effect)
+
+    def _is_left(self, connection: Any) -> bool:
+        return is_closed(connection) or self._pool.servers.is_left(connection.standing)
 
     def _heard(self, *_: Any) -> None:
         self._hint()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from replaybuf.errors import FencedError
-from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.database import Database, Follows
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, make_checkpoint
@@ -36,8 +36,9 @@ T = TypeVar("T")
 class Transactions:
     """Runs transactions of one buffer, all in the database's thread.
 
-    Writes are refused with FencedError when another process has restored the buffer since it was opened here. `scope`
-    is the buffer in its present epoch.
+    Writes are refused with FencedError when another process has restored the buffer since it was opened here, and with
+    CommitsLostError when the database was taken over by a server that lacks what this process saw committed. `scope` is
+    the buffer in its present epoch.
     """
 
     def __init__(self, engine: Database, thread: DatabaseThread, watch: Watch, scope: Scope) -> None:
@@ -68,7 +69,9 @@ class Transactions:
         while True:
             scope = self.scope
             try:
-                result = await self.engine.write(function, scope, alone=alone, brief=brief, fenced=fenced)
+                result = await self.engine.write(
+                    function, scope, alone=alone, brief=brief, fenced=fenced, follows=Follows.WHAT_WAS_SEEN
+                )
             except RaceNotRunError as need:
                 await self._begin(need.missing)
             except FencedError as error:
@@ -95,7 +98,7 @@ class Transactions:
         while True:
             scope = self.scope
             try:
-                return await self.engine.read(function, scope, brief=True, single=True)
+                return await self.engine.read(function, scope, brief=True, single=True, follows=Follows.WHAT_WAS_SEEN)
             except FencedError as error:
                 await self._rejoin(scope, error)
 
@@ -121,7 +124,9 @@ class Transactions:
         # A draw that is still to be undone in a checkpoint has to be, before that is restored.
         await self.thread.catch_up(self.engine.lock_timeout)
         async with self._restoring:
-            made, self.scope = await self.engine.write(work, self.scope, alone=True, fenced=False)
+            made, self.scope = await self.engine.write(
+                work, self.scope, alone=True, fenced=False, follows=Follows.A_CHECKPOINT
+            )
         self._watch.committed()
         return made
 
