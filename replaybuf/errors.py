@@ -106,6 +106,13 @@ class FencedError(ReplayBufError, RuntimeError):
     """
 
 
+class CommitsLostError(FencedError):
+    """The database goes on without transactions that this process saw committed: a standby that lacks them took over.
+
+    `restore(step)` goes back to a step that is there; a new buffer accepts what is there.
+    """
+
+
 class RankError(ReplayBufError, RuntimeError):
     """Another rank of the process group failed, or didn't answer in time; this one can't go on with the step."""
 

@@ -12,8 +12,9 @@ import unicodedata
 # Up to the last @: a password that contains an unquoted one must not be shown in part.
 _CREDENTIALS = re.compile(r"(://[^:]*?):.*@", re.DOTALL)
 _OPTION = re.compile(r"(?i)((?:pass(?!file)\w*|pwd|\w*password)\s*=\s*)[^&\s]*")
-# What follows :// in a URL without a user: a host and perhaps a port.
-_HOST = re.compile(r"(?:\[[^\]]*\]|[^:/?]*)(?::\d{1,5})?(?:[/?].*)?", re.DOTALL)
+# What follows :// in a URL without a user: a host and perhaps a port, or several of them.
+_PLACE = r"(?:\[[^\]]*\]|[^:/?,]*)(?::\d{1,5})?"
+_HOST = re.compile(rf"{_PLACE}(?:,{_PLACE})*(?:[/?].*)?", re.DOTALL)
 # What comes before the @ of one that has a user: no more, or a colon.
 _USER = re.compile(r"(?i)(?:[^:/?#%\s]|%(?!3a))*(?::|$)")
 _PATHS = ("sqlite", "memory", "pandas")

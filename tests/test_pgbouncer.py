@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,52 +14,36 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer
+from replaybuf.doctor.check_engine import check_engine
 from replaybuf.errors import StorageError
+from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused_put
 from tests.certificates import Authority
-from tests.pages import DOCS
+from tests.pgbouncer import IS_INSTALLED, documented_settings, free_port, pooled
 from tests.postgres import execute, own_server
 from tests.stores import TASK, build, fill, group, take_all
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="PgBouncer isn't installed"),
-]
-_USER = "nobody"  # PgBouncer refuses to run as root
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not IS_INSTALLED, reason="PgBouncer isn't installed")]
 
 
 class Pooler:
-    """A PgBouncer before a server of its own; `url` is that of an empty database behind it."""
+    """A PgBouncer before a server of its own, to be started with one setting or another; `url` goes through it."""
 
     def __init__(self, server_url: str, folder: Path) -> None:
-        self._folder = folder
-        self._server = make_url(server_url)
+        self._folder, server = folder, make_url(server_url)
         execute(server_url, "CREATE DATABASE rl")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        for one in (folder, *folder.parents[:2], Path(str(self._server.query["host"]))):
-            os.chmod(one, 0o755)
-        (self.settings,) = re.findall(r"ignore_startup_parameters = .*", (DOCS / "pgbouncer.md").read_text())
-        self.direct = self._server.set(database="rl").render_as_string(hide_password=False)
-        self.url = f"postgresql://trainer@127.0.0.1:{self.port}/rl?statement_cache_size=0"
+        os.chmod(Path(str(server.query["host"])), 0o755)
+        self._target = f"host={server.query['host']} user={server.username} dbname=rl"
+        self._port = free_port()
+        self.direct = server.set(database="rl").render_as_string(hide_password=False)
+        self.url = f"postgresql://trainer@127.0.0.1:{self._port}/rl?statement_cache_size=0"
 
     @contextmanager
     def running(self, mode: str = "transaction", settings: str | None = None, more: str = "") -> Iterator[None]:
         """Run it with a pool of fewer connections than a buffer wants."""
-        config = self._folder / "pgbouncer.ini"
-        config.write_text(
-            f"[databases]\nrl = host={self._server.query['host']} user={self._server.username} dbname=rl\n[pgbouncer]\n"
-            f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\nauth_type = any\n"
-            f"pool_mode = {mode}\ndefault_pool_size = 6\n{self.settings if settings is None else settings}\n{more}\n"
-        )
-        process = subprocess.Popen(["pgbouncer", "-q", config], user=_USER if os.getuid() == 0 else None)
-        try:
-            _wait_for(self.port)
+        given = documented_settings() if settings is None else settings
+        with pooled(self._folder, self._target, mode, f"{given}\n{more}", self._port):
             yield
-        finally:
-            process.kill()  # since 1.23 it waits for its clients otherwise
-            process.wait(10)
 
 
 @pytest.fixture
@@ -75,16 +56,6 @@ def pooler(tmp_path: Path) -> Iterator[Pooler]:
 def pooled_url(pooler: Pooler) -> Iterator[str]:
     with pooler.running():
         yield pooler.url
-
-
-def _wait_for(port: int) -> None:
-    for _ in range(100):
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise TimeoutError("PgBouncer doesn't listen after 10 s")
 
 
 async def test_two_buffers_share_few_connections(pooled_url: str) -> None:
@@ -102,6 +73,14 @@ async def test_two_buffers_share_few_connections(pooled_url: str) -> None:
             waiting = asyncio.create_task(other.get(1, "later", timeout=30))
             await again.put(group(7), "later")
             assert len(await waiting) == 1
+
+
+def test_the_doctor_says_what_a_pool_lacks(pooled_url: str) -> None:
+    """Settings get lost and notifications don't arrive; all that a run can't do without is there."""
+    findings = check_engine(open_reader(pooled_url))
+    missing = [one.text.partition(":")[0] for one in findings if one.level != "ok"]
+    assert missing == ["LISTEN", "settings of connections"]
+    assert {str(one.level) for one in findings} == {"ok", "warning"}
 
 
 def version() -> tuple[int, int]:

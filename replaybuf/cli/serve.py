@@ -32,6 +32,10 @@ def serve(
         ),
     ] = None,
     buffer: Buffer = None,
+    prefix: Annotated[
+        str,
+        option("--prefix", metavar="PATH", help="The path under which a proxy has the page, such as /rl."),
+    ] = "",
     beside: Annotated[
         list[str] | None,
         option(
@@ -52,6 +56,7 @@ def serve(
       replaybuf serve postgresql://reader@db.cluster/rl --buffer train
       replaybuf serve run.db --beside yesterday.db --beside lr-2e-6.parquet
       replaybuf serve run.db --host 0.0.0.0
+      replaybuf serve run.db --host 0.0.0.0 --prefix /rl
     """
     try:
         from replaybuf.web import security, server
@@ -65,9 +70,9 @@ def serve(
         security.check_token(token)
     elif not security.is_loopback(host):
         token = security.new_token()
-    app = create_app(reader, buffer=buffer, token=token, beside=beside or ())
+    app = create_app(reader, buffer=buffer, token=token, beside=beside or (), prefix=prefix)
     listening = server.bind(host, port)
-    address = server.address_of(listening, host)
+    address = server.address_of(listening, host) + security.check_prefix(prefix).lstrip("/")
     if token is not None:
         address += f"?token={token}"
     server.serve(app, listening, lambda: typer.echo(f"{reader.where} is at {address}  (Ctrl-C ends it)"))

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -32,6 +32,9 @@ from replaybuf.storage.sql.inspection.groups import Described, describe_group, e
 from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.inspection.group_arrays import StoredArray
+
 Rollouts = list[dict[Any, Any]]
 T = TypeVar("T")
 
@@ -46,13 +49,20 @@ def read_full(reader: Reader, uid: int) -> tuple[Described, Rollouts]:
 
     Arrays that are kept apart and can't be read are left out, which is told on stderr.
     """
+    found, rollouts, _ = read_with_arrays(reader, uid)
+    return found, rollouts
+
+
+def read_with_arrays(reader: Reader, uid: int) -> tuple[Described, Rollouts, list[StoredArray]]:
+    """Do the same as `read_full`, and return what is known of the arrays of the group."""
+    from replaybuf.storage.sql.inspection.group_arrays import arrays_of
     from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 
     found, stored = _read(reader, uid, lambda tx: read_payload(tx, uid))
     rollouts, missing = decode_payload(uid, stored)
     if missing is not None:
         typer.echo(escape_line(missing), err=True)
-    return found, rollouts
+    return found, rollouts, arrays_of(stored)
 
 
 def _read(reader: Reader, uid: int, more: Callable[[ReadTransaction], T]) -> tuple[Described, T]:
@@ -193,8 +203,9 @@ def show(
     """Show a group: its metadata, the prompt and its rollouts; or the best and worst rollouts.
 
     Of one group, prompt and responses are shown by their beginnings (200 characters). --full decodes the payload and
-    shows all of it. --columns and --colour decode it, too, and show the responses side by side, up to 2,000 characters
-    of each unless --full is given. Of several groups the best and the worst response of each are shown, side by side.
+    shows all of it, and lists the arrays and tensors with the places of their bytes. --columns and --colour decode it,
+    too, and show the responses side by side, up to 2,000 characters of each unless --full is given. Of several groups
+    the best and the worst response of each are shown, side by side.
     --worst and --best choose rollouts from all groups, or from those of --task and --where, by looking at all
     of them: a million take a while. One of each group is shown before a second one of any; of equals, the newest.
 
@@ -228,11 +239,14 @@ def show(
     if len(wanted) > 1:
         show_several(reader, wanted, output, layout)
         return
-    found, decoded = read_full(reader, wanted[0]) if full or beside else (read(reader, wanted[0]), None)
+    found, decoded, arrays = (
+        read_with_arrays(reader, wanted[0]) if full or beside else (read(reader, wanted[0]), None, [])
+    )
     group, rollouts = found.group, found.rollouts
+    shown_arrays = {"arrays": [_facts_of(one) for one in arrays]} if full else {}
     if decoded is not None and not output.for_people:
         rollouts = [{**row, **fields_of(rollout)} for row, rollout in zip(rollouts, decoded, strict=True)]
-    if output.printed(lambda: {**group, "rollouts": rollouts}, lambda: rollouts):
+    if output.printed(lambda: {**group, "rollouts": rollouts, **shown_arrays}, lambda: rollouts):
         return
     if decoded is None:
         print_group(found, with_prompt=True)
@@ -241,6 +255,33 @@ def show(
     else:
         print_group(found, with_prompt=False)
         print_rollouts(rollouts, decoded, layout if beside or sys.stdout.isatty() else None)
+        if full and arrays:
+            _print_arrays(arrays)
+
+
+def _facts_of(array: StoredArray) -> dict[str, Any]:
+    facts = {name: getattr(array, name) for name in ("rollout", "name", "dtype", "nbytes", "where")}
+    return {**facts, "shape": list(array.shape)}
+
+
+def _print_arrays(arrays: list[StoredArray]) -> None:
+    from replaybuf.storage.sql.inspection.group_arrays import IN_DATABASE, footnotes
+
+    write("\n")
+    if large := [one for one in arrays if not one.small]:
+        rows = [{**_facts_of(one), "shape": one.dimensions, "file": one.file or IN_DATABASE} for one in large]
+        print_table(rows, _ARRAY_COLUMNS)
+    write(f"{escape_line(note)}\n" for note in footnotes(arrays))
+
+
+_ARRAY_COLUMNS = [
+    Column("#", lambda a: str(a["rollout"])),
+    Column("array", lambda a: a["name"], right=False, text=True),
+    Column("dtype", lambda a: a["dtype"], right=False),
+    Column("shape", lambda a: a["shape"], right=False),
+    Column("size", lambda a: units.size(a["nbytes"])),
+    Column("kept in", lambda a: a["file"], right=False),
+]
 
 
 def _columns() -> list[Column]:

@@ -234,3 +234,33 @@ class MissingReader:
 
     def finish(self) -> None:
         """Do nothing: how many arrays there are isn't known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayFacts(StandIn):
+    """What is known of an array or tensor without its bytes; `out_of_band` unless it is among the other values."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    out_of_band: bool
+
+    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any], flags: int) -> ArrayFacts:
+        return ArrayFacts(name, tuple(shape), self.nbytes, self.out_of_band)
+
+
+class FactsReader:
+    """Reads what is known of each array, whose bytes need not be there."""
+
+    def small(self, array: np.ndarray[Any, Any]) -> Any:
+        return ArrayFacts(str(array.dtype), array.shape, array.nbytes, out_of_band=False)
+
+    def read(self, head: bytes) -> Any:
+        dtype, shape = read_head(head)
+        return ArrayFacts(str(dtype), shape, int(np.prod(shape, dtype=object)) * dtype.itemsize, out_of_band=True)
+
+    def defer(self, deferred: bool) -> None:
+        """Do nothing: no array is read."""
+
+    def finish(self) -> None:
+        """Do nothing: how many arrays there are isn't known."""

@@ -63,7 +63,8 @@ def type_tag(code: int) -> Any:
 SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _NUMBERS: Final = frozenset({int, float})
 _CONTAINERS: Final = frozenset({list, tuple, set, frozenset})
-_LONG: Final = 32
+#: Longer lists of numbers are told by their ends.
+LONG: Final = 32
 _MISREAD: Final = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
 _LOOKED_INTO: Final = _CONTAINERS | _MISREAD | {dict}
 
@@ -105,16 +106,16 @@ def needs_wrapping(values: Iterable[Any]) -> bool:
                 stack.append(item.values())
             elif kind in _MISREAD:
                 return True
-            elif not (kind is list and _holds_numbers(item)) and not SCALARS.issuperset(map(type, item)):
+            elif not (kind is list and holds_numbers(item)) and not SCALARS.issuperset(map(type, item)):
                 stack.append(item)
     return False
 
 
-def _holds_numbers(items: list[Any]) -> bool:
+def holds_numbers(items: list[Any]) -> bool:
     """Return whether a list is taken for one of numbers. Nothing else adds up to one, even where it can be added."""
     if not items or type(items[0]) not in _NUMBERS or type(items[-1]) not in _NUMBERS:
         return False
-    if len(items) > _LONG:
+    if len(items) > LONG:
         return True
     try:
         return type(sum(items)) in _NUMBERS

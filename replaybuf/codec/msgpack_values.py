@@ -12,6 +12,7 @@ allocate more memory than the payload, and nothing that the payload names is imp
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +25,13 @@ import numpy as np
 from replaybuf.codec import extension_types as ext
 from replaybuf.codec.extension_types import (
     HOLDERS,
+    LONG,
     Decoder,
     Encoder,
     NestingHandler,
     StandIn,
     TypeHandler,
+    holds_numbers,
     needs_wrapping,
     type_tag,
     wrapped,
@@ -240,6 +243,26 @@ class ArrayReader(Protocol):
         """Raise ValueError unless all arrays were read."""
 
 
+def _untracking() -> Callable[[list[Any]], object] | None:
+    """Return CPython's function that makes the garbage collector pass an object over."""
+    function = getattr(getattr(ctypes, "pythonapi", None), "PyObject_GC_UnTrack", None)
+    return function and ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
+
+
+_untrack: Final = _untracking()
+
+
+def _left_alone(items: list[Any]) -> list[Any]:
+    """Return a list that was read; the garbage collector passes over a long one of numbers, which is in no cycle.
+
+    It would go through all tokens in memory again and again: a quarter of the time that taking lists costs, and pauses
+    of the event loop. A cycle that somebody makes of such a list later isn't freed.
+    """
+    if len(items) > LONG and _untrack is not None and holds_numbers(items):
+        _untrack(items)
+    return items
+
+
 class Unpacking:
     """The reading of a payload: `unpack` the fields of each rollout in order, then `finish`. Anything wrong raises."""
 
@@ -256,6 +279,7 @@ class Unpacking:
             packed,
             object_hook=self._decode_map,
             ext_hook=self._extension,
+            list_hook=_left_alone,
             strict_map_key=False,
             unicode_errors="surrogatepass",
         )
@@ -308,6 +332,7 @@ class DeferredUnpacking(Unpacking):
         unpacker = msgpack.Unpacker(
             object_hook=self._decode_map,
             ext_hook=self._extension,
+            list_hook=_left_alone,
             strict_map_key=False,
             unicode_errors="surrogatepass",
             max_buffer_size=len(packed),

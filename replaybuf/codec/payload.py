@@ -32,7 +32,15 @@ from typing import Any, Final, Literal
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from replaybuf.codec.arrays_apart import ArrayTable, DeferredReader, Deferring, HoldingReader, MissingReader, Pieces
+from replaybuf.codec.arrays_apart import (
+    ArrayTable,
+    DeferredReader,
+    Deferring,
+    FactsReader,
+    HoldingReader,
+    MissingReader,
+    Pieces,
+)
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
 from replaybuf.codec.images import Images
 from replaybuf.codec.msgpack_values import (
@@ -272,6 +280,13 @@ class Codec:
         with _as_damage():
             table = _table(head, body, count)
             return self._unpack(body, table, MissingReader(), tags=lenient(self._tags))
+
+    def decode_facts(self, payload: Buffer) -> list[Any]:
+        """Return the rollouts of a payload, or of its head, with ArrayFacts for its arrays. Raises DecodeError."""
+        flags, count, size, body = _open(payload)
+        with _as_damage():
+            body = memoryview(_decompress(body, size)) if flags & _ZSTD else body
+            return self._unpack(body, _table(payload, body, count), FactsReader(), tags=lenient(self._tags))
 
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts, the tail in its memory."""

@@ -11,7 +11,7 @@ from replaybuf.codec.stored import bring_up_to_date, decode_stored
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent
 from replaybuf.segments.markers import recognise
-from replaybuf.segments.places import open_place
+from replaybuf.segments.places import open_place, url_here
 from replaybuf.segments.store import Range
 
 #: The places that a database names, by number, and the number of the database (`ReadTransaction.places`).
@@ -41,7 +41,7 @@ def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIEN
             wanted.setdefault(extent.place, {})[number] = extent
     for place, extents in wanted.items():
         try:
-            store = open_place(urls[place], patience)
+            store = open_place(url_here(database or "", place, urls[place]), patience)
         except (ConfigError, MissingDriverError) as error:
             raise PayloadStoreError(str(error)) from error
         try:

@@ -10,6 +10,8 @@ import typer
 
 from replaybuf.demo import Mode
 
+IN_DATABASE = "database"  # as in `replaybuf.segments.places`, which takes its time to import
+
 DEFAULT_URL = "sqlite:///replaybuf-demo.db"
 _INTERRUPTED = 128 + 2
 
@@ -61,6 +63,14 @@ def demo(
             show_default=False,
         ),
     ] = None,
+    payloads: Annotated[
+        str,
+        _option(
+            "--payloads",
+            "Give each token an array, and keep these apart: in a folder, which is created, or s3://bucket/prefix.",
+            metavar="PLACE",
+        ),
+    ] = IN_DATABASE,
     fresh: Annotated[bool, _option("--fresh", "Remove the demo's weights and groups first.")] = False,
 ) -> None:
     """Train a small policy by GRPO through a replay buffer.
@@ -84,11 +94,12 @@ def demo(
       replaybuf demo --mode async
       replaybuf demo --url postgresql://user@host/database --steps 500 --workers 4
       replaybuf demo --url sqlite:///demo.db --seed 1 --fresh
+      replaybuf demo --payloads arrays
     """
     # Read when numpy is imported, by the workers too: the demo's arrays are small, and the threads of a linear algebra
     # library, which spin while they wait for each other, would take the cores from the other processes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from replaybuf.demo.trainer import launch
 
-    if not launch(url, run_dir, mode=mode, steps=steps, workers=workers, seed=seed, fresh=fresh):
+    if not launch(url, run_dir, mode=mode, steps=steps, workers=workers, seed=seed, fresh=fresh, payloads=payloads):
         raise typer.Exit(_INTERRUPTED)

@@ -146,12 +146,17 @@ def result(run: Run, figures: Figures, mode: Mode, first_step: int, seconds: flo
     ]
 
 
-def commands(database: str) -> list[str]:
-    """Return commands that look into a run, each on a line of its own, below what it shows."""
+def commands(database: str, *, apart: bool = False) -> list[str]:
+    """Return commands that look into a run, each on a line of its own, below what it shows.
+
+    `apart` says whether it has arrays that are kept apart.
+    """
+    places = {"where the arrays are": "sql {} 'SELECT * FROM places'"} if apart else {}
     looks = {
         "what the last steps were trained on": "trace {}",
         "whether anybody waits, and why": "why {}",
         "the worst answers": "show {} --worst 3",
+        **places,
         "all of it in a browser (pip install -e '.[web]')": "serve {}",
     }
     return [

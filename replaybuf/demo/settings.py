@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
@@ -10,6 +11,7 @@ from replaybuf.checks import Tags
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.demo import Mode
 from replaybuf.demo.policy import Prompts, answer_of, prompt_of
+from replaybuf.errors import ReplayBufError
 from replaybuf.produce import (
     AsyncProduceStrategy,
     ProduceStrategy,
@@ -17,6 +19,7 @@ from replaybuf.produce import (
     SamplerWithReplayBuffer,
     SyncProduceStrategy,
 )
+from replaybuf.segments.places import IN_DATABASE, parse_place
 
 TASK = "arithmetic"
 
@@ -38,9 +41,36 @@ LAGS = (1, 2)
 CONCURRENCY = 24
 
 
-def buffer_config(url: str, worker: str | None = None) -> ReplayBufferConfig:
+#: Of a made-up mixture of experts, of which each token has an array where payloads are kept apart (`--payloads`).
+LAYERS, TOP_K, EXPERTS = 48, 8, 128
+#: The demo's groups are small: all with such arrays are kept apart.
+PAYLOAD_THRESHOLD = 1024
+
+
+def buffer_config(url: str, worker: str | None = None, payloads: str = IN_DATABASE) -> ReplayBufferConfig:
     """Return the config of who uses the buffer. Deliveries aren't limited: in this run, people kill the workers."""
-    return ReplayBufferConfig(url=url, policy="staleness", max_deliveries=0, archive=ARCHIVED_GROUPS, worker=worker)
+    return ReplayBufferConfig(
+        url=url,
+        policy="staleness",
+        max_deliveries=0,
+        archive=ARCHIVED_GROUPS,
+        worker=worker,
+        payloads=payloads,
+        payload_threshold=PAYLOAD_THRESHOLD,
+    )
+
+
+def made_place(payloads: str) -> str:
+    """Return the setting `payloads` with an absolute path, whose folder is there. Raises ReplayBufError."""
+    place = parse_place(payloads)
+    if place is None:
+        return IN_DATABASE
+    if "://" not in place:
+        try:
+            Path(place).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ReplayBufError(f"can't make the folder for payloads {place}: {error.strerror}") from error
+    return place
 
 
 def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -36,6 +36,7 @@ from replaybuf.demo.settings import (
     TASK,
     buffer_config,
     colocated_strategy,
+    made_place,
     sampler_of,
     worker_strategy,
 )
@@ -43,6 +44,8 @@ from replaybuf.demo.worker import Engine, WorkerSettings
 from replaybuf.errors import CheckpointError, NotReadyError, ReplayBufError
 from replaybuf.produce import ProduceSummary, TrainState, publish, published
 from replaybuf.rules.transitions import Tally
+from replaybuf.segments.places import IN_DATABASE
+from replaybuf.storage.sql.engine.hosts import hosts_as_options, written
 from replaybuf.storage.sql.engine.urls import is_memory, parse_url, url_or_path
 
 _COMMAND = (sys.executable, "-m", "replaybuf.demo.worker")
@@ -56,9 +59,9 @@ class Colocated:
 
     pids: Sequence[int] = ()
 
-    def __init__(self, mode: Mode, buffer: ReplayBuffer, run: Run, prompts: int) -> None:
+    def __init__(self, mode: Mode, buffer: ReplayBuffer, run: Run, prompts: int, *, with_experts: bool) -> None:
         self._run = run
-        self._engine = Engine(run.seed)
+        self._engine = Engine(run.seed, with_experts=with_experts)
         self._sampler = sampler_of(buffer, run.seed, prompts)
         self._strategy = colocated_strategy(mode)
 
@@ -172,21 +175,29 @@ _THERE = (Tally.SIZE, Tally.LEASED)
 
 
 def launch(
-    url: str, run_dir: Path | None, *, mode: Mode, steps: int | None, workers: int, seed: int | None, fresh: bool
+    url: str,
+    run_dir: Path | None,
+    *,
+    mode: Mode,
+    steps: int | None,
+    workers: int,
+    seed: int | None,
+    fresh: bool,
+    payloads: str = IN_DATABASE,
 ) -> bool:
     """Run the demo. Return False if Ctrl-C ended it. Raises ReplayBufError."""
+    payloads = made_place(payloads)
     url = url if url and "://" in url else f"sqlite:///{url_or_path(url).database}"
     folder, display = RunFolder(run_dir or default_folder(url)), Display(Console(highlight=False))
 
     async def run() -> None:
-        async with buffer_config(url, "trainer").build() as buffer:
+        async with buffer_config(url, "trainer", payloads).build() as buffer:
             if fresh:
                 folder.clear()
                 await clear(buffer)
             begun = await begin(buffer, folder, seed, steps or DEFAULT_STEPS)
-            await Training(url, mode, workers, folder, buffer, display, begun).run(
-                DEFAULT_SECONDS if steps is None else None
-            )
+            training = Training(url, mode, workers, folder, buffer, display, begun, payloads)
+            await training.run(DEFAULT_SECONDS if steps is None else None)
 
     try:
         with folder.locked():
@@ -212,9 +223,9 @@ def argument_of(url: str) -> tuple[str, bool]:
     parsed = parse_url(url)  # refuses unsupported URLs, without showing a password
     if parsed.get_backend_name() == "sqlite":
         return str(parsed.database), False
-    given = make_url(url)
+    given = make_url(hosts_as_options(url))
     shown = given.set(drivername="postgresql")._replace(password=None).difference_update_query(["password", "passwd"])
-    return shown.render_as_string(), bool(given.password or given.query.get("password"))
+    return written(shown), bool(given.password or given.query.get("password"))
 
 
 async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None, steps: int) -> Run:
@@ -294,6 +305,7 @@ class Training:
     buffer: ReplayBuffer
     display: Display
     saved: Run
+    payloads: str = IN_DATABASE
 
     def __post_init__(self) -> None:
         self.figures, self.first_step = Figures(), self.saved.step
@@ -323,7 +335,8 @@ class Training:
     def greet(self) -> None:
         """Say what runs where, and from where to where it goes."""
         saved, (url, _) = self.saved, argument_of(self.url)
-        self.display.say(f"Buffer: {url}; weights: {self.folder.path}")
+        arrays = f"; arrays: {self.payloads}" if self._apart else ""
+        self.display.say(f"Buffer: {url}; weights: {self.folder.path}{arrays}")
         self.display.say(f"Mode: {self.mode}; trainer: pid {os.getpid()}")
         if saved.step == 0:
             self.display.say(f"Training a new policy for {saved.target} steps (seed {saved.seed})")
@@ -336,17 +349,22 @@ class Training:
         where = f"The weights are in {self.folder.path}. To look into the run{' (with PGPASSWORD)' if secret else ''}:"
         for line in result(self.saved, self.figures, self.mode, self.first_step, seconds):
             self.display.say(line)
-        for line in ("", where, *commands(url)):
+        for line in ("", where, *commands(url, apart=self._apart)):
             self.display.say(line)
+
+    @property
+    def _apart(self) -> bool:
+        """Whether rollouts have arrays, which are kept apart."""
+        return self.payloads != IN_DATABASE
 
     async def _production(self) -> Colocated | Disaggregated:
         saved = self.saved
         drawn = (await self.buffer.cursors.read(TASK)).position
         prompts = max(saved.target * BATCH_GROUPS, drawn)  # more were drawn if the target was higher before
         if self.mode != Mode.DISAGGREGATED:
-            return Colocated(self.mode, self.buffer, saved, prompts)
-        folder = str(self.folder.path)
-        workers = [WorkerSettings(self.url, folder, number, saved.seed, prompts) for number in range(self.workers)]
+            return Colocated(self.mode, self.buffer, saved, prompts, with_experts=self._apart)
+        first = WorkerSettings(self.url, str(self.folder.path), 0, saved.seed, prompts, self.payloads)
+        workers = [replace(first, worker=number) for number in range(self.workers)]
         return Disaggregated(self.buffer, saved, self.folder, workers, self.display.say)
 
     async def _step(self, production: Colocated | Disaggregated) -> None:

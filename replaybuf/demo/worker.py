@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from replaybuf import FencedError, ReplayBufError
 from replaybuf.demo.policy import (
@@ -32,9 +33,19 @@ from replaybuf.demo.policy import (
     verify,
 )
 from replaybuf.demo.run_folder import RunFolder
-from replaybuf.demo.settings import BATCH_GROUPS, LAGS, buffer_config, sampler_of, worker_strategy
+from replaybuf.demo.settings import (
+    BATCH_GROUPS,
+    EXPERTS,
+    LAGS,
+    LAYERS,
+    TOP_K,
+    buffer_config,
+    sampler_of,
+    worker_strategy,
+)
 from replaybuf.produce import TrainState, produce_loop
 from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.segments.places import IN_DATABASE
 
 #: Seconds that a token takes: the median of all prompts, and the spread (sigma) of its logarithm.
 TOKEN_SECONDS, TOKEN_SPREAD = 0.003, 1.0
@@ -43,10 +54,13 @@ _SECONDS, _TOKENS = 1, 2  # the purposes of a prompt's random numbers
 
 
 class Engine:
-    """An agent loop over a policy. `load` sets new weights, while nothing is being generated."""
+    """An agent loop over a policy. `load` sets new weights, while nothing is being generated.
 
-    def __init__(self, seed: int, *, token_seconds: float = TOKEN_SECONDS) -> None:
-        self._seed, self._token_seconds = seed, token_seconds
+    Rollouts have arrays `with_experts`, as those of a mixture of experts do.
+    """
+
+    def __init__(self, seed: int, *, token_seconds: float = TOKEN_SECONDS, with_experts: bool = False) -> None:
+        self._seed, self._token_seconds, self._with_experts = seed, token_seconds, with_experts
         self._weights: tuple[Policy, int] | None = None
         self._paused = asyncio.Event()
 
@@ -77,6 +91,8 @@ class Engine:
         for rollout, answer in zip(group, answers, strict=True):
             if rollout.status != Status.COMPLETED:
                 answer.write(rollout)
+                if self._with_experts:
+                    rollout.routed_experts = experts_of([*rollout.prompt_ids, *answer.ids])
         return group
 
     async def _goes_on(self, seconds: float) -> bool:
@@ -114,6 +130,13 @@ class _Answer:
             rollout.reward = {"score": verify(prompt_of([rollout]), self.ids)}
 
 
+def experts_of(tokens: list[int]) -> NDArray[np.int16]:
+    """Return the experts that each token went through: int16 [tokens, LAYERS, TOP_K]. They are made up."""
+    layers, ranks = np.arange(LAYERS), np.arange(TOP_K)
+    mixed = 31 * np.array(tokens)[:, None, None] + 7 * layers[:, None] + 17 * ranks
+    return (mixed % EXPERTS).astype(np.int16)
+
+
 def token_seconds(seed: int, number: int, median: float = TOKEN_SECONDS) -> float:
     """Return the seconds for each token of prompt `number`: log-normal over the prompts."""
     return median * float(np.exp(TOKEN_SPREAD * np.random.default_rng([seed, number, _SECONDS]).normal()))
@@ -132,11 +155,12 @@ class WorkerSettings:
     worker: int
     seed: int
     prompts: int
+    payloads: str = IN_DATABASE
 
 
 async def work(settings: WorkerSettings, stop: asyncio.Event, engine: Engine | None = None) -> None:
     """Generate until the trainer has finished, or `stop` is set; after a restore, join the buffer anew."""
-    engine = engine or Engine(settings.seed)
+    engine = engine or Engine(settings.seed, with_experts=settings.payloads != IN_DATABASE)
 
     async def load_weights(state: TrainState) -> int | None:
         loaded = await asyncio.to_thread(RunFolder(Path(settings.folder)).load_policy)
@@ -147,7 +171,7 @@ async def work(settings: WorkerSettings, stop: asyncio.Event, engine: Engine | N
 
     while not stop.is_set():
         try:
-            async with buffer_config(settings.url).build() as buffer:
+            async with buffer_config(settings.url, payloads=settings.payloads).build() as buffer:
                 await produce_loop(
                     worker_strategy(settings.worker),
                     engine,

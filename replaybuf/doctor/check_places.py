@@ -11,12 +11,14 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Final
 
 from sqlalchemy import insert, select, update
 
 from replaybuf import units
 from replaybuf.codec.tails import PATIENCE
+from replaybuf.doctor.check_file import LITTLE_SPACE
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, problem, repairable, warning
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
@@ -180,7 +182,7 @@ def check_places(reader: Reader, context: CheckContext) -> list[Finding]:
     for number, url in sorted(places.items()):
         ours = known.get(number, {})
         try:
-            marker, there = _list(url, number, identity)
+            marker, there, room = _look(url, number, identity, home)
         except PayloadStoreError as error:
             if ours:  # else nothing depends on it
                 context.out_of_reach.add(number)
@@ -193,9 +195,11 @@ def check_places(reader: Reader, context: CheckContext) -> list[Finding]:
         if not own:
             found.append(_of_a_copy(url, marker))
         found += _compare(url, number, ours, there, named=now.keys() if own else there.keys(), context=context)
+        found += room.findings
         young = len(_unnamed(there, now.keys(), younger=True))
         writing = f", and {units.number_of(young, 'new one')} that may be being written" if young else ""
-        texts.append(f"{url}: {units.number_of(len(there), 'segment')}{writing}")
+        free = "" if room.free is None else f", {units.size(room.free)} free"
+        texts.append(f"{url}: {units.number_of(len(there), 'segment')}{writing}{free}")
     return found or [fine("; ".join(texts) or "none: all payloads are in the database")]
 
 
@@ -207,8 +211,30 @@ def _of_a_copy(url: str, marker: Marker) -> Finding:
     )
 
 
-def _list(url: str, number: int, identity: str) -> tuple[Marker, dict[str, StoredSegment]]:
-    """Return the marker and the segments in a place, by name.
+@dataclass(slots=True)
+class _Room:
+    """The bytes that a place has room for, if anybody knows, and what keeps this user from writing there."""
+
+    free: int | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, store: SegmentStore) -> _Room:
+        room = cls()
+        try:
+            store.check_may_write()
+        except PayloadStoreError as error:
+            room.findings.append(warning(f"{error}; puts with arrays that belong there fail"))
+            return room
+        room.free = store.free_bytes()
+        if room.free is not None and room.free < LITTLE_SPACE:
+            what = f"{units.size(room.free)} free in {store.url}"
+            room.findings.append(problem(what, "free some space: puts with arrays fail when there is none"))
+        return room
+
+
+def _look(url: str, number: int, identity: str, home: Home) -> tuple[Marker, dict[str, StoredSegment], _Room]:
+    """Return the marker and the segments in a place, by name, and the room there if it is this database's to write to.
 
     Raises PayloadStoreError unless it is that of this database, or of a copy.
     """
@@ -218,7 +244,8 @@ def _list(url: str, number: int, identity: str) -> tuple[Marker, dict[str, Store
         raise PayloadStoreError(str(error)) from error
     with closing(store):
         marker = _recognise(store, identity, number)
-        return marker, {one.name: one for one in store.segments() if _SEGMENT_FILE.fullmatch(one.name)}
+        there = {one.name: one for one in store.segments() if _SEGMENT_FILE.fullmatch(one.name)}
+        return marker, there, _Room.of(store) if marker.belongs_to(home) else _Room()
 
 
 def _recognise(store: SegmentStore, identity: str, number: int) -> Marker:

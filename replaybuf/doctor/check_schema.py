@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from sqlalchemy import Index, text
 
-from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, repairable
+from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, repairable, warning
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import HEAD, ReadTransaction, State, state_of
 from replaybuf.storage.sql.inspection.statement import read_columns
@@ -22,6 +22,8 @@ def find_revision(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
     match state_of(found):
         case State.CURRENT:
             return [fine(f"schema {wanted}")]
+        case State.MISSING if context.path is None:
+            return [warning("no replaybuf tables yet", "the first run makes them; if there was one, check the name")]
         case State.MISSING:
             return [problem("no replaybuf tables", "check the name, or wait until a run has opened it")]
         case State.OLDER:

@@ -167,6 +167,8 @@ def _damaged_indexes(tx: ReadTransaction) -> dict[str, str]:
     return wrong
 
 
-FIRST = (Check("access", find_access), Check("settings", find_settings), Check("connections", find_connections))
+#: What can be asked of a server without replaybuf's tables.
+BEFORE = (Check("settings", find_settings), Check("connections", find_connections))
+FIRST = (Check("access", find_access), *BEFORE)
 CHECKS = (Check("integrity", find_integrity),)
 LAST = (Check("vacuum", find_held), Check("space", find_space))

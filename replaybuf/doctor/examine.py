@@ -27,6 +27,7 @@ FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError,
 
 _CHECKSUMS = "checksums"
 _PLACES = "places"
+_ENGINE = "engine"
 
 Repair = Callable[["Transaction", CheckContext], Sequence[str]]
 
@@ -38,12 +39,20 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
     """
     revision = _check(check_schema.REVISION, reader, context)
     yield from revision
-    if any(finding.level != Severity.OK for finding in revision):
+    if any(finding.level == Severity.PROBLEM for finding in revision):
         return
     own: Any = check_file if reader.path else check_server
+    if any(finding.level == Severity.WARNING for finding in revision):  # a server before the first run
+        for check in check_server.BEFORE:
+            yield from _check(check, reader, context)
+        yield from _named(_ENGINE, lambda: _check_engine(reader), context)
+        return
     own_texts = check_payloads.CHECKS if reader.path else ()
+    for check in own.FIRST:
+        yield from _check(check, reader, context)
+    if reader.path is None:
+        yield from _named(_ENGINE, lambda: _check_engine(reader), context)
     for check in (
-        *own.FIRST,
         *own.CHECKS,
         *check_schema.CHECKS,
         *own_texts,
@@ -55,6 +64,12 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
     yield from _named(_CHECKSUMS, lambda: check_payloads.check_checksums(reader, context), context)
     for check in (*check_counts.CHECKS, *own.LAST):
         yield from _check(check, reader, context)
+
+
+def _check_engine(reader: Reader) -> Sequence[Finding]:
+    from replaybuf.doctor.check_engine import check_engine  # needs asyncpg
+
+    return check_engine(reader)
 
 
 def _check(check: Check, reader: Reader, context: CheckContext) -> Sequence[Finding]:

@@ -112,3 +112,5 @@ class RolloutState(BaseModel):
             super().__setattr__("rollout_id", value)
         elif name == "rollout_id":
             super().__setattr__("uid", value)
+
+    __setattr__.__sets_more__ = frozenset({"rollout_id", "uid"})  # type: ignore[attr-defined]

@@ -29,6 +29,8 @@ from replaybuf.rollouts.fields import (
     typed_dict_fields,
 )
 
+#: The attribute of a model's own `__setattr__` that names the fields for which it does more than pydantic's.
+SETS_MORE = "__sets_more__"
 _ATTRS_HASH = "_attrs_cached_hash"
 _SEEN_LIMIT = 1024  # extra fields could make any number of sets of names
 
@@ -121,6 +123,23 @@ class _ModelShape(Shape):
         self._cached = any(isinstance(one, cached_property) for base in cls.__mro__ for one in vars(base).values())
         omitted = tuple(self.names - self._keep_none)
         self._few_omitted = None if self._cached or 4 * len(omitted) > len(self.names) else omitted
+        self._set_directly = self._plainly_set()
+
+    def _plainly_set(self) -> frozenset[str]:
+        """Return the fields of which pydantic's `__setattr__` sets the value and nothing else."""
+        config, sets = self.cls.model_config, self.cls.__setattr__
+        plain = sets is BaseModel.__setattr__ or hasattr(sets, SETS_MORE)
+        if not plain or config.get("validate_assignment") or config.get("frozen"):
+            return frozenset()
+        fields = self.cls.model_fields
+        return frozenset(name for name in self.names if not fields[name].frozen) - getattr(sets, SETS_MORE, frozenset())
+
+    def set(self, instance: Any, name: str, value: Any) -> None:
+        if name in self._set_directly:
+            instance.__dict__[name] = value
+            instance.__pydantic_fields_set__.add(name)
+        else:
+            super().set(instance, name, value)
 
     def read(self, instance: Any) -> Fields:
         if self._few_omitted is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -55,7 +56,7 @@ class FolderStore(SegmentStore):
     def read_marker(self) -> bytes | None:
         try:
             return (self.path / MARKER).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise self._error(error, "can't be read") from error
@@ -100,10 +101,20 @@ class FolderStore(SegmentStore):
             raise
         except OSError as error:
             raise self._error(error, "can't be written to") from error
+        self.check_may_write()
+
+    def check_may_write(self) -> None:
         if not os.access(self.path / SEGMENTS, os.W_OK | os.X_OK):
             raise PayloadStoreError(
-                f"the folder for payloads {self.path} can't be written to by this user: change its owner or its mode"
+                f"the folder for payloads {self.path} can't be written to by this user: change its owner or its mode, "
+                "or mount it so that it can be written to"
             )
+
+    def free_bytes(self) -> int | None:
+        try:
+            return shutil.disk_usage(self.path).free
+        except OSError as error:
+            raise self._error(error, "can't be read") from error
 
     def writer(self, name: str, *, anew: bool) -> SegmentWriter:
         flags = os.O_RDWR | os.O_CLOEXEC | (0 if anew else os.O_CREAT | os.O_EXCL)

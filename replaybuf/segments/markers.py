@@ -66,14 +66,25 @@ def claim(store: SegmentStore, database: str, place: int | None, home: Home) -> 
         found = store.read_marker() or b""
     owner = parse(store, found)
     if owner.database != database:
-        raise ConfigError(
-            f"{store.url} has the payloads of another database ({redact(owner.database[:12])}…): name another place "
-            "for those of this one (payloads=), for example a folder for each run"
-        )
+        raise _of_another(store, owner)
     if not owner.belongs_to(home):
         raise CopyError(owner.home)
     _note(store, found, database)
     return owner.place
+
+
+def check_unclaimed(store: SegmentStore) -> None:
+    """Raise ConfigError when the place is that of any database: then it isn't that of a new one."""
+    found = store.read_marker()
+    if found is not None:
+        raise _of_another(store, parse(store, found))
+
+
+def _of_another(store: SegmentStore, owner: Marker) -> ConfigError:
+    return ConfigError(
+        f"{store.url} has the payloads of another database ({redact(owner.database[:12])}…): name another place "
+        "for those of this one (payloads=), for example a folder for each run"
+    )
 
 
 def take_over(store: SegmentStore, home: Home) -> None:

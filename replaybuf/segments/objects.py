@@ -96,6 +96,10 @@ class ObjectStore(SegmentStore):
     def check_writable(self) -> None:
         self.read_marker()
 
+    def check_may_write(self) -> None:
+        if self.marker is not None:
+            self.write_marker(self.marker)  # which is there: who may write is told so, and others that they may not
+
     def writer(self, name: str, *, anew: bool) -> SegmentWriter:
         assert not anew
         return _ObjectWriter(self, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from urllib.parse import unquote, urlsplit
 
 from replaybuf.errors import ConfigError
@@ -27,7 +28,7 @@ def parse_place(payloads: str) -> str | None:
         if ":" in scheme and kind in (*SCHEMES, "file", "http", "https"):
             example = "file:///absolute/path" if kind == "file" else "s3://bucket/prefix"
             raise ConfigError(f"can't read payloads={payloads!r}: write it as in {example}")
-        return FolderStore(payloads).url
+        return FolderStore(os.path.expanduser(payloads)).url
     if scheme == "file":
         found = urlsplit(payloads)
         if found.netloc not in ("", "localhost") or not found.path.startswith("/"):
@@ -41,6 +42,28 @@ def parse_place(payloads: str) -> str | None:
     if not rest.strip("/"):
         raise ConfigError(f"payloads={payloads!r} names no bucket: write {scheme}://bucket/prefix")
     return payloads.rstrip("/")
+
+
+#: Where open buffers of this process write, by its id, the database and the number of the place.
+_here: dict[tuple[int, str, int], list[str]] = {}
+
+
+def know_place(database: str, number: int, url: str) -> None:
+    """Note where a place of a database is for this process, which was told so, whatever others call it."""
+    _here.setdefault((os.getpid(), database, number), []).append(url)
+
+
+def forget_place(database: str, number: int, url: str) -> None:
+    """Take back one `know_place`."""
+    known = _here.get((os.getpid(), database, number), [])
+    if url in known:
+        known.remove(url)
+
+
+def url_here(database: str, number: int, url: str) -> str:
+    """Return where a place is for this process, which others know as `url`."""
+    known = _here.get((os.getpid(), database, number))
+    return known[-1] if known else url
 
 
 def open_place(place: str, patience: float) -> SegmentStore:

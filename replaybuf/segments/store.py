@@ -78,6 +78,14 @@ class SegmentStore(ABC):
         """Raise PayloadStoreError, saying what to do, where segments can't be written."""
 
     @abstractmethod
+    def check_may_write(self) -> None:
+        """Raise PayloadStoreError where this process may not write to a place that is marked; changes nothing."""
+
+    def free_bytes(self) -> int | None:
+        """Return how many bytes there is room for, None where nobody knows."""
+        return None
+
+    @abstractmethod
     def writer(self, name: str, *, anew: bool) -> SegmentWriter:
         """Return the writer of a segment, which is new or (`anew`) written over; nobody else may write to it.
 

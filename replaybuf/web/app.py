@@ -30,10 +30,11 @@ from replaybuf.rules.circumstances import LIVE_SECONDS
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.run_records import last_sign_of
 from replaybuf.web.ask import LARGEST, PARAMETERS, Ask, NotThereError
+from replaybuf.web.health import health_of
 from replaybuf.web.other_runs import OtherRun, other_runs
 from replaybuf.web.pages import PAGES, Data, Page
 from replaybuf.web.pages.statement import CSV_ROWS, ROWS
-from replaybuf.web.security import Guard, path_of
+from replaybuf.web.security import Guard, check_prefix, path_of
 from replaybuf.web.server import READ_SECONDS, STATEMENTS_AT_ONCE, Readings
 
 _HERE = Path(__file__).parent
@@ -52,26 +53,30 @@ def create_app(
     token: str | None = None,
     seconds: float = READ_SECONDS,
     beside: Sequence[str] = (),
+    prefix: str = "",
 ) -> ASGIApp:
     """Return the pages of a database, or of one buffer in it.
 
     With a token they are shown to those who have it; without, to requests for names of this machine (`localhost`).
     A page whose read takes longer than `seconds` says so instead. The train steps of other databases and of exports
-    `beside` can be plotted over those of this one.
+    `beside` can be plotted over those of this one. `prefix` ("/rl") is where a proxy has them, whether it takes that
+    from the paths that it asks for or not; raises ConfigError when it is none.
     """
-    site = _Site(Readings(reader, seconds=seconds), buffer, other_runs(beside))
+    prefix = check_prefix(prefix)
+    site = _Site(Readings(reader, seconds=seconds), buffer, other_runs(beside), prefix)
     pages = Starlette(
-        routes=[*site.static(), *site.pages()],
+        routes=[*site.static(), *site.pages(), *health_of(reader)],
         exception_handlers={HTTPException: site.http_error, ReplayBufError: site.error, Exception: site.defect},
     )
-    return Guard(pages, token, site.refusal)
+    return Guard(pages, token, site.refusal, prefix)
 
 
 class _Site:
     """Renders pages and errors."""
 
-    def __init__(self, readings: Readings, buffer: str | None, others: Mapping[str, OtherRun]) -> None:
+    def __init__(self, readings: Readings, buffer: str | None, others: Mapping[str, OtherRun], prefix: str) -> None:
         self._readings = readings
+        self._prefix = prefix
         self._others = others
         self._statements = readings.beside(STATEMENTS_AT_ONCE)
         self._buffer = buffer
@@ -85,6 +90,7 @@ class _Site:
             lstrip_blocks=True,
         )
         self._templates.globals |= {
+            "prefix": prefix,
             "database": readings.reader.where,
             "version": __version__,
             "files": {name: self._href(name) for name in _STATIC},
@@ -97,7 +103,7 @@ class _Site:
         }
 
     def _href(self, name: str) -> str:
-        return f"/static/{name}?v={hashlib.sha256(self._files[name]).hexdigest()[:12]}"
+        return f"{self._prefix}/static/{name}?v={hashlib.sha256(self._files[name]).hexdigest()[:12]}"
 
     def static(self) -> list[Route]:
         return [Route(f"/static/{name}", self._file(name), name=name) for name in _STATIC]
@@ -181,12 +187,13 @@ class _Site:
         parameters = {name: one for name, one in request.query_params.items() if name in PARAMETERS}
         if self._buffer is not None:
             parameters["buffer"] = self._buffer
-        return Ask(parameters, {name: str(value) for name, value in request.path_params.items()})
+        path = {name: str(value) for name, value in request.path_params.items()}
+        return Ask(parameters, path, prefix=self._prefix)
 
     def _render(self, template: str, ask: Ask, *, idle: str = "", **values: Any) -> str:
         buffer = ask.text("buffer")
         menu = [
-            (name, page.title, Ask({}).link(page.path, buffer=buffer))
+            (name, page.title, Ask({}, prefix=self._prefix).link(page.path, buffer=buffer))
             for name, page in PAGES.items()
             if page.in_menu and (page.read is not None or self._buffer is None)
         ]
@@ -200,7 +207,13 @@ class _Site:
         if path_of(request).startswith("/api/"):
             return Response(_as_json({"error": reason}), status, media_type="application/json")
         text = self._render(
-            "error.html", Ask({}), name="", title=title, reason=reason, status=status, path=path_of(request)
+            "error.html",
+            Ask({}, prefix=self._prefix),
+            name="",
+            title=title,
+            reason=reason,
+            status=status,
+            path=path_of(request),
         )
         return HTMLResponse(text, status)
 

@@ -30,13 +30,14 @@ class Ask:
     """The parameters of a URL's query, and the numbers in its path. Every reading raises InputError for a bad value.
 
     `others` are the names of runs of other databases and of exports, and `elsewhere` the train steps of the one that
-    is asked for beside.
+    is asked for beside. `prefix` is what a proxy has before the paths of all pages, "/rl", or nothing.
     """
 
     parameters: Mapping[str, str]
     path: Mapping[str, str] = field(default_factory=dict)
     others: Sequence[str] = ()
     elsewhere: Sequence[StepSummary] | None = None
+    prefix: str = ""
 
     def text(self, name: str) -> str | None:
         """Return a text, or None when it isn't given or empty."""
@@ -77,6 +78,7 @@ class Ask:
 
     def _url(self, path: str, parameters: Mapping[str, object]) -> str:
         query = urlencode({name: one for name, one in parameters.items() if one not in (None, "")}, errors="replace")
+        path = self.prefix + path if path else ""
         return f"{path}?{query}" if query else path or "?"
 
 

@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -40,6 +40,10 @@ HEADERS = {
 MIN_TOKEN = 16
 _SECONDS = 30 * 86_400
 _HOST = re.compile(r"[A-Za-z0-9._-]*(?::\d*)?|\[[0-9A-Fa-f:.]+\](?::\d*)?")
+
+_PREFIX = re.compile(r"(?:/[A-Za-z0-9_~.-]*[A-Za-z0-9_~-])+")
+#: Of no run, and asked by programs that have no token: whether the server is there, and the database behind it.
+HEALTH = ("/healthz", "/readyz")
 
 Refuse = Callable[[Request, int, str], Response]
 
@@ -69,16 +73,26 @@ def check_token(token: str) -> str:
     return token
 
 
+def check_prefix(prefix: str) -> str:
+    """Return the path that a proxy has before those of the pages, "/rl" or "". Raises ConfigError when it is none."""
+    path = prefix.rstrip("/")
+    if path and not _PREFIX.fullmatch(path):
+        raise ConfigError(f"the prefix is a path such as /rl, of letters, digits and - _ . ~, not {prefix!r:.100}")
+    return path
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """ASGI middleware: refuses what may not be asked, and adds the headers to every answer.
 
     `refuse(request, status, reason)` makes the page that says why. Without a token everybody on this machine may read.
+    A path may begin with the `prefix` of a proxy.
     """
 
     app: ASGIApp
     token: str | None
     refuse: Refuse
+    prefix: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,6 +107,10 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
+        path = str(scope["path"])
+        if self.prefix and (path == self.prefix or path.startswith(f"{self.prefix}/")):
+            path = path.removeprefix(self.prefix) or "/"
+            scope = {**scope, "path": path, "raw_path": quote(path).encode()}
         request = Request(scope)
         answer = self._answer(request) or self.app
         await answer(scope, receive, with_headers)
@@ -105,7 +123,7 @@ class Guard:
             return response
         if not _HOST.fullmatch(request.headers.get("host", "")):
             return self.refuse(request, 400, "The Host header is no name or address with a port.")
-        if path_of(request).startswith("/static/"):  # of the package: the same for everybody
+        if path_of(request).startswith("/static/") or path_of(request) in HEALTH:  # the same for everybody
             return None
         if self.token is None:
             if not is_loopback(host_of(request.headers)):
@@ -128,9 +146,10 @@ class Guard:
         """Keep the token in a cookie, and open the same page without it in the URL."""
         assert self.token is not None
         rest = [(name, value) for name, value in parse_qsl(request.scope["query_string"]) if name != b"token"]
-        path = "/" + path_of(request).lstrip("/\\")  # never to another host
+        path = f"{self.prefix}/" + path_of(request).lstrip("/\\")  # never to another host
         response = RedirectResponse(f"{path}?{urlencode(rest)}" if rest else path, 303)
-        response.set_cookie(_cookie(request), self.token, max_age=_SECONDS, httponly=True, samesite="strict", path="/")
+        name, path = _cookie(request), self.prefix or "/"
+        response.set_cookie(name, self.token, max_age=_SECONDS, httponly=True, samesite="strict", path=path)
         return response
 
     def _refuse_token(self, request: Request) -> Response:

@@ -245,3 +245,25 @@ async def flow(url: str, folder: Path, done: threading.Event) -> None:
                 await buffer.put(heavy(number), TASK)
             await buffer.get(4, TASK)
             await buffer.storage._write(lambda tx: sweep(tx, time.time() + 1, 1000))
+
+
+def test_a_place_that_this_user_may_not_write_to_is_one_warning(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access  # who runs tests may be root, who may everything
+
+    def may(path: str | Path, mode: int) -> bool:
+        return access(path, mode) and not (mode & os.W_OK and folder in Path(path).parents)
+
+    monkeypatch.setattr(os, "access", may)
+    found = examine(url)
+    assert wrong(found) == {"places": "warning"}
+    assert "can't be written to by this user" in found["places"][0]["text"]
+
+
+def test_a_place_without_room_is_a_problem(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert " free" in examine(url)["places"][0]["text"]
+    monkeypatch.setattr(check_places, "LITTLE_SPACE", 1 << 60)
+    found = examine(url, code=1)
+    assert wrong(found) == {"places": "problem"}
+    assert "puts with arrays fail" in found["places"][0]["mend"]

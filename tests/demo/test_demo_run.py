@@ -1,6 +1,7 @@
 """`replaybuf demo` as people run it: real processes, both databases, all modes."""
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -8,12 +9,14 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from sqlalchemy import make_url
 
 from replaybuf import Status
 from replaybuf.demo import Mode
-from replaybuf.demo.settings import BATCH_GROUPS, TASK, buffer_config
+from replaybuf.demo.settings import BATCH_GROUPS, PAYLOAD_THRESHOLD, TASK, buffer_config
+from replaybuf.demo.worker import experts_of
 from tests.demo.running import ROOT, RUN, Demo, assert_trained_once, is_alive, run_demo
 
 PASSWORD = "s3cret-w0rd"
@@ -78,6 +81,34 @@ def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tm
         done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, ""), line
         assert re.search(r"\d", done.stdout), line
+
+
+@pytest.mark.parametrize("shared_url", ["sqlite", pytest.param("postgresql", marks=long)], indirect=True)
+def test_a_run_keeps_its_arrays_apart(tmp_path, shared_url):
+    """In a folder that it makes; each array of a trained group is the one that a worker has made."""
+    output, code = run_demo(tmp_path, shared_url, "--steps", "2", "--payloads", "arrays")
+    assert code == 0, output
+    assert_trained_once(tmp_path, 2, output)
+    assert f"; arrays: {tmp_path / 'arrays'}" in output
+    [look] = [line for line in shell_lines(output) if line.split()[1] == "sql"]
+    command = [sys.executable, "-m", *shlex.split(look), "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=True)
+    [place] = json.loads(done.stdout)
+    assert place["live_bytes"] > 2 * BATCH_GROUPS * PAYLOAD_THRESHOLD
+    for group in trained_in(shared_url):
+        for rollout in group:
+            expected = experts_of([*rollout.prompt_ids, *rollout.response_ids])
+            assert np.array_equal(rollout.routed_experts, expected)
+
+
+def trained_in(url):
+    """The trained groups of the demo."""
+
+    async def read():
+        async with buffer_config(url).build() as buffer:
+            return [item.item async for item in buffer.find({"status": Status.ARCHIVED})]
+
+    return asyncio.run(read())
 
 
 def test_a_run_goes_on_in_another_mode(tmp_path, shared_url):

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import asyncpg
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 
 COMMIT = b"COMMIT;\x00"
 
@@ -36,6 +36,9 @@ Fault = Callable[[Link, bytes], Awaitable[bool]]
 class Proxy:
     """Forwards connections; `fault` is asked about everything that clients send.
 
+    `instead` has texts, and what the server gets in place of them: as many bytes, since messages say their length. So a
+    real server refuses what another one lacks.
+
     With a context it speaks TLS to the clients, as a pooler does, so that the tests' server needn't.
     """
 
@@ -47,6 +50,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._pumps: set[asyncio.Task[None]] = set()
         self.fault: Fault | None = None
+        self.instead: dict[bytes, bytes] = {}
         self.refusing = False
         self.links: list[Link] = []
 
@@ -94,9 +98,8 @@ class Proxy:
             return
         if self.tls is not None and not await self._speak_tls(client_reader, client):
             return
-        url = make_url(self._server_url)
         try:
-            server_reader, server = await asyncio.open_unix_connection(f"{url.query['host']}/.s.PGSQL.5432")
+            server_reader, server = await _open(make_url(self._server_url))
         except OSError:
             client.transport.abort()
             return
@@ -122,6 +125,8 @@ class Proxy:
     async def _send(self, link: Link, client: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await client.read(1 << 20):
+                for text, other in self.instead.items():
+                    data = data.replace(text, other)
                 passes = self.fault is None or await self.fault(link, data)
                 if passes and not link.frozen:
                     server.write(data)
@@ -147,9 +152,15 @@ class Proxy:
                 client.close()
 
 
+async def _open(url: URL) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if url.host:
+        return await asyncio.open_connection(url.host, url.port)
+    return await asyncio.open_unix_connection(f"{url.query['host']}/.s.PGSQL.5432")
+
+
 @asynccontextmanager
 async def proxied(server_url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Proxy]:
-    """A proxy before a server that listens on a Unix socket."""
+    """A proxy before a server that listens on a Unix socket, or at an address."""
     proxy = Proxy(server_url, tls)
     await proxy.start()
     try:

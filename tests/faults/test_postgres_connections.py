@@ -18,7 +18,7 @@ from tests.faults.proxy import COMMIT, Link, Proxy, once, proxied
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, take_all, until
 
-GROUPS = 25
+GROUPS = 30
 
 
 @pytest.fixture

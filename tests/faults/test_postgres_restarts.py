@@ -279,9 +279,9 @@ async def test_a_give_back_whose_answer_is_lost_is_not_done_twice(url: str, monk
         await all_told(buffer)
         unconsume = drawing.unconsume
 
-        def back_and_lost(*arguments: Any) -> None:
-            unconsume(*arguments)
+        def back_and_lost(*arguments: Any) -> Any:
             proxy.fault = once(proxy.refuse(before_the_answer), at=is_commit)
+            return unconsume(*arguments)
 
         monkeypatch.setattr(drawing, "unconsume", back_and_lost)
         monkeypatch.setattr(drawing.Drawing, "_decode", lambda *_: 1 / 0)  # whatever it is: they go back

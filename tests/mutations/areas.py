@@ -39,6 +39,7 @@ NEAR = {
         "-k",
         "not postgres",
     ),
+    "failover": ("tests/test_hosts.py", "tests/cluster"),
     "prompts": ("tests/prompts", "tests/produce/test_sources.py", "-k", "not postgres"),
     "produce": ("tests/produce", "-k", "not postgres"),
     "observe": ("tests/observe", "-k", "not postgres"),

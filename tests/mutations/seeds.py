@@ -176,13 +176,24 @@ _SQL = [
     ("claim-of-other-epoch", f"{_STATEMENTS}/cursors.py", "if moved.epoch != tx.scope.epoch:", "if False:", "a cursor of the run before doesn't move this one"),
     ("replaced-missing", f"{_STATEMENTS}/eviction.py", "    if missing:\n        raise ConflictError", "    if False:\n        raise ConflictError", "what isn't there can't be replaced"),
     ("replaced-twice", f"{_STATEMENTS}/eviction.py", "there.pop(uid, None)", "pass", "each group is replaced once"),
-    ("isolation-default", f"{_ENGINE}/postgres.py", "self._begun(guarding, self._begin(_WRITES))", "self._begun(guarding, self._begin(_READS))", "what waited for a lock sees what was committed meanwhile"),
+    ("isolation-default", f"{_ENGINE}/postgres.py", "self._begun(guarding, self._begin(_WRITES), ", "self._begun(guarding, self._begin(_READS), ", "what waited for a lock sees what was committed meanwhile"),
     ("isolation-of-writes", f"{_ENGINE}/postgres.py", "BEGIN ISOLATION LEVEL {level}", "BEGIN", "what waited for a lock sees what was committed meanwhile"),
     ("reader-writes", f"{_ENGINE}/postgres.py", "' READ ONLY' if self._read_only else", "' READ ONLY' if False else", "a reader can't write, whatever its settings"),
     ("pool-busy-unsaid", f"{_ENGINE}/postgres_pool.py", "if waits and limit.expired()", "if False", "who waits in vain for a connection is told why"),
     ("row-too-large", f"{_ENGINE}/dialect.py", "(size := self._size(list(values))) > self.nbytes", "(size := 0) > self.nbytes", "what is larger than a row isn't sent"),
     ("lease-wall-clock", f"{_ENGINE}/sqlite_dialect.py", "return time.time() if start is None else", "return time.time() if True else", "leases pass evenly, though the clock is set"),
     ("outage-floods", f"{_ENGINE}/outage.py", "self._silent_until = self._since + _SILENT_SECONDS", "pass", "the connection limit is spoken of once in a while"),
+]  # fmt: skip
+
+_FAILOVER = [
+    ("old-primary-followed", f"{_ENGINE}/servers.py", "standing.timeline < self.timeline", "False", "who follows a new primary never goes back to the old one"),
+    ("any-primary", f"{_ENGINE}/servers.py", "best = [one for one in fit if _timeline(one) == newest]", "best = fit[:1]", "of two primaries the one with the higher timeline is followed"),
+    ("two-primaries", f"{_ENGINE}/servers.py", "    if len(instances) < 2:\n", "    if True:\n", "two primaries of one timeline are refused"),
+    ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "there.get(row, 0) < number", "False", "who saw lost commits is told"),
+    ("lost-and-on", f"{_ENGINE}/postgres.py", "        if follows is Follows.WHAT_WAS_SEEN and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
+    ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
+    ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
+    ("ports-unchecked", f"{_ENGINE}/hosts.py", "0 < int(text) < 65536", "True", "a port among several hosts is one"),
 ]  # fmt: skip
 
 _PROMPTS = [
@@ -246,7 +257,7 @@ _WEB = [
     ("web-hidden", "web/app.py", "finalize=_shown", "finalize=None", "hidden characters are shown"),
     ("web-rebinding", "web/security.py", "if not is_loopback(host_of(request.headers)):", "if False:", "other names are refused without a token"),
     ("web-token", "web/security.py", "return hmac.compare_digest(given.encode(errors=\"replace\"), self.token.encode())", "return bool(given)", "only the token opens"),
-    ("web-other-host", "web/security.py", '"/" + path_of(request).lstrip("/\\\\")', "path_of(request)", "a token leads to no other host"),
+    ("web-other-host", "web/security.py", 'f"{self.prefix}/" + path_of(request).lstrip("/\\\\")', "self.prefix + path_of(request)", "a token leads to no other host"),
     ("web-host", "web/security.py", "if not _HOST.fullmatch(", "if None and not _HOST.fullmatch(", "no Host header opens the pages"),
     ("web-methods", "web/security.py", 'if request.method not in ("GET", "HEAD"):', "if False:", "only reading is answered"),
     ("web-headers", "web/security.py", "headers[name] = value", "pass", "every answer has the policy"),
@@ -279,6 +290,7 @@ MUTATIONS = [
         "query": _QUERY,
         "codec": _CODEC,
         "sql": _SQL,
+        "failover": _FAILOVER,
         "prompts": _PROMPTS,
         "produce": _PRODUCE,
         "observe": _OBSERVE,

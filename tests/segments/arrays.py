@@ -11,6 +11,7 @@ import numpy as np
 from sqlalchemy import Connection, text
 
 from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf.segments.store import SegmentStore
 from tests.faults.copies import transact
 from tests.stores import TASK, build, group
 
@@ -46,6 +47,12 @@ def numbers_in(groups: Iterable[list[Any]]) -> list[int]:
 def apart(url: str, place: str | Path, **options: Any) -> ReplayBuffer:
     """A buffer that keeps arrays in a place."""
     return build(url, **(OPTIONS | {"payloads": str(place)} | options))
+
+
+def place_of(buffer: ReplayBuffer) -> SegmentStore:
+    """The place that a buffer keeps arrays in."""
+    [store] = buffer.storage.segments.reader.stores.values()
+    return store
 
 
 async def put(buffer: ReplayBuffer, *numbers: int, **options: Any) -> list[int]:

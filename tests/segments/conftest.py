@@ -30,6 +30,7 @@ _EVERYWHERE = (
     "test_buffers.py::test_a_put_of_a_writer_that_was_taken_for_dead",
     "test_buffers.py::test_space_comes_back",
     "test_kills.py::test_processes_that_are_killed",
+    "test_kills.py::test_a_process_that_is_killed_at_any_point",
 )
 #: And these by default not at all.
 _LONG = (
@@ -40,6 +41,7 @@ _LONG = (
     "test_buffers.py::test_an_object_store_that_is_down*403*",
     "test_buffers.py::test_an_object_store_that_is_down*503*",
     "test_kills.py::test_processes_that_are_killed*sqlite*",
+    "test_kills.py::test_a_process_that_is_killed_at_any_point*postgresql*",
     "test_stores.py::test_an_answer_that_it_cannot*500*",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from replaybuf import LeaseLostError, ReplayBuffer
+from replaybuf import LeaseLostError, ReplayBuffer, load_all
 from replaybuf.errors import StorageError
-from replaybuf.segments import folder
+from replaybuf.segments import folder, objects
 from replaybuf.storage.sql.statements import segments as statements
 from replaybuf.storage.sql.statements.upkeep import sweep
 from replaybuf.storage.sql.tasks import open_segments, sweeper
@@ -50,7 +51,9 @@ class SegmentPoints(FailPoints):
         self._surround(os, "fdatasync", "sync")
         self._surround(os, "fsync", "sync")
         self._surround(folder.FolderStore, "writer", "open")
-        self._surround(folder.FolderStore, "delete", "delete")
+        self._surround(objects.ObjectStore, "put", "write")
+        for store in (folder.FolderStore, objects.ObjectStore):
+            self._surround(store, "delete", "delete")
 
     def _surround(self, owner: Any, name: str, what: str) -> None:
         real = getattr(owner, name)
@@ -66,9 +69,14 @@ class SegmentPoints(FailPoints):
         setattr(owner, name, call)
 
 
-def live(ledger: Ledger, url: str, place: str, kill_at: int | None) -> None:
+#: The variables of the environment that an object store needs, which the process that others are forked from lacks.
+Variables = dict[str, str]
+
+
+def live(ledger: Ledger, url: str, place: str, kill_at: int | None, variables: Variables) -> None:
     """All that can happen to a segment: registered, written, sealed, emptied, written over, deleted."""
     hurry()
+    os.environ.update(variables)
     points = SegmentPoints(ledger, kill_at)
 
     async def run() -> None:
@@ -119,12 +127,49 @@ async def _tend(buffer: ReplayBuffer) -> None:
     await storage.thread.run(step)
 
 
+# With checkpoints
+
+STEPS = 6
+
+
+def train(ledger: Ledger, url: str, place: str, kill_at: int | None) -> None:
+    """From the last checkpoint to the last step, and all that is left: `batch STEP N N`, `left N ...`.
+
+    The points are those in checkpoints and restores.
+    """
+    hurry()
+    points = SegmentPoints(ledger, kill_at)
+
+    async def run() -> None:
+        async with apart(url, place) as buffer:
+            await _train(ledger, buffer, points)
+
+    asyncio.run(run())
+
+
+async def _train(ledger: Ledger, buffer: ReplayBuffer, points: FailPoints) -> None:
+    made = await buffer.checkpoints()
+    with points.armed():
+        await (buffer.restore(made[-1].step) if made else buffer.checkpoint(0))
+    for step in range(made[-1].step + 1 if made else 1, STEPS + 1):
+        await put(buffer, *range(10 * step, 10 * step + 4), current_train_step=step)
+        ledger.write("batch", step, *numbers_in(await buffer.get(3, TASK, current_train_step=step)))
+        await _tend(buffer)  # what no checkpoint needs is gone, and written over
+        with points.armed():
+            await buffer.checkpoint(step)
+    for one in await buffer.checkpoints():
+        await buffer.drop_checkpoint(one.step)
+    while groups := await buffer.get(50, TASK):
+        ledger.write("left", *numbers_in(groups))
+
+
 # At any moment
 
 
-def produce(ledger: Ledger, url: str, place: str, stop: str, first: int, seed: int) -> None:
+def produce(ledger: Ledger, url: str, place: str, stop: str, first: int, seed: int, variables: Variables) -> None:
     """Put groups, some at a time, until the file `stop` exists; numbers from `first` on."""
     hurry()
+    os.environ.update(variables)
     chance = random.Random(seed)
 
     async def run() -> None:
@@ -145,9 +190,10 @@ async def _put(ledger: Ledger, buffer: ReplayBuffer, number: int, size: int) -> 
     ledger.write("put", number)
 
 
-def consume(ledger: Ledger, url: str, place: str, done: str, seed: int) -> None:
+def consume(ledger: Ledger, url: str, place: str, done: str, seed: int, variables: Variables) -> None:
     """Lease batches, look at every byte, and acknowledge them; to the end when the file `done` exists."""
     hurry()
+    os.environ.update(variables)
     chance = random.Random(seed)
 
     async def run() -> None:
@@ -182,9 +228,8 @@ async def _left(buffer: ReplayBuffer) -> int:
 # On a disk of its own
 
 
-@contextmanager
-def small_disk(ledger: Ledger, place: str, size: int) -> Iterator[Callable[[str], None]]:
-    """A file system of so many bytes at a place, which only this process sees; the function mounts it anew."""
+def own_mounts(ledger: Ledger) -> tuple[Any, Callable[[int], None]]:
+    """Give this process mounts that nobody else sees; returns the C library, and what checks the result of a call."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -196,6 +241,31 @@ def small_disk(ledger: Ledger, place: str, size: int) -> Iterator[Callable[[str]
 
     check(libc.unshare(0x20000))  # CLONE_NEWNS
     check(libc.mount(b"none", b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
+    return libc, check
+
+
+def other_host(ledger: Ledger, url: str, place: str, own: str, sent: str) -> None:
+    """Have the place at `own`, and something else where it is for others; load handles, put and look."""
+    libc, check = own_mounts(ledger)
+    check(libc.mount(place.encode(), own.encode(), None, 0x1000, None))  # MS_BIND
+    check(libc.mount(b"none", place.encode(), b"tmpfs", 0, b"size=1m"))
+    handles = pickle.loads(Path(sent).read_bytes())
+
+    async def run() -> None:
+        async with apart(url, own) as buffer:
+            ledger.write("found", *sorted(numbers_in([item.item async for item in buffer.find({})])))
+            loaded = await asyncio.to_thread(load_all, handles)
+            ledger.write("loaded", *(int(one[0]) >> 32 for one in loaded))
+            await put(buffer, 10)
+            ledger.write("put", 10)
+
+    asyncio.run(run())
+
+
+@contextmanager
+def small_disk(ledger: Ledger, place: str, size: int) -> Iterator[Callable[[str], None]]:
+    """A file system of so many bytes at a place, which only this process sees; the function mounts it anew."""
+    libc, check = own_mounts(ledger)
     check(libc.mount(b"none", place.encode(), b"tmpfs", 0, f"size={size}".encode()))
 
     def remount(options: str) -> None:

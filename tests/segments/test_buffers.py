@@ -29,6 +29,7 @@ from tests.segments.arrays import (
     number_in,
     numbers_in,
     payload_rows,
+    place_of,
     put,
     segments,
     take_all,
@@ -299,7 +300,7 @@ async def test_a_segment_that_somebody_deleted_is_replaced(url: str, folder: Pat
         await put(buffer, 1)
         for one in (folder / "segments").iterdir():
             one.unlink()
-        buffer.storage.segments.reader.stores[1].forget()
+        place_of(buffer).forget()
         await put(buffer, 2, 3)
         assert sorted(await take_all(buffer)) == [2, 3]
         [failed] = [item async for item in buffer.find({"status": "failed"})]
@@ -449,7 +450,7 @@ async def test_a_take_without_the_folder_gives_all_groups_back(url: str, folder:
         await put(buffer, *range(5))
         await buffer.put(group(50), "other")
         _rename(folder, folder.with_name("away"))
-        buffer.storage.segments.reader.stores[1].close()
+        place_of(buffer).close()
         for _ in range(2):
             with pytest.raises(PayloadStoreError, match="mount it, or put it back; nothing is lost"):
                 await buffer.get(5, TASK)
@@ -475,7 +476,7 @@ async def test_a_folder_that_was_replaced_by_another_runs_is_not_damage(url: str
         await put(theirs, 7, 8)
         async with apart(url, folder) as ours:
             await put(ours, 1, 2)
-            ours.storage.segments.reader.stores[1].close()
+            place_of(ours).close()
             _rename(folder, folder.with_name("away"))
             _rename(other, folder)
             for _ in range(2):
@@ -488,7 +489,7 @@ async def test_a_folder_that_was_replaced_by_another_runs_is_not_damage(url: str
             _rename(folder, other)
             _rename(folder.with_name("away"), folder)
             assert sorted(await take_all(ours)) == [1, 2]
-            theirs.storage.segments.reader.stores[1].close()
+            place_of(theirs).close()
         assert sorted(await take_all(theirs)) == [7, 8]
 
 
@@ -496,8 +497,7 @@ async def test_a_put_that_was_committed_is_not_said_to_have_failed(tmp_path: Pat
     """Where the arrays of what it dropped can't be read: that group says so."""
     async with apart(f"sqlite:///{tmp_path}/b.db", folder, capacity=1, on_full="evict") as buffer:
         await put(buffer, 1)
-        segments_of = buffer.storage.segments
-        segments_of.reader.stores[1].close()
+        place_of(buffer).close()
         _rename(folder, folder.with_name("away"))
         dropped: list[Any] = []
         assert await buffer.put(group(2), TASK, dropped=dropped)

@@ -8,11 +8,13 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
+from replaybuf.segments.places import open_place
 from replaybuf.storage.sql.tasks import segments as tasks
 from replaybuf.storage.sql.tasks import sweeper
 from tests.faults.figures import Figures
@@ -21,7 +23,7 @@ from tests.faults.processes import end, kill, start
 from tests.postgres import Databases
 from tests.processes.test_processes import wait_for_lines
 from tests.segments import roles
-from tests.segments.arrays import apart, ask, files, segments, take_all
+from tests.segments.arrays import apart, ask, segments, take_all
 from tests.stores import TASK, until
 
 
@@ -33,31 +35,52 @@ def _soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Places:
-    """Another empty database and an empty folder at each call."""
+    """Another empty database and an empty place at each call: a folder, or a prefix of a bucket.
 
-    def __init__(self, folder: Path, lend: object) -> None:
-        self._folder, self._lend, self._count = folder, lend, 0
+    `variables` are what processes need to know of the environment.
+    """
 
-    def __call__(self) -> tuple[str, Path, Path]:
+    def __init__(self, folder: Path, databases: Databases | None = None, bucket: str | None = None) -> None:
+        self._folder, self._databases, self._bucket, self._count = folder, databases, bucket, 0
+        self._lent = ExitStack()
+        self.variables = {name: value for name, value in os.environ.items() if bucket and name.startswith("AWS_")}
+
+    def __call__(self) -> tuple[str, str, Path]:
         self._count += 1
         folder = self._folder / str(self._count)
         place = folder / "payloads"
         place.mkdir(parents=True)
-        url = self._lend() if callable(self._lend) else f"sqlite:///{folder}/b.db"
-        return url, place, folder
+        return self._url(folder), f"{self._bucket}/{self._count}" if self._bucket else str(place), folder
+
+    def _url(self, folder: Path) -> str:
+        if self._databases is None:
+            return f"sqlite:///{folder}/b.db"
+        self._lent.close()  # nobody uses the last one any more
+        return self._lent.enter_context(self._databases.lent())()
+
+    def close(self) -> None:
+        self._lent.close()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "sqlite-objects"])
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
-    if request.param == "sqlite":
-        yield Places(tmp_path, None)
-        return
-    databases: Databases = request.getfixturevalue("postgres_databases")
-    with databases.lent() as lend:
-        yield Places(tmp_path, lend)
+    databases = request.getfixturevalue("postgres_databases") if request.param == "postgresql" else None
+    bucket = request.getfixturevalue("bucket") if request.param == "sqlite-objects" else None
+    with closing(Places(tmp_path, databases, bucket)) as places:
+        yield places
 
 
-async def _left_over(url: str, place: Path) -> tuple[list[int], int, dict[str, int]]:
+def _listed(place: str) -> list[str]:
+    """The segments that are there."""
+    store = open_place(place, 10.0)
+    try:
+        claimed = store.read_marker() is not None
+        return sorted(one.name for one in store.segments()) if claimed else []
+    finally:
+        store.close()
+
+
+async def _left_over(url: str, place: str) -> tuple[list[int], int, list[str]]:
     """What the next process takes, how many groups are set aside, and the files that are there after it has ended."""
     await ask(url, "UPDATE rb_segment_user SET renewed_at = 0")
     await ask(url, "UPDATE rb_garbage SET removed_at = 0")
@@ -65,12 +88,12 @@ async def _left_over(url: str, place: Path) -> tuple[list[int], int, dict[str, i
     async with apart(url, place) as buffer:
         left = await take_all(buffer)
         failed = await buffer.count(TASK, "failed")
-        await until(lambda: _nothing_is_named(url))
+        await until(lambda: _nothing_is_named(url), 60)
     for _ in range(3):  # closing waits for nothing that takes long, and leaves it to the next process
-        if files(place):
+        if _listed(place):
             async with apart(url, place):
-                await until(lambda: _nothing_is_named(url))
-    return left, failed, files(place)
+                await until(lambda: _nothing_is_named(url), 60)
+    return left, failed, _listed(place)
 
 
 async def _nothing_is_named(url: str) -> bool:
@@ -88,37 +111,41 @@ def test_a_process_that_is_killed_at_any_point_loses_nothing(
 ) -> None:
     """Around every statement, commit, write, sync, deletion: the next process has all that was put and not taken."""
     url, place, folder = places()
-    process = start(roles.live, folder / "ledger", url, str(place), None)
+    process = start(roles.live, folder / "ledger", url, place, None, places.variables)
     assert end(process, folder / "ledger") == 0
     points = entries(folder / "ledger", "point")
-    wanted = [
-        f"{side} {what}" for side in ("before", "after") for what in ("open", "write", "sync", "delete", "commit")
-    ]
+    kinds = ("write", "delete", "commit") if places.variables else ("open", "write", "sync", "delete", "commit")
+    wanted = [f"{side} {what}" for side in ("before", "after") for what in kinds]
     assert set(wanted) <= set(points)
     chosen = range(len(points)) if count is None else random.Random().sample(range(len(points)), count)
     for point in chosen:
-        url, place, folder = places()
-        ledger = folder / "ledger"
-        if end(start(roles.live, ledger, url, str(place), point), ledger) == 0:
-            continue  # one run has a few more than another
-        what = entries(ledger, "killed")[0]
-        put, took, taking = (numbers(ledger, kind) for kind in ("put", "took", "taking"))
-        if not put and not asyncio.run(_is_there(url)):
-            continue
-        left, failed, rest = asyncio.run(_left_over(url, place))
-        delivered = [*took, *left]
-        figures.add(
-            faults=1,
-            groups=len(put),
-            lost=len(set(put) - set(delivered) - set(taking)),
-            doubled=len(delivered) - len(set(delivered)),
-            with_the_dead=len(set(taking) - set(delivered)),
-        )
-        assert set(put) - set(taking) <= set(delivered), (point, what)
-        assert len(delivered) == len(set(delivered)), (point, what)
-        assert failed == 0, (point, what)
-        assert rest == {}, (point, what)
-        assert asyncio.run(segments(url)) == {}, (point, what)
+        kill_at(point, places, figures)
+
+
+def kill_at(point: int, places: Places, figures: Figures) -> None:
+    """Kill a process at a point, and look at what is left."""
+    url, place, folder = places()
+    ledger = folder / "ledger"
+    if end(start(roles.live, ledger, url, place, point, places.variables), ledger) == 0:
+        return  # one run has a few more than another
+    what = entries(ledger, "killed")[0]
+    put, took, taking = (numbers(ledger, kind) for kind in ("put", "took", "taking"))
+    if not put and not asyncio.run(_is_there(url)):
+        return
+    left, failed, rest = asyncio.run(_left_over(url, place))
+    delivered = [*took, *left]
+    figures.add(
+        faults=1,
+        groups=len(put),
+        lost=len(set(put) - set(delivered) - set(taking)),
+        doubled=len(delivered) - len(set(delivered)),
+        with_the_dead=len(set(taking) - set(delivered)),
+    )
+    assert set(put) - set(taking) <= set(delivered), (point, what)
+    assert len(delivered) == len(set(delivered)), (point, what)
+    assert failed == 0, (point, what)
+    assert rest == [], (point, what)
+    assert asyncio.run(segments(url)) == {}, (point, what)
 
 
 async def _is_there(url: str) -> bool:
@@ -147,9 +174,9 @@ def test_processes_that_are_killed_or_stopped_at_any_moment_lose_nothing(
         ledgers.append(ledger)
         produces = slot < 2
         process = (
-            start(roles.produce, ledger, url, str(place), str(stop), first, first)
+            start(roles.produce, ledger, url, place, str(stop), first, first, places.variables)
             if produces
-            else start(roles.consume, ledger, url, str(place), str(done), first)
+            else start(roles.consume, ledger, url, place, str(done), first, places.variables)
         )
         started[slot] = process, ledger, produces
 
@@ -184,15 +211,43 @@ def test_processes_that_are_killed_or_stopped_at_any_moment_lose_nothing(
     lost, doubled = set(put) - set(delivered) - set(acking), len(delivered) - len(set(delivered))
     dead = len(set(acking) - set(delivered))
     figures.add(faults=faults, groups=len(put), lost=len(lost), doubled=doubled, with_the_dead=dead)
-    assert (lost, doubled, failed, rest) == (set(), 0, 0, {})
+    assert (lost, doubled, failed, rest) == (set(), 0, 0, [])
 
 
+@pytest.mark.parametrize("places", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.long)])
+def test_a_run_that_is_killed_in_its_checkpoints_and_restores_is_the_run_that_was_not(
+    places: Places, kills: int, figures: Figures
+) -> None:
+    """Batch by batch, byte for byte; and no byte is left over."""
+    url, place, folder = places()
+    whole = folder / "whole"
+    assert end(start(roles.train, whole, url, place, None), whole) == 0
+    points, expected = len(entries(whole, "point")), entries(whole, "batch")
+    assert len(expected) == roles.STEPS
+    url, place, folder = places()
+    chance = random.Random()
+    for number in range(kills + 1):
+        ledger = folder / f"{number}.ledger"
+        kill_at = None if number == kills else chance.randrange(points // 3)
+        died = end(start(roles.train, ledger, url, place, kill_at), ledger)
+        found = entries(ledger, "batch")
+        wrong = [batch for batch in found if batch not in expected]
+        figures.add(faults=int(died != 0), groups=3 * len(found), lost=len(wrong))
+        assert wrong == [], (entries(ledger, "killed"), expected)
+        if died == 0:
+            break
+    assert sorted(numbers(ledger, "left")) == sorted(numbers(whole, "left"))
+    assert asyncio.run(_left_over(url, place)) == ([], 0, [])
+
+
+@pytest.mark.parametrize("places", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.parametrize("what", ["full", "read-only"])
 def test_a_disk_that_takes_no_more_loses_nothing(places: Places, what: str, figures: Figures) -> None:
     """The put fails with the reason; what was put is read and taken; with room it goes on; and all room comes back."""
     url, place, folder = places()
     ledger = folder / "ledger"
-    assert end(start(roles.fill_up, ledger, url, str(place), what), ledger) == 0
+    assert end(start(roles.fill_up, ledger, url, place, what), ledger) == 0
     if entries(ledger, "not-permitted"):
         pytest.skip("this user may not mount")
     put, took, seen = (numbers(ledger, kind) for kind in ("put", "took", "seen"))
@@ -228,10 +283,10 @@ async def test_the_database_may_be_away_while_the_folder_is_there(tmp_path: Path
             await asyncio.to_thread(server.start)
             await asyncio.gather(*producing)
             taken = await take_all(buffer)
-        left, failed, rest = await _left_over(url, place)
+        left, failed, rest = await _left_over(url, str(place))
         figures.compare(1, put, taken + left)
         assert sorted(taken) == sorted(put)
-        assert (left, failed, rest) == ([], 0, {})
+        assert (left, failed, rest) == ([], 0, [])
 
 
 async def _some(numbers_put: list[int]) -> bool:

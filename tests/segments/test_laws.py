@@ -111,12 +111,14 @@ def test_a_scan_finds_what_was_written_last_and_nothing_of_before(
         written = frames_of(number, sizes)
         write(content, written, upto)
         whole = [one for one in written if upto is None or one.at <= upto]
-        everything |= set(whole)
+        # The end of a header is zeros, which may have been there before.
+        nearly = [one for one in written if upto is not None and one.at - 4 <= upto < one.at]
+        everything |= {*whole, *nearly}
     found = [*scan(lambda at, size: bytes(content[at : at + size]), len(content))]
     assert set(found) <= everything
     assert len({one.segment for one in found}) <= 1
     if whole:
-        assert found == whole
+        assert found in (whole, whole + nearly)
     assert [one.at for one in found] == sorted(one.at for one in found)
 
 

@@ -127,6 +127,13 @@ def test_a_marker_is_written_once(store: SegmentStore) -> None:
     assert claim(store, DATABASE, 7, HOME) == 1
 
 
+def test_whether_this_process_may_write_is_found_out_without_a_change(store: SegmentStore) -> None:
+    marker = store.read_marker()
+    store.check_may_write()
+    assert store.read_marker() == marker
+    assert [*store.segments()] == []
+
+
 def test_a_place_of_another_database_is_refused(store: SegmentStore) -> None:
     with pytest.raises(ConfigError, match=r"another database.*name another place"):
         claim(store, "e" * 32, None, HOME)
@@ -457,6 +464,13 @@ def test_refused_credentials_are_said_at_once_and_not_shown(objects: ObjectStore
     assert "SECRET" not in str(refused.value)
     with pytest.raises(PayloadStoreError, match="refuses these credentials"):
         written(objects, 2, b"y")
+
+
+def test_who_may_only_read_is_found_out(objects: ObjectStore, relay: Relay) -> None:
+    relay.status, relay.when = 403, lambda line: line.startswith("PUT")
+    objects.check_writable()
+    with pytest.raises(PayloadStoreError, match="refuses these credentials"):
+        objects.check_may_write()
 
 
 def test_a_body_that_is_cut_is_asked_for_again(objects: ObjectStore, relay: Relay) -> None:

@@ -6,6 +6,7 @@ import random
 import time
 from typing import Any
 
+import numpy as np
 from sqlalchemy import delete, insert
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -33,7 +34,7 @@ async def fill(url: str) -> None:
                 tags={"level": number % 5},
             )  # fmt: skip
         hostile = _rollout(chance, HOSTILE, HOSTILE)
-        hostile.extra_fields = {SCRIPT: SCRIPT}
+        hostile.extra_fields = {SCRIPT: SCRIPT, f"{SCRIPT} in arrays": np.zeros(1000)}
         hostile.reward = {"score": 1.0, SCRIPT: 0.5}
         await buffer.put([hostile], SCRIPT, tags={"note": SCRIPT})
         await buffer.put([_rollout(chance, "Go on.", LONG)], "long")

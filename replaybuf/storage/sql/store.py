@@ -201,14 +201,31 @@ class Store:
             engine, transactions = self.engine, self.transactions
             if engine.path is not None and not self._on_any_filesystem:
                 refuse_network_filesystem(engine.path)
-            if not await engine.read(lambda tx: check_schema(tx, engine.where)):
-                await engine.write(partial(create_schema, where=engine.where), fenced=False)
+            if not await self._is_there():
+                await self._create()
             transactions.scope = await engine.read(joined, transactions.scope)
             engine.opened = True
             await self.segments.prepare(transactions.scope, writes=not self._read_only)
             if not self._read_only:
                 self.sweeper.start()
             self._ready = True
+
+    async def _is_there(self) -> bool:
+        """Return whether the database was created. Asking doesn't make its file."""
+        engine = self.engine
+        if engine.path is not None and not self._read_only and not os.path.exists(engine.path):  # noqa: ASYNC240
+            return False
+        return await engine.read(lambda tx: check_schema(tx, engine.where))
+
+    async def _create(self) -> None:
+        """Create the database, unless it can't keep payloads where it is told to."""
+        try:
+            await self.segments.check_new()
+        except ConfigError:
+            # Somebody who creates this database at the same moment may have marked the place as that of it.
+            if not await self._is_there():
+                raise
+        await self.engine.write(partial(create_schema, where=self.engine.where), fenced=False)
 
     # Operations
 

@@ -10,6 +10,7 @@ from typing import Any
 from replaybuf import units
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.files.foreign_rows import SYNONYMS
+from replaybuf.storage.sql.inspection.group_arrays import StoredArray, arrays_of, footnotes
 from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 from replaybuf.storage.sql.inspection.groups import describe_group, facts_of
 from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
@@ -21,6 +22,8 @@ from replaybuf.web.ask import Ask, NotThereError
 CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 20_000, 100, 2_000, 20_000
 #: The same where all is asked for.
 _MOST = (1_000, 20_000_000, 10_000, 100_000, 500_000)
+#: Arrays that are listed, unless all is asked for.
+CUT_ARRAYS = 200
 #: Payloads above this many bytes are read only when all is asked for.
 _LARGE = 50_000_000
 _SORTS = ("position", "best", "worst")
@@ -63,7 +66,7 @@ def read_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     if life is None:
         raise NotThereError(f"there is no group {uid}: {nothing_of(tx, uid)}")
     everything = ask.text("all") is not None
-    group, rows, decoded, problem = _read(tx, uid, everything=everything)
+    group, rows, decoded, arrays, problem = _read(tx, uid, everything=everything)
     limits = _Limits.of(len(rows), everything=everything)
     order = _sorted(rows, sort)[: limits.rollouts]
     rollouts = [_rollout(rows[place], decoded[place] if decoded else {}, by, limits) for place in order]
@@ -81,27 +84,30 @@ def read_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "prompt": prompts[0] if shared else [],
         "rollouts": rollouts,
         "count": len(rows),
+        "arrays": arrays,
         "everything": everything,
     }
 
 
 def _read(
     tx: ReadTransaction, uid: int, *, everything: bool
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]], list[dict[str, Any]], str | None]:
-    """Return the metadata of a group and of its rollouts, the rollouts, and why not all of them can be shown.
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]], list[dict[str, Any]], list[StoredArray], str | None]:
+    """Return the metadata of a group and of its rollouts, the rollouts, their arrays, and why not all can be shown.
 
     All of it is empty when the group has left.
     """
     found = describe_group(tx, uid)
     if found is None:
-        return None, [], [], None
+        return None, [], [], [], None
     group, rows = found.group, found.rollouts
     if group["bytes"] > _LARGE and not everything:
-        return group, rows, [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
+        return group, rows, [], [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
+    stored = read_payload(tx, uid)
     try:
-        return (group, rows, *decode_payload(uid, read_payload(tx, uid)))
+        decoded, problem = decode_payload(uid, stored)
     except DecodeError as error:
-        return group, rows, [], str(error).removesuffix(" (without --full its metadata can be shown)")
+        return group, rows, [], [], str(error).removesuffix(" (without --full its metadata can be shown)")
+    return group, rows, decoded, arrays_of(stored), problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +207,11 @@ def draw_group(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     shades = [name for name in SHADES if any(name in one.shades for one in strips)]
     rewards = [one["reward"] for one in data["rollouts"] if one["reward"] is not None]
     facts = {} if data["group"] is None else facts_of(data["group"], data["now"], units.moment)
+    arrays = [one for one in data["arrays"] if not one.small]
     return {
+        "arrays": arrays if data["everything"] else arrays[:CUT_ARRAYS],
+        "array_count": len(arrays),
+        "array_notes": footnotes(data["arrays"]),
         "facts": [(name, value) for name, value in facts.items() if value and name not in ("status", "error")],
         "happenings": _happenings(data["life"]),
         "shades": shades,

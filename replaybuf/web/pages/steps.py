@@ -166,7 +166,8 @@ def _across(ask: Ask, steps: Sequence[StepSummary]) -> tuple[Across, Callable[[S
 def _place_of(ask: Ask) -> Callable[[float], str]:
     """Return what finds the address of the page of a step."""
     buffer = ask.text("buffer")
-    return lambda step: Ask({}).link(f"/steps/{int(step)}", buffer=buffer)
+    of_pages = Ask({}, prefix=ask.prefix)
+    return lambda step: of_pages.link(f"/steps/{int(step)}", buffer=buffer)
 
 
 def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:

@@ -80,7 +80,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   const keys = {
     "?": () => dialog.showModal(),
-    "/": () => { const field = button("where") || button("sql"); if (field) field.focus(); else location.href = "/groups"; },
+    "/": () => { const field = button("where") || button("sql"); if (field) field.focus(); else document.querySelector("[data-page=groups]").click(); },
     j: () => row(1),
     k: () => row(-1),
     n: () => document.querySelector("[rel=next]")?.click(),

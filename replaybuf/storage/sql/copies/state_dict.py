@@ -76,6 +76,8 @@ def _read_state(tx: Transaction) -> _ReadState:
     tallies = Counter(read_tallies(tx, name))
     homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
     rows = [GroupRow.of(row) for row in tx.execute(_all_groups(tx))]
+    for one in homes.values():
+        one.clocks = {race: clock for race, clock in one.clocks.items() if race not in one.preparing}
     clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
     next_uid = last_uid(tx) + 1
     join(tx)

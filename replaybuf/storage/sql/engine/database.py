@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from enum import Enum, auto
 from typing import Any, TypeVar
 
 from sqlalchemy.engine import URL
@@ -20,6 +21,14 @@ from replaybuf.storage.sql.engine.urls import public_url
 T = TypeVar("T")
 
 Function = Callable[[Transaction], T]
+
+
+class Follows(Enum):
+    """What an operation rests on, where a server may take over that lacks some of what this store saw committed."""
+
+    NOTHING = auto()
+    WHAT_WAS_SEEN = auto()
+    A_CHECKPOINT = auto()
 
 
 class Database(ABC):
@@ -47,12 +56,18 @@ class Database(ABC):
 
     @abstractmethod
     async def read(
-        self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False, single: bool = False
+        self,
+        function: Function[T],
+        scope: Scope = DEFAULT,
+        *,
+        brief: bool = False,
+        single: bool = False,
+        follows: Follows = Follows.NOTHING,
     ) -> T:
         """Run `function(tx)` in a read transaction, which sees one state of the database.
 
         `brief` says that it takes milliseconds at most: it may then run in this thread. `single` says that it is one
-        statement: on a server, that is one round trip.
+        statement: on a server, that is one round trip. `follows` as in `write`.
         """
 
     @abstractmethod
@@ -65,11 +80,15 @@ class Database(ABC):
         brief: bool = False,
         fenced: bool = True,
         patience: float | None = None,
+        follows: Follows = Follows.NOTHING,
     ) -> T:
         """Run `function(tx)` in a write transaction behind the fence and commit; `alone` keeps out all other writers.
 
         `brief` as in `read`. With `fenced=False` the function checks the fence itself, or needs none. `patience` bounds
         each wait for a lock, in seconds, in place of `lock_timeout`.
+
+        What follows WHAT_WAS_SEEN raises CommitsLostError once the database lacks some of that, until something was
+        committed that follows A_CHECKPOINT.
 
         The function may run more than once: when the database rolls it back in favour of another transaction, or when a
         connection was lost. Raises UnreachableError when it was not committed, and OutcomeUnknownError when that could

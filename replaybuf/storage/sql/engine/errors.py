@@ -38,6 +38,14 @@ class NotAdmittedError(AccessError, UnreachableError):
     """The server refuses the user, or the password, of a new connection: it may be that it is being changed."""
 
 
+class NoPrimaryError(UnreachableError):
+    """None of the servers that the URL names is the one that it asks for, at the moment."""
+
+
+class OnlyStandbysError(AccessError):
+    """All servers that the URL names are standbys, until one is promoted."""
+
+
 @contextmanager
 def translated(url: URL, lock_timeout: float) -> Iterator[None]:
     """Turn exceptions of drivers and SQLAlchemy into errors of replaybuf that say what to do."""
@@ -188,6 +196,8 @@ def is_lost(error: BaseException, *, connected: bool) -> bool:
     """Return whether a connection was lost or, if there was none yet, can't be made at the moment."""
     if isinstance(error, NotConnectedError):
         return not connected
+    if isinstance(error, (NoPrimaryError, OnlyStandbysError)):
+        return True
     causes = list(_causes(error))
     if any(_state(cause) in _FINAL for cause in causes):
         return False
@@ -215,6 +225,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield seen
         inner = getattr(seen, "orig", None) or seen.__cause__
         seen = inner if inner is not seen else None
+
+
+def is_telling(error: BaseException) -> bool:
+    """Return whether an error says why a server can't be connected to, though it is there and it is the right one."""
+    return _state(error) in _FINAL or getattr(error, "sqlstate", None) == "53300"
 
 
 def is_refusal(error: BaseException) -> bool:

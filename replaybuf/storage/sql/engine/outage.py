@@ -260,6 +260,10 @@ def end_if_running(tx: Transaction, identity: Identity) -> bool:
 
 
 def was_committed(tx: Transaction, identity: Identity) -> bool:
-    """Return whether a transaction that no longer runs was committed."""
-    found = tx.run("SELECT value FROM rb_counter WHERE name = $1", identity.row)
+    """Return whether a transaction that no longer runs was committed; of a cluster, also on a synchronous standby.
+
+    A commit that was interrupted while it waited for the standby can be read at once. This one is behind it in the WAL,
+    and waits for both.
+    """
+    found = tx.run("UPDATE rb_counter SET value = value WHERE name = $1 RETURNING value", identity.row)
     return bool(found) and int(found[0][0]) == identity.number

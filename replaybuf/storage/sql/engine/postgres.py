@@ -8,24 +8,27 @@ groups reach their taker.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sqlalchemy.engine import URL
 
-from replaybuf.errors import ReplayBufError
+from replaybuf.errors import CommitsLostError, ReplayBufError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine import outage as identities
-from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
+from replaybuf.storage.sql.engine.database import CommitWatch, Database, Follows, Function, Steps
 from replaybuf.storage.sql.engine.errors import is_conflict, is_lost, translated
 from replaybuf.storage.sql.engine.hooks import on_statement
 from replaybuf.storage.sql.engine.outage import Identity, Outage, OutcomeUnknownError, Patience
 from replaybuf.storage.sql.engine.postgres_changes import Notifications
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_pool import Pool, PoolBusyError, PostgresSession, commit, run, send
+from replaybuf.storage.sql.engine.postgres_servers import is_other_server
+from replaybuf.storage.sql.engine.servers import UNKNOWN, Standing
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 
 if TYPE_CHECKING:
@@ -48,7 +51,9 @@ class _Attempt(Generic[T]):
     """How far a transaction got."""
 
     since: float | None = None  # when the operation's trouble began, if it had any
+    began: float = field(default_factory=time.monotonic)
     connected: bool = False
+    server: Standing = UNKNOWN
     identity: Identity | None = None
     committing: bool = False
     last: Sequence[str] = ()
@@ -79,10 +84,17 @@ class PostgresDatabase(Database):
         self._outage = Outage(self.where, reconnect_timeout)
 
     async def read(
-        self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False, single: bool = False
+        self,
+        function: Function[T],
+        scope: Scope = DEFAULT,
+        *,
+        brief: bool = False,
+        single: bool = False,
+        follows: Follows = Follows.NOTHING,
     ) -> T:
         async def once(attempt: _Attempt[T]) -> T:
             async with self._connected(attempt) as connection:
+                self._check_followed(follows)
                 tx = Transaction(PostgresSession(connection), scope)
                 if single:  # a statement of its own sees one state, too
                     return await run(lambda: function(tx))
@@ -102,6 +114,7 @@ class PostgresDatabase(Database):
         brief: bool = False,
         fenced: bool = True,
         patience: float | None = None,
+        follows: Follows = Follows.NOTHING,
     ) -> T:
         work = self._behind_fence(function, fenced=fenced)
         bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
@@ -118,28 +131,58 @@ class PostgresDatabase(Database):
                 return has_written
 
             async with self._connected(attempt) as connection:
-                if self.opened:
-                    attempt.identity = connection.next_identity()  # type: ignore[attr-defined]
+                self._check_followed(follows)
+                attempt.identity = self._identity(connection)
                 own = None if attempt.identity is None else attempt.identity.lock
-                async with self._begun(connection, begin + locks.first(own, alone=alone)):
+                async with self._begun(connection, begin, locks.first(own, alone=alone)):
                     session = PostgresSession(connection)
                     attempt.committing = await run(lambda: transact(session))
                     # A take that found nothing needn't wait for the disk.
                     await (commit(connection, attempt.last) if attempt.committing else send(connection, "ROLLBACK;"))
+                if attempt.committing:
+                    self._committed(attempt, follows)
             result: T = attempt.result
             return result
 
-        return await self._until_done(once, stored="; nothing of it was stored")
+        return await self._until_done(once, stored="; nothing of it was stored", follows=follows)
+
+    def _identity(self, connection: Any) -> Identity | None:
+        """Return the identity of a transaction that writes; None until the tables are there."""
+        identity: Identity | None = connection.next_identity() if self.opened else None
+        return identity
+
+    def _check_followed(self, follows: Follows) -> None:
+        if follows is Follows.WHAT_WAS_SEEN and self.pool.servers.lost:
+            raise CommitsLostError(self.pool.servers.lost)
+
+    def _committed(self, attempt: _Attempt[Any], follows: Follows) -> None:
+        """Note what was committed. Raises OSError if another server is followed by now, which doesn't have it."""
+        if self.pool.servers.is_left(attempt.server):
+            raise ConnectionResetError("meanwhile another server took over")
+        self._note(attempt, follows)
+
+    def _note(self, attempt: _Attempt[Any], follows: Follows) -> None:
+        if follows is Follows.A_CHECKPOINT:
+            self.pool.servers.accept()
+        if attempt.identity is not None:
+            self.pool.servers.seen.add(attempt.identity, attempt.began)
 
     def _begin(self, level: str) -> str:
         return f"BEGIN ISOLATION LEVEL {level}{' READ ONLY' if self._read_only else ''};"
 
     @asynccontextmanager
-    async def _begun(self, connection: asyncpg.Connection[Any], begin: str) -> AsyncIterator[None]:
-        """Begin a transaction in one message, with its locks; the block ends it. It is rolled back on an exception."""
+    async def _begun(
+        self, connection: asyncpg.Connection[Any], begin: str, first: str | None = None
+    ) -> AsyncIterator[None]:
+        """Begin a transaction in one message; the block ends it. It is rolled back on an exception.
+
+        `first` is None for one that only reads, else the statement with which it takes its locks.
+        """
+        if first is not None:
+            begin += connection.same_server() + first  # type: ignore[attr-defined]
         try:
             on_statement(begin)
-            await send(connection, begin)
+            await _send_first(connection, begin)
             yield
         except Exception as error:
             if isinstance(error, OSError) and not isinstance(error, ReplayBufError):
@@ -159,24 +202,30 @@ class PostgresDatabase(Database):
             # Both connections are acquired before anything is locked. One operation at a time: many that have one
             # connection and wait for their second would exhaust the pool.
             async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
+                self._check_followed(Follows.WHAT_WAS_SEEN)
+                identity = self._identity(guarding)
                 beside = Transaction(PostgresSession(guarding), scope)
                 tx = Transaction(PostgresSession(connection), scope)
-                async with self._begun(guarding, self._begin(_WRITES)):
+                async with self._begun(guarding, self._begin(_WRITES), ""):
                     await run(lambda: guard(beside))
-                    async with self._begun(connection, self._begin(_READS)):
+                    async with self._begun(connection, self._begin(_READS), ""):
                         result = await run(lambda: work(tx))
                         # Only now: who wants to write alone would wait for all of it, and all others for them.
                         await send(guarding, locks.first(None, alone=False))
                         await run(lambda: confirm(beside))
                         await commit(connection)
-                    await commit(guarding)
+                    await commit(guarding, _mark(identity))
+                attempt.identity = identity
+                self._committed(attempt, Follows.WHAT_WAS_SEEN)
                 return result
 
         return await self._until_done(once)
 
     # Going on after a lost connection
 
-    async def _until_done(self, once: Callable[[_Attempt[T]], Awaitable[T]], *, stored: str = "") -> T:
+    async def _until_done(
+        self, once: Callable[[_Attempt[T]], Awaitable[T]], *, stored: str = "", follows: Follows = Follows.NOTHING
+    ) -> T:
         patience, conflicts = Patience(self._outage), 0
         while True:
             attempt: _Attempt[T] = _Attempt(patience.since)
@@ -189,6 +238,7 @@ class PostgresDatabase(Database):
                 elif not (self.opened and self._is_lost(error, attempt)):
                     raise
                 elif await self._was_committed(attempt, error, patience, stored):
+                    self._note(attempt, follows)
                     return attempt.result  # type: ignore[no-any-return]
             else:
                 self._outage.end()
@@ -256,20 +306,24 @@ class PostgresDatabase(Database):
         with translated(self.url, self.lock_timeout):
             async with self._outage.connecting(attempt.since) as connected, self.pool.lend() as connection:
                 await connected()
-                attempt.connected = True
+                attempt.connected, attempt.server = True, connection.standing  # type: ignore[attr-defined]
                 yield connection
 
     @asynccontextmanager
     async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
-        begin = self._begin(_WRITES) + locks.first(None, alone=alone) if write else self._begin(_READS)
+        begin, first = (_WRITES, locks.first(None, alone=alone)) if write else (_READS, None)
         with translated(self.url, self.lock_timeout):
-            async with self.pool.lend() as connection, self._begun(connection, begin):
-                steps = Steps(
-                    Transaction(PostgresSession(connection), scope), run, lambda: send(connection, "ROLLBACK;")
-                )
-                yield steps
-                if not steps.is_over:
-                    await commit(connection)
+            async with self.pool.lend() as connection:
+                self._check_followed(Follows.WHAT_WAS_SEEN if write else Follows.NOTHING)
+                async with self._begun(connection, self._begin(begin), first):
+                    session = PostgresSession(connection)
+                    steps = Steps(Transaction(session, scope), run, lambda: send(connection, "ROLLBACK;"))
+                    attempt: _Attempt[None] = _Attempt(server=connection.standing)  # type: ignore[attr-defined]
+                    yield steps
+                    if not steps.is_over:
+                        attempt.identity = self._identity(connection) if write else None
+                        await commit(connection, _mark(attempt.identity))
+                        self._committed(attempt, Follows.NOTHING)
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
         return Notifications(self.url, self.lock_timeout, self.pool, hint)
@@ -280,3 +334,17 @@ class PostgresDatabase(Database):
 
     async def dispose(self) -> None:
         await self.pool.close()
+
+
+def _mark(identity: Identity | None) -> list[str]:
+    """Return what is to be sent with the commit of a transaction."""
+    return [] if identity is None else [identities.mark_statement(identity.mark)]
+
+
+async def _send_first(connection: asyncpg.Connection[Any], begin: str) -> None:
+    try:
+        await send(connection, begin)
+    except Exception as error:
+        if is_other_server(error):
+            raise ConnectionResetError("another server answers on this connection than before") from error
+        raise

@@ -22,9 +22,11 @@ from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import postgres_dialect
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
-from replaybuf.storage.sql.engine.outage import MARKING, Identity, next_identity
-from replaybuf.storage.sql.engine.postgres_connect import connector
+from replaybuf.storage.sql.engine.hosts import hosts_of, url_at
+from replaybuf.storage.sql.engine.outage import MARKING
+from replaybuf.storage.sql.engine.postgres_connect import Connector, connector
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
+from replaybuf.storage.sql.engine.postgres_servers import Connection, Servers
 from replaybuf.storage.sql.engine.transaction import Row, Session
 
 T = TypeVar("T")
@@ -47,17 +49,6 @@ class PoolBusyError(UnreachableError):
     """All connections of the store were in use for too long."""
 
 
-class Connection(asyncpg.Connection):
-    """asyncpg's connection, which numbers its transactions (`identity`)."""
-
-    __slots__ = ("_identity",)
-
-    def next_identity(self) -> Identity:
-        """Return the identity of the next transaction."""
-        self._identity = next_identity(getattr(self, "_identity", None))
-        return self._identity
-
-
 class Pool:
     """Up to MOST_CONNECTIONS connections; of those that are idle, the last used is lent first."""
 
@@ -65,7 +56,9 @@ class Pool:
         self, url: URL, *, lock_timeout: float, read_only: bool, password: PasswordFunction | None = None
     ) -> None:
         self._lock_timeout = lock_timeout
-        self._options = _connect_options(url, lock_timeout=lock_timeout, read_only=read_only, password=password)
+        options, makes = _connect_options(url, lock_timeout=lock_timeout, read_only=read_only, password=password)
+        self.servers = Servers(url, makes.connect, writes=not read_only)
+        self._options = {**options, "connect": self.servers.connect}
         self._pool: Any = None
 
     @property
@@ -83,11 +76,15 @@ class Pool:
         if self._pool is None:  # the pool belongs to the loop in which it is made
             self._pool = asyncpg.create_pool(**self._options)
             await self._pool
+        self.servers.look_out()
         async with asyncio.timeout(self._lock_timeout) as limit:
             waits = self._pool.get_size() == MOST_CONNECTIONS and not self._pool.get_idle_size()
             try:
-                connection: asyncpg.Connection[Any] = await self._pool.acquire()
-                return connection
+                connection: Any = await self._pool.acquire()
+                while self.servers.is_left(connection.standing):
+                    await self.discard(connection)
+                    connection = await self._pool.acquire()
+                return connection  # type: ignore[no-any-return]
             except asyncio.CancelledError as error:
                 if waits and limit.expired():
                     raise PoolBusyError(
@@ -133,11 +130,24 @@ class Pool:
 
     async def close(self) -> None:
         """Close all connections."""
+        await self.servers.close()
         if self._pool is not None:
             try:
                 await asyncio.wait_for(self._pool.close(), _CLOSING_SECONDS)
             except Exception:
                 self._pool.terminate()
+
+
+async def one_server(url: URL, *, lock_timeout: float) -> URL:
+    """Return the URL of the server that a writer would use, of those that a URL names."""
+    if not hosts_of(url):
+        return url
+    pool = Pool(url, lock_timeout=lock_timeout, read_only=False)
+    try:
+        async with pool.lend():
+            return url_at(url, pool.servers.last)
+    finally:
+        await pool.close()
 
 
 def is_closed(connection: asyncpg.Connection[Any]) -> bool:
@@ -150,8 +160,8 @@ def is_closed(connection: asyncpg.Connection[Any]) -> bool:
 
 def _connect_options(
     url: URL, *, lock_timeout: float, read_only: bool, password: PasswordFunction | None
-) -> dict[str, Any]:
-    url, options, connects = connector(url, password=password, writes=not read_only)
+) -> tuple[dict[str, Any], Connector]:
+    url, options, makes = connector(url, password=password, writes=not read_only)
     settings = {"application_name": options.pop("application_name", "replaybuf"), "jit": "off"}
     settings |= {"lock_timeout": str(max(1, int(lock_timeout * 1000))), **_server_settings()}
     if not read_only:  # readers see the server's own settings
@@ -160,8 +170,10 @@ def _connect_options(
         settings["default_transaction_read_only"] = "on"
     # The level and READ ONLY are said in every BEGIN: a database or role may have other defaults, and a connection
     # pooler such as PgBouncer may drop the settings that a connection asks for.
+    options.pop("target_session_attrs", None)  # of several servers, `Servers` chooses
+    url = url.difference_update_query(["host", "port"]) if hosts_of(url) else url
     _, target = POSTGRES.compiler.create_connect_args(url)  # type: ignore[no-untyped-call]
-    return {
+    arguments = {
         **target,
         "command_timeout": 600,
         **options,
@@ -171,10 +183,10 @@ def _connect_options(
         "max_size": MOST_CONNECTIONS,
         "max_inactive_connection_lifetime": KEPT_SECONDS,
         "max_queries": 1 << 62,
-        "connect": connects.connect,
         "init": _watch,
         "reset": _leave_as_it_is,
     }
+    return arguments, makes
 
 
 def _server_settings() -> dict[str, str]:

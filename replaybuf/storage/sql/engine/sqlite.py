@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from sqlalchemy.engine import URL
 
-from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
+from replaybuf.storage.sql.engine.database import CommitWatch, Database, Follows, Function, Steps
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.sqlite_changes import DataVersion, NeverChanges
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
@@ -60,7 +60,13 @@ class SqliteDatabase(Database):
             self._log = LogCopies(log, alone=partial(self._copy_alone, log), beside=self._copy_beside)
 
     async def read(
-        self, function: Function[T], scope: Scope = DEFAULT, *, brief: bool = False, single: bool = False
+        self,
+        function: Function[T],
+        scope: Scope = DEFAULT,
+        *,
+        brief: bool = False,
+        single: bool = False,
+        follows: Follows = Follows.NOTHING,
     ) -> T:
         with translated(self.url, self.lock_timeout):
             if self.memory or (brief and not self._turn.locked()):
@@ -81,6 +87,7 @@ class SqliteDatabase(Database):
         brief: bool = False,
         fenced: bool = True,
         patience: float | None = None,
+        follows: Follows = Follows.NOTHING,
     ) -> T:
         # A commit either succeeds or raises; no answer can be lost, and nothing has to be repeated.
         work = self._behind_fence(function, fenced=fenced)

@@ -19,6 +19,7 @@ from replaybuf.errors import (
 from replaybuf.passwords import check_passfile
 from replaybuf.redact import may_hold_password, redact
 from replaybuf.storage.sql.engine import tls
+from replaybuf.storage.sql.engine.hosts import checked_options, hosts_as_options, written
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
 #: Other names of a SQLite database in memory; what follows them is ignored.
@@ -34,14 +35,15 @@ _EXPECTED = "sqlite:///FILE or postgresql://user@host/database"
 def parse_url(url: str) -> URL:
     """Return the URL of a database from text as users write it, with the async driver filled in.
 
-    Accepts `sqlite:///run.db`, `postgresql://...`, `postgres://...`, and for SQLite in memory `sqlite:///:memory:`,
-    `sqlite://`, `memory://` and `pandas://`. Raises ConfigError for anything else, and MissingDriverError when the
-    driver isn't installed. Messages never show a URL that is refused: wherever the slip is, its password may be beside
+    Accepts `sqlite:///run.db`, `postgresql://...`, `postgres://...`, both also with several hosts, and for SQLite in
+    memory `sqlite:///:memory:`, `sqlite://`, `memory://` and `pandas://`. Raises ConfigError for anything else, and
+    MissingDriverError when the driver isn't installed. Messages never show a URL that is refused: wherever the slip is,
+    its password may be beside
     it.
     """
     if not isinstance(url, str) or not url:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
-    parsed = _parsed(url)
+    parsed = _parsed(hosts_as_options(url))
     if parsed is None:
         hint = _meant(url) or (f"; for a file write sqlite:///{url}" if not _ODD.search(url) else "")
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
@@ -115,7 +117,7 @@ def public_url(url: URL) -> str:
     if url.get_backend_name() == "sqlite" and may_hold_password(url.database or ""):
         return f"sqlite:///{redact(url.database or '')}"
     places = {name: value for name, value in url.query.items() if name in ("host", "port")}
-    return redact(url.set(drivername=url.get_backend_name(), query=places).render_as_string(hide_password=True))
+    return redact(written(url.set(query=places)))
 
 
 # The options of libpq and asyncpg that are accepted in a URL, with the parsers of their values.
@@ -158,7 +160,7 @@ def _check_places(url: str, parsed: URL) -> None:
 
 def _checked_postgres(url: URL) -> URL:
     """Return the URL with its password in one place and options that asyncpg accepts."""
-    query = dict(url.query)
+    query = checked_options(url.query)
     secret = "password" in query
     url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
     if url.port is not None and not 0 < url.port < 65536:

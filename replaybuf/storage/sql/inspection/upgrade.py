@@ -37,7 +37,9 @@ async def over_sqlalchemy(url: URL, work: Callable[[Connection], T], lock_timeou
             )
             with engine.connect() as connection:
                 return _transact(connection, work, "BEGIN IMMEDIATE")
-        url, options, connects = connector(url)
+        from replaybuf.storage.sql.engine.postgres_pool import one_server
+
+        url, options, connects = connector(await one_server(url, lock_timeout=lock_timeout))
         options.pop("application_name", None)
         if "statement_cache_size" in options:  # of SQLAlchemy, too
             options["prepared_statement_cache_size"] = options["statement_cache_size"]

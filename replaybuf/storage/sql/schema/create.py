@@ -54,6 +54,11 @@ def create_schema(tx: Transaction, where: str) -> None:
             f"{where} already has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; "
             "use another database, or rename them"
         )
+    create_tables(tx)
+
+
+def create_tables(tx: Transaction) -> None:
+    """Create all tables, views and first rows, where none of them is."""
     metadata.create_all(_running(tx), checkfirst=False)
     finish_tables(tx)
     create_views(tx)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,20 @@ from replaybuf.storage.sql.schema.tables import lane
 CLOCKS = {UNIFORM: lane.c.uniform_clock, PRIORITIZED: lane.c.prioritized_clock}
 
 
+#: The clock of a race in which groups that come into the lane have keys already, and others may still lack theirs.
+PREPARING = -1.0
+
+
 @dataclass(slots=True)
 class Lane:
-    """A lane, with the clocks of the races that are run in it."""
+    """A lane, with the clocks of its races. Nothing is drawn from those that are still prepared."""
 
     id: int
     task_name: str
     status: Status
     step: int | None
     clocks: dict[str, Clock]
+    preparing: Sequence[str] = ()
 
     @property
     def name(self) -> LaneName:
@@ -55,7 +60,9 @@ class Lane:
             clocks[UNIFORM] = Clock(uniform)
         if prioritized is not None:
             clocks[PRIORITIZED] = Clock(prioritized, idle or 0.0)
-        return cls(lane_id, task_name, Status(status), step, clocks)
+        preparing = [race for race, clock in clocks.items() if clock.time == PREPARING]
+        clocks |= dict.fromkeys(preparing, Clock())
+        return cls(lane_id, task_name, Status(status), step, clocks, preparing)
 
 
 #: Lanes as a store read them last: they may have changed.

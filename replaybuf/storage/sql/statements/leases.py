@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -9,10 +10,12 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, bindparam, case, delete, exists, insert, select, update
 
+from replaybuf.errors import DecodeError
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import KEYS
 from replaybuf.rules.transitions import LaneName, Place, Tally
+from replaybuf.segments.extents import Extent
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
@@ -24,6 +27,7 @@ from replaybuf.storage.sql.statements.events import note_rows
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.segments import READING_SECONDS, count_gone, staying
 from replaybuf.storage.values import Leased, check_database, check_lease, count_passed_on, lost_to_others
 
 
@@ -202,11 +206,11 @@ def _check_not_passed_on(tx: Transaction, lease: Leased, uids: Iterable[int]) ->
         raise lost_to_others(lease, passed_on)
 
 
-def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> Counts:
+def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> tuple[Counts, dict[int, str]]:
     """Put back drawn groups that nobody received; return what that adds to the tallies.
 
     A group whose key was put again in the meantime is not put back: the newer one replaced it. One that stayed for its
-    next draw and has left since was delivered to others.
+    next draw and has left since was delivered to others. Also returns which groups can't be read any more, and why.
     """
     counts: Counts = Counter()
     if tx.dialect.locks_rows and rows:
@@ -214,10 +218,12 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> Counts:
         ours = uid_in(tx, sorted(row.uid for row in rows), garbage.c.uid)
         tx.execute(tx.dialect.for_update(select(garbage.c.uid).where(ours)))
     limits = tx.scope.rules.limits
+    swept = _swept_unread(tx, rows)
     unarchived = replace(limits, archive_groups=None, archive_seconds=None)
     names = {row.home.name for row in rows}
     homes = need_lanes(tx, names | {(task, Status.ARCHIVED) for task, _ in names if limits.archives})
     keyless: dict[LaneName, list[int]] = {}
+    back: list[tuple[int, int]] = []
     for row in sorted(rows, key=lambda row: row.uid):
         draw = transitions.drawn(row, limits)
         if not draw.moves:
@@ -226,15 +232,42 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> Counts:
             continue
         if draw.after is None or not _unarchive(tx, row, homes[(row.task_name, Status.ARCHIVED)]):
             draw = transitions.drawn(row, unarchived)
-            if not _restore(tx, row):
+            extent = swept.get(row.uid)
+            if _restore(tx, row, extent):
+                back += [] if extent is None else [(extent.segment, -extent.size)]
+            else:
                 add_step(counts, homes, row.task_name, transitions.removed(Place(row.status), Tally.REPLACED))
         add_step(counts, homes, row.task_name, draw.undone)
-        if any(row.column(race) is None for race in homes[row.home.name].clocks):
+        if any(race not in row.home.clocks or row.column(race) is None for race in homes[row.home.name].clocks):
             keyless.setdefault(row.home.name, []).append(row.uid)
     add_counts(tx, counts)
+    count_gone(tx, back)
     for name, uids in keyless.items():  # races that began in their lane since the draw
         enter_races(tx, homes[name], uids)
-    return counts
+    return counts, {uid: _TOO_LATE for uid, extent in swept.items() if extent is None}
+
+
+_TOO_LATE = f"its arrays were deleted: a draw that nobody received was undone more than {READING_SECONDS:g} s later"
+
+
+def _swept_unread(tx: Transaction, rows: Sequence[GroupRow]) -> dict[int, Extent | None]:
+    """Return the groups whose payloads were swept before their arrays were read, and where these are.
+
+    None where they may be gone. Where they aren't, they stay until the end of the transaction.
+    """
+    unread = {row.uid: row.payload for row in rows if row.is_apart and row.whole is row.payload}
+    if not unread:
+        return {}
+    there = select(payload.c.uid).where(uid_in(tx, sorted(unread), payload.c.uid))
+    extents = {uid: _extent(unread[uid]) for uid in unread.keys() - set(tx.execute(there).scalars())}
+    left = staying(tx, [one.segment for one in extents.values() if one is not None])
+    return {uid: one if one is not None and one.segment in left else None for uid, one in extents.items()}
+
+
+def _extent(head: bytes | None) -> Extent | None:
+    with contextlib.suppress(DecodeError):
+        return Extent.at_end_of(head or b"")
+    return None
 
 
 def _unsample(tx: Transaction, row: GroupRow) -> bool:
@@ -252,16 +285,20 @@ def _unarchive(tx: Transaction, row: GroupRow, archive: Lane) -> bool:
     return bool(tx.fetch(_UNARCHIVE, *row.values, row.uid, archive.id))
 
 
-def _restore(tx: Transaction, row: GroupRow) -> bool:
-    """Put back a group that had left; return False when there is a newer one of its key."""
+def _restore(tx: Transaction, row: GroupRow, extent: Extent | None) -> bool:
+    """Put back a group that had left; return False when there is a newer one of its key.
+
+    `extent` is where its arrays still are, if they were not read.
+    """
     if not tx.fetch(_RESTORE, *row.values):
         return False
     tx.execute(delete(garbage).where(garbage.c.uid == row.uid))
     here = select(payload.c.uid).where(payload.c.uid == row.uid)
     if row.payload is not None and tx.execute(here).first() is None:
         # The payload was swept already. (The outline is only for people.)
+        where = {} if extent is None else {"segment": extent.segment, "size": extent.size}
         kept = {"uid": row.uid, "outline": [], "prompt": None, "data": row.whole}
-        tx.execute(insert(payload), kept)
+        tx.execute(insert(payload), kept | where)
     return True
 
 

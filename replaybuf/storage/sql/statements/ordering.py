@@ -1,7 +1,8 @@
 """The races of random policies in SQL: the keys of groups, and the clocks of lanes (`replaybuf.rules.policies`).
 
 A lane whose clock is NULL runs no race, and keys there mean nothing. Once it has a clock, every group in it has a key:
-each put into the lane reads the lane's row first, and gives the group a key.
+each put into the lane reads the lane's row first, and gives the group a key. Before a race begins among groups that are
+there already, its clock is PREPARING: groups that come have keys, others get theirs in short transactions.
 """
 
 from __future__ import annotations
@@ -22,39 +23,66 @@ from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane
 from replaybuf.storage.sql.statements.columns import FIELDS, NULLABLE, STORED
-from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, find_lanes
+from replaybuf.storage.sql.statements.lanes import CLOCKS, PREPARING, Lane, find_lanes
 from replaybuf.storage.sql.statements.rows import GroupRow
 
 #: A group in a race: its uid, its ticket, its priority.
 Member = tuple[int, int, float]
 
+#: The name of a lane, and a race there.
+Race = tuple[LaneName, str]
+
 _CHUNK = 10_000
+#: Groups that get keys in one transaction while others go on writing: some 20 ms.
+_PIECE = 2_000
 
 
 class RaceNotRunError(Exception):
-    """A draw from a race to be begun first, while no other transaction writes; then the draw is repeated."""
+    """A draw from races that have to be begun first; then it is repeated."""
 
-    def __init__(self, names: Iterable[LaneName], order: Order) -> None:
+    def __init__(self, missing: Iterable[Race]) -> None:
         super().__init__()
-        self.names, self.order = list(names), order
+        self.missing = list(missing)
 
 
 def check_races(lanes: Iterable[Lane], order: Order) -> None:
     """Raise RaceNotRunError when the order needs a race that isn't run in all of the lanes."""
-    wanted = {term.field for term in order} & set(KEYS)
-    if wanted and (missing := [one.name for one in lanes if wanted - one.clocks.keys()]):
-        raise RaceNotRunError(missing, order)
-
-
-def begin_races(tx: Transaction, names: Iterable[LaneName], order: Order) -> None:
-    """Begin the races of an order, with a key for every group. Nobody else may write meanwhile."""
     wanted = [key for key in KEYS if key in {term.field for term in order}]
-    for one in find_lanes(tx, names).values():
-        for key in wanted:
-            if key not in one.clocks:
-                one.clocks[key] = Clock()
-                tx.execute(update(lane).where(lane.c.id == one.id).values(_clock_values(key, Clock())))
-                _set_keys(tx, one, key, tx.fetch(_OF_LANE, one.id))
+    missing = [(one.name, key) for one in lanes for key in wanted if key not in one.clocks or key in one.preparing]
+    if missing:
+        raise RaceNotRunError(missing)
+
+
+def prepare_races(tx: Transaction, races: Iterable[Race]) -> None:
+    """Let groups have keys of these races from now on. Nobody else may write meanwhile."""
+    for name, race in races:
+        home = find_lanes(tx, [name]).get(name)
+        if home is not None and race not in home.clocks:
+            _set_clock(tx, home, race, Clock(PREPARING))
+
+
+def prepare_groups(tx: Transaction, name: LaneName, race: str, after: int) -> int | None:
+    """Give some of a lane's groups behind the uid `after` their keys; return the last uid, None when there are none."""
+    home = find_lanes(tx, [name]).get(name)
+    if home is None or race not in home.preparing:
+        return None
+    members = tx.fetch(_OF_LANE[race], home.id, after, _PIECE)
+    entries = [(ticket, weight_of(race, priority)) for _, ticket, priority, _ in members]
+    keys = draw_keys(tx.scope.rules.seed_of(race), home.clocks[race], entries)
+    missing = [(member[0], key) for member, key in zip(members, keys, strict=True) if member[3] != key]
+    if missing:
+        tx.dialect.set_keys(tx, race, [uid for uid, _ in missing], [key for _, key in missing])
+    return members[-1][0] if members else None
+
+
+def begin_races(tx: Transaction, races: Iterable[Race], epoch: int) -> None:
+    """Begin races of which all groups have keys, unless the buffer was restored since this epoch."""
+    if tx.scope.epoch != epoch:
+        return
+    for name, race in races:
+        home = find_lanes(tx, [name]).get(name)
+        if home is not None and race in home.preparing:
+            _set_clock(tx, home, race, Clock())
 
 
 def enter_races(tx: Transaction, home: Lane, uids: Sequence[int]) -> None:
@@ -66,8 +94,16 @@ def enter_races(tx: Transaction, home: Lane, uids: Sequence[int]) -> None:
 
 
 _MEMBERS = select(group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority)
-_OF_LANE = Prepared(lambda _: _MEMBERS.where(group.c.lane == bindparam("lane")), "lane")
 _OF_UIDS = Prepared(lambda dialect: _MEMBERS.where(dialect.one_of(group.c.uid, "uids")), "uids")
+
+
+def _of_lane(race: str) -> Prepared:
+    behind = group.c.uid > bindparam("after", type_=group.c.uid.type)
+    members = _MEMBERS.add_columns(group.c[race]).where(group.c.lane == bindparam("lane"), behind)
+    return Prepared(lambda _: members.order_by(group.c.uid).limit(bindparam("size")), "lane", "after", "size")
+
+
+_OF_LANE = {race: _of_lane(race) for race in KEYS}
 
 
 def new_keys(rules: Rules, home: Lane, members: Sequence[Member]) -> dict[int, dict[str, float]]:
@@ -119,11 +155,11 @@ def pass_time(
             _go_on(tx, home, race)
 
 
-def _clock_values(race: str, clock: Clock) -> dict[Any, float]:
+def _set_clock(tx: Transaction, home: Lane, race: str, clock: Clock) -> None:
     values = {CLOCKS[race]: clock.time}
     if race == PRIORITIZED:
         values[lane.c.idle_clock] = clock.idle_time
-    return values
+    tx.execute(update(lane).where(lane.c.id == home.id).values(values))
 
 
 def _go_on(tx: Transaction, home: Lane, race: str) -> None:

@@ -10,6 +10,7 @@ What keeps the order of bytes and rows:
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, group
 SILENT_SECONDS = 60.0
 #: Payloads of groups that have left are kept for so long while their taker reads them.
 READING_SECONDS = 120.0
+_FIRST_PLACE, _LAST_PLACE = 1_000_000, 2**31
 
 
 class Segment(NamedTuple):
@@ -51,15 +53,32 @@ def add_place(tx: Transaction, url: str) -> int | None:
     known = tx.execute(select(place.c.id).where(place.c.url == url).order_by(place.c.id.desc())).scalars()
     if known:
         there = exists().where(segment.c.place.in_(known), payload.c.segment == segment.c.id)
-        return None if tx.execute(select(there)).scalar_one() else int(known[0])
-    return int(tx.execute(insert(place).values(url=url).returning(place.c.id)).scalar_one())
+        if tx.execute(select(there)).scalar_one():
+            return None
+        if not tx.execute(select(exists().where(segment.c.place.in_(known)))).scalar_one():
+            return int(known[0])  # of who was faster, and has yet to mark it
+        # The one with this number may turn up again elsewhere, with its marker.
+        tx.execute(delete(segment).where(segment.c.place.in_(known)))
+        tx.execute(delete(place).where(place.c.id.in_(known)))
+    # Not the next number: a database that was put back from a backup would give a number again that a marker has.
+    number = _FIRST_PLACE + secrets.randbelow(_LAST_PLACE - _FIRST_PLACE)
+    tx.execute(insert(place).values(id=number, url=url))
+    return number
 
 
-def move_place(tx: Transaction, number: int, url: str) -> None:
-    """Note where a place is now."""
-    found = tx.execute(update(place).where(place.c.id == number).values(url=url)).rowcount
-    if not found:  # the database was taken back to a time before it
-        tx.execute(insert(place).values(id=number, url=url))
+def move_place(tx: Transaction, number: int, url: str, user: int | None) -> bool:
+    """Note where a place is now, unless others than this user are using segments, who find it where it was.
+
+    Return whether it is noted.
+    """
+    if tx.execute(select(place.c.id).where(place.c.id == number)).first() is None:
+        tx.execute(insert(place).values(id=number, url=url))  # the database was taken back to a time before it
+        return True
+    others = _alive(tx) if user is None else _alive(tx).where(segment_user.c.id != user)
+    if tx.execute(others.limit(1)).first() is not None:
+        return False
+    tx.execute(update(place).where(place.c.id == number).values(url=url))
+    return True
 
 
 # Users
@@ -199,14 +218,31 @@ _LESS = Prepared(
 )
 
 
+def staying(tx: Transaction, numbers: Iterable[int]) -> set[int]:
+    """Return those of these segments whose bytes are there, and stay until the end of the transaction.
+
+    That are open ones, and those in which something is named: from the moment when nothing is, they may be deleted.
+    """
+    found = set()
+    for number in sorted(set(numbers)):
+        named = select(payload.c.uid).where(payload.c.segment == number).limit(1)
+        is_open = tx.fetch(_OPEN, tx.dialect.listed([number]))
+        if is_open or tx.execute(tx.dialect.for_update(named, skip_locked=True)).first() is not None:
+            found.add(number)
+    return found
+
+
 def is_kept(tx: Transaction) -> bool:
     """Return whether somebody needs the segments that are there to stay."""
     return tx.execute(_keepers(tx).limit(1)).first() is not None
 
 
 def _keepers(tx: Transaction) -> Select[int]:
-    alive = segment_user.c.renewed_at >= tx.dialect.clock(tx) - SILENT_SECONDS
-    return select(segment_user.c.id).where(segment_user.c.keeps, alive)
+    return _alive(tx).where(segment_user.c.keeps)
+
+
+def _alive(tx: Transaction) -> Select[int]:
+    return select(segment_user.c.id).where(segment_user.c.renewed_at >= tx.dialect.clock(tx) - SILENT_SECONDS)
 
 
 def _empty() -> Select[Any]:

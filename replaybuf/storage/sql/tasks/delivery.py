@@ -194,17 +194,18 @@ class Drawing:
 
         def put_back(tx: Transaction) -> None:
             nonlocal left
-            left = None
+            left, reasons = None, failed
             if taken.batch is not None:
                 remove_batch(tx, taken.batch)
             if tx.scope.epoch != taken.epoch:  # a restore has decided what became of them
                 return
             if self._seconds is None:
-                left = _unconsume(tx, taken)
+                left, lost = _unconsume(tx, taken)
+                reasons = lost | failed
             else:
                 unhold(tx, taken.lease(), [row.uid for row in taken.rows])
-            if failed:
-                _fail(tx, failed, self._draw.worker)
+            if reasons:
+                _fail(tx, reasons, self._draw.worker)
 
         async def write() -> None:
             await self._transactions.write(put_back)
@@ -261,10 +262,11 @@ class Drawing:
         return items, failed
 
 
-def _unconsume(tx: Transaction, taken: Taken) -> Undone | None:
-    counts = unconsume(tx, taken.rows)
+def _unconsume(tx: Transaction, taken: Taken) -> tuple[Undone | None, dict[int, str]]:
+    """Put back groups; return what is left to do in a checkpoint, and which groups can't be read any more, and why."""
+    counts, lost = unconsume(tx, taken.rows)
     drawn = {row.uid: row.times_sampled for row in taken.rows}
-    return undo_draw(tx, Undone.now(tx, taken.checkpoint, drawn, counts))
+    return undo_draw(tx, Undone.now(tx, taken.checkpoint, drawn, counts)), lost
 
 
 def _fail(tx: Transaction, reasons: dict[int, str], worker: str | None) -> None:

@@ -22,7 +22,8 @@ from replaybuf.codec.replacing import Replacing
 from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
 from replaybuf.segments.extents import Extent
 from replaybuf.segments.frames import ALIGNMENT, Frame, GoneError
-from replaybuf.segments.places import open_place
+from replaybuf.segments.markers import in_frames
+from replaybuf.segments.places import open_place, url_here
 from replaybuf.segments.store import Range, SegmentStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
@@ -180,14 +181,15 @@ class HeldSource(Source):
 
 @dataclass(frozen=True, slots=True)
 class SegmentSource(Source):
-    """Bytes in a segment, at this URL."""
+    """Bytes in a segment of a `database`, at this URL for the process that has made the handle."""
 
     url: str
     extent: Extent
+    database: str
 
     @property
     def place(self) -> Any:
-        return self.url
+        return self.url, self.extent.place, self.database
 
     def read(self, handles: Sequence[ArrayHandle], timeout: float) -> list[Any]:
         ranges = [
@@ -195,7 +197,7 @@ class SegmentSource(Source):
             for one in handles
             if isinstance(one.source, SegmentSource)
         ]
-        store = _store(self.url, timeout)
+        store = _store(url_here(self.database, self.extent.place, self.url), self.database, timeout)
         store.forget()
         return [_checked(store, one.extent, raw) for one, raw in zip(ranges, store.read(ranges, timeout), strict=True)]
 
@@ -308,15 +310,17 @@ def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None
 
 
 #: Those that handles have read from, in the same way.
-_stores: dict[tuple[int, str], SegmentStore] = {}
+_stores: dict[tuple[int, str, str], SegmentStore] = {}
 _lock = threading.Lock()
 
 
-def _store(url: str, timeout: float) -> SegmentStore:
-    key = os.getpid(), url
+def _store(url: str, database: str, timeout: float) -> SegmentStore:
+    key = os.getpid(), url, database
     with _lock:
         if key not in _stores:
-            _stores[key] = open_place(url, timeout)
+            store = open_place(url, timeout)
+            store.database = in_frames(database) if database else None
+            _stores[key] = store
         return _stores[key]
 
 
@@ -337,10 +341,11 @@ class Handles:
         return ArrayHandle(str(array.dtype), array.shape, array.nbytes, HeldSource(raw), known)
 
 
-def handles_of(url: str, places: Mapping[int, str], uid: int, payload: bytes) -> Handles:
+def handles_of(url: str, database: str, places: Mapping[int, str], uid: int, payload: bytes) -> Handles:
     """Return what makes the handles of a payload: the head alone, or with an extent behind it, or all of a small one.
 
-    `url` is that of the database, `places` has those of the places where payloads are kept apart.
+    `url` and `database` are the URL and the number of the database, `places` has the URLs of the places where payloads
+    are kept apart.
     """
     if not has_tail(payload):
         return Handles(None)
@@ -349,4 +354,4 @@ def handles_of(url: str, places: Mapping[int, str], uid: int, payload: bytes) ->
     extent = Extent.at_end_of(payload)
     if extent.place not in places:
         raise DecodeError(f"group {uid}: the database doesn't know the place {extent.place} of its arrays")
-    return Handles(SegmentSource(places[extent.place], extent))
+    return Handles(SegmentSource(places[extent.place], extent, database))

@@ -14,7 +14,7 @@ from replaybuf.errors import DecodeError, PayloadStoreError
 from replaybuf.segments.extents import Extent
 from replaybuf.segments.frames import GoneError
 from replaybuf.segments.markers import recognise
-from replaybuf.segments.places import open_place
+from replaybuf.segments.places import open_place, url_here
 from replaybuf.segments.store import Range, SegmentStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope
@@ -104,9 +104,8 @@ class SegmentReader:
         places = await self._engine.read(statements.read_places, self.scope)
         for number in unknown:
             if number in places:
-                self.stores[number] = await in_thread(
-                    partial(self._open_place, number, places[number]), self.patience, places[number]
-                )
+                url = url_here(self.scope.database or "", number, places[number])
+                self.stores[number] = await in_thread(partial(self._open_place, number, url), self.patience, url)
 
     def _open_place(self, number: int, url: str) -> SegmentStore:
         store = open_place(url, self.patience)
@@ -149,7 +148,7 @@ class SegmentReader:
         if not deferred:
             return None
         places = {number: store.url for number, store in self.stores.items()}
-        return Deferral(deferred, partial(handles_of, self.url, places))
+        return Deferral(deferred, partial(handles_of, self.url, self.scope.database or "", places))
 
 
 def _places(rows: Iterable[GroupRow]) -> set[int]:

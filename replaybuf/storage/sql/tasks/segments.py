@@ -18,16 +18,15 @@ from typing import Any, TypeVar
 from replaybuf.codec.payload import Codec, SplitPayload
 from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError, ReplayBufError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
-from replaybuf.segments.markers import CopyError, claim, described, in_frames, take_over
-from replaybuf.segments.places import open_place
+from replaybuf.segments.markers import in_frames
 from replaybuf.segments.store import MARKER, SegmentStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import segments as statements
-from replaybuf.storage.sql.statements.homes import has_left, home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, SILENT_SECONDS, Segment
 from replaybuf.storage.sql.tasks.open_segments import OpenSegment, OpenSegments, SegmentBatch
+from replaybuf.storage.sql.tasks.own_place import OwnPlace, claimed
 from replaybuf.storage.sql.tasks.segment_reader import Compute, SegmentReader, in_thread
 
 _SPARE = 2
@@ -66,6 +65,7 @@ class Segments:
         self._sync = sync
         self._patience = min(patience, READING_SECONDS / 2)
         self.reader = SegmentReader(engine, self._patience)
+        self._own = None if place is None else OwnPlace(engine, place, self._patience)
         self._here: OpenSegments | None = None
         self._user: int | None = None
         self._unmovable: set[int] = set()  # segments and, below, places that come last
@@ -83,47 +83,19 @@ class Segments:
 
     # Beginning and end (database's thread)
 
+    async def check_new(self) -> None:
+        """Make sure that a database that isn't there yet may have the place. Raises PayloadStoreError, ConfigError."""
+        if self._own is not None:
+            await self._own.check_new()
+
     async def prepare(self, scope: Scope, *, writes: bool) -> None:
         """Open the place for payloads if anything is to be written; mark it as that of this database if it is new."""
         self._scope = self.reader.scope = scope
-        if self._place is None or self._here is not None or not writes:
+        if self._own is None or self._here is not None or not writes:
             return
-        store = open_place(self._place, self._patience)
-        await self._in_thread(store.check_writable)
-        owner = scope.database or ""
-        number = await self._claim(store, None)
-        if number is None:
-            new = await self._write(partial(statements.add_place, url=store.url))
-            number = await self._claim(store, new)  # or that of who was faster
-            if number is None:
-                raise PayloadStoreError(
-                    f"{store.url} has lost its {MARKER}, and this database has payloads there: put it back, or mount "
-                    "the place that it wrote to; to keep new ones elsewhere, name another place (payloads=)"
-                )
-        else:
-            await self._write(partial(statements.move_place, number=number, url=store.url))
+        number, store = await self._own.open(scope)
         self.reader.stores[number] = store
-        self._here = OpenSegments(number, store, in_frames(owner), sync=self._sync)
-
-    async def _claim(self, store: SegmentStore, number: int | None) -> int | None:
-        """Return the number of a place; it becomes that of this database where nobody else can have it.
-
-        Raises ConfigError where a copy of this database has it.
-        """
-        home = await self._engine.read(home_of, self._scope)
-        claiming = partial(claim, store, self._scope.database or "", number, home)
-        try:
-            return await self._in_thread(claiming)
-        except CopyError as error:
-            if not await self._engine.read(partial(has_left, home=error.home), self._scope):
-                raise ConfigError(
-                    f"{store.url} has the payloads of {described(error.home)}, and {self._engine.where} is a copy of "
-                    "that: both would delete what the other needs. Name another place for new ones (payloads=), those "
-                    "that are here can still be read; or, once nobody uses the other any more, make the place this "
-                    "one's: replaybuf doctor URL --take-over"
-                ) from error
-            await self._in_thread(partial(take_over, store, home))
-            return await self._in_thread(claiming)
+        self._here = OpenSegments(number, store, in_frames(scope.database or ""), sync=self._sync)
 
     async def close(self) -> None:
         """Leave this process's segments to others, and release everything."""
@@ -143,6 +115,8 @@ class Segments:
             _logger.debug("segments were left open: %s", error)
         if self._here is not None:
             self._here.lose()
+        if self._own is not None:
+            self._own.close()
         stores = [*self.reader.stores.values()]
         if stores:  # at the end of the interpreter no thread can be started
             with contextlib.suppress(TimeoutError, RuntimeError):
@@ -303,6 +277,8 @@ class Segments:
         self._unmovable.clear()
         self._unreachable.clear()
         user = self._user
+        if self._own is not None:
+            await self._own.note_where(user)
 
         def renew(tx: Transaction) -> bool:
             known = user is None or statements.renew_use(tx, user)
@@ -325,7 +301,7 @@ class Segments:
             try:
                 await self.reader.open({number})
                 store = self.reader.stores[number]
-                if await self._claim(store, None) != number:
+                if await claimed(self._engine, self._scope, store, None, self._patience) != number:
                     raise PayloadStoreError(f"{store.url} has lost its {MARKER}")
                 for segment in found:
                     await self._in_thread(partial(store.delete, file_name(segment.file)))

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
 from replaybuf.errors import FencedError
-from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.database import Database, Follows
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, make_checkpoint
 from replaybuf.storage.sql.statements.fence import check_fence
-from replaybuf.storage.sql.statements.ordering import RaceNotRunError, begin_races
+from replaybuf.storage.sql.statements.ordering import (
+    Race,
+    RaceNotRunError,
+    begin_races,
+    prepare_groups,
+    prepare_races,
+)
 from replaybuf.storage.sql.statements.restore import restore
 from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import Checkpoint
+
+#: Pause between short transactions of one long piece of work, in which other processes get to the write lock.
+_BETWEEN_SECONDS = 0.005
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -27,8 +36,9 @@ T = TypeVar("T")
 class Transactions:
     """Runs transactions of one buffer, all in the database's thread.
 
-    Writes are refused with FencedError when another process has restored the buffer since it was opened here. `scope`
-    is the buffer in its present epoch.
+    Writes are refused with FencedError when another process has restored the buffer since it was opened here, and with
+    CommitsLostError when the database was taken over by a server that lacks what this process saw committed. `scope` is
+    the buffer in its present epoch.
     """
 
     def __init__(self, engine: Database, thread: DatabaseThread, watch: Watch, scope: Scope) -> None:
@@ -59,10 +69,11 @@ class Transactions:
         while True:
             scope = self.scope
             try:
-                result = await self.engine.write(function, scope, alone=alone, brief=brief, fenced=fenced)
+                result = await self.engine.write(
+                    function, scope, alone=alone, brief=brief, fenced=fenced, follows=Follows.WHAT_WAS_SEEN
+                )
             except RaceNotRunError as need:
-                begin = partial(begin_races, names=need.names, order=need.order)
-                await self.engine.write(begin, scope, alone=True, fenced=False)
+                await self._begin(need.missing)
             except FencedError as error:
                 await self._rejoin(scope, error)
             else:
@@ -70,12 +81,24 @@ class Transactions:
                     self._watch.committed()
                 return result
 
+    async def _begin(self, races: Sequence[Race]) -> None:
+        """Begin races in short transactions, between which others go on."""
+        epoch = self.scope.epoch
+        await self.write(partial(prepare_races, races=races), alone=True)
+        for name, race in races:
+            last: int | None = 0
+            while last is not None:
+                prepare = partial(prepare_groups, name=name, race=race, after=last)
+                last = await self.write(prepare, announce=lambda: False)
+                await asyncio.sleep(_BETWEEN_SECONDS)
+        await self.write(partial(begin_races, races=races, epoch=epoch))
+
     async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
         """Run `function(tx)`, one brief statement that checks the fence. Raises what `check_fence` raises."""
         while True:
             scope = self.scope
             try:
-                return await self.engine.read(function, scope, brief=True, single=True)
+                return await self.engine.read(function, scope, brief=True, single=True, follows=Follows.WHAT_WAS_SEEN)
             except FencedError as error:
                 await self._rejoin(scope, error)
 
@@ -101,7 +124,9 @@ class Transactions:
         # A draw that is still to be undone in a checkpoint has to be, before that is restored.
         await self.thread.catch_up(self.engine.lock_timeout)
         async with self._restoring:
-            made, self.scope = await self.engine.write(work, self.scope, alone=True, fenced=False)
+            made, self.scope = await self.engine.write(
+                work, self.scope, alone=True, fenced=False, follows=Follows.A_CHECKPOINT
+            )
         self._watch.committed()
         return made
 

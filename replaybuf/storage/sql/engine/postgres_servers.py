@@ -1,0 +1,324 @@
+"""Connecting to the server to follow, and noticing that it lacks what this process saw committed.
+
+Every transaction that writes leaves a mark, in a row of its connection (`engine.outage`). The WAL keeps the order of
+commits: a server that has the last marks of a process has all that it committed before. So marks are compared whenever
+a connection meets another server than before: a standby that was promoted, or the same one after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import asyncpg
+from sqlalchemy.engine import URL
+
+from replaybuf.errors import ConfigError
+from replaybuf.storage.sql.engine.errors import is_telling
+from replaybuf.storage.sql.engine.hosts import Host, hosts_of, session_attrs
+from replaybuf.storage.sql.engine.outage import Identity, next_identity
+from replaybuf.storage.sql.engine.servers import ASK, ASK_LESS, ASK_LITTLE, Followed, Found, Standing, choose
+from replaybuf.storage.sql.engine.urls import public_url
+
+#: How long servers that haven't answered yet are waited for, once one has that would do.
+_GRACE_SECONDS = 1.0
+_CLOSING_SECONDS = 2.0
+#: How long a connection to the server that is followed may take, before the others are asked, too.
+_DIRECT_SECONDS = 2.0
+#: How long what was committed is remembered: rows of connections are deleted a day later (`statements.upkeep`).
+_REMEMBERED_SECONDS = 6 * 86_400
+
+#: How often a process that has a primary asks the other servers whether one of them was promoted.
+LOOK_SECONDS = 30.0
+
+_logger = logging.getLogger("replaybuf.database")
+
+
+#: Makes a connection, as `asyncpg.connect` does.
+Connect = Callable[..., Awaitable[Any]]
+
+
+class Connection(asyncpg.Connection):
+    """asyncpg's connection, which numbers its transactions (`identity`), and knows its server."""
+
+    __slots__ = ("_identity", "_standing")
+
+    def next_identity(self) -> Identity:
+        """Return the identity of the next transaction."""
+        self._identity = next_identity(getattr(self, "_identity", None))
+        return self._identity
+
+    @property
+    def standing(self) -> Standing:
+        """What its server said of itself when it was connected to."""
+        return getattr(self, "_standing", None) or Standing()
+
+    def same_server(self) -> str:
+        """Return the statement that fails unless the server is the same as then; nothing where it can't be another.
+
+        A pooler may go on with another server while its clients' connections stay.
+        """
+        timeline, process = self.standing.timeline, self.standing.process
+        if timeline is None or process == self.get_server_pid():
+            return ""
+        return (
+            "SELECT 1 / (CASE WHEN pg_is_in_recovery() THEN 0 WHEN left(pg_walfile_name(pg_current_wal_insert_lsn()), "
+            f"8) = '{timeline:08X}' THEN 1 ELSE 0 END);"
+        )
+
+
+def is_other_server(error: BaseException) -> bool:
+    """Return whether an error is that of `Connection.same_server`."""
+    return getattr(error, "sqlstate", None) == "22012"
+
+
+class Seen:
+    """The last transactions that this process saw committed: rows of connections with their numbers."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, float]] = {}  # a number, and when it was known to be committed
+
+    def add(self, identity: Identity, began: float) -> None:
+        """Note that a transaction was committed, which began at a time of the monotonic clock.
+
+        Those that were known to be committed by then come before it in the WAL.
+        """
+        self._last = {row: seen for row, seen in self._last.items() if seen[1] >= began}
+        self._last[identity.row] = identity.number, time.monotonic()
+
+    def clear(self) -> None:
+        self._last.clear()
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """The number of each connection's last transaction."""
+        oldest = time.monotonic() - _REMEMBERED_SECONDS
+        return {row: number for row, (number, at) in self._last.items() if at > oldest}
+
+
+class Servers:
+    """The servers that a URL names, of which one is connected to; for a store, and for as long as it is open.
+
+    `lost` says what is missing, once a server was met that lacks some of what this process saw committed.
+    """
+
+    def __init__(self, url: URL, connect: Connect, *, writes: bool) -> None:
+        self._connect = connect
+        self._where = public_url(url)
+        self._hosts: list[Host | None] = [*dict.fromkeys(hosts_of(url))] or [None]
+        given = session_attrs(url)
+        self._attrs = given or ("any" if not writes else "read-write" if len(self._hosts) > 1 else "primary")
+        if writes and self._attrs in ("read-only", "standby", "prefer-standby"):
+            raise ConfigError(
+                f"the PostgreSQL url: target_session_attrs={self._attrs} is for readers; an open buffer writes, and "
+                "needs read-write or primary"
+            )
+        if writes and self._attrs == "any":
+            self._attrs = "primary"
+        self._writes = writes
+        self._asks = writes or given is not None or len(self._hosts) > 1
+        #: Where the server was that was connected to last, of several.
+        self.last: Host | None = None
+        self._meeting = asyncio.Lock()
+        self._how: tuple[Any, dict[str, Any]] = ((), {})  # to connect
+        self._look_at = 0.0
+        self._looking: asyncio.Future[None] | None = None
+        self.followed: Followed | None = None
+        self.seen = Seen()
+        self.lost = ""
+
+    async def connect(self, *args: Any, **options: Any) -> Any:
+        """Return a connection to the server that the URL asks for, in place of `asyncpg.connect`."""
+        if not self._asks:
+            return await self._connect(*args, **options)
+        self._how = args, options
+        if self.last is not None:
+            try:
+                async with asyncio.timeout(_DIRECT_SECONDS):
+                    return await self._connect_to([self.last], args, options)
+            except Exception:
+                self.last = None
+        return await self._connect_to(self._hosts, args, options)
+
+    def look_out(self) -> None:
+        """Ask the other servers from time to time, beside: an old primary may not know that it is one."""
+        now = time.monotonic()
+        if self.followed is not None and len(self._hosts) > 1 and now >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            self._looking = asyncio.ensure_future(self._look())
+
+    async def _look(self) -> None:
+        last = self.last
+        try:
+            await _close(await self._connect_to(self._hosts, *self._how))
+        except Exception as error:
+            _logger.debug("the servers could not be asked which is the primary: %s", error)
+            self.last = last
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+
+    def is_left(self, standing: Standing) -> bool:
+        """Return whether a connection's server is an old primary, which takes no writes of this process any more."""
+        return self.followed is not None and self.followed.is_left(standing)
+
+    def accept(self) -> None:
+        """Go on from what the server has, after a restore."""
+        if self.lost:
+            self.lost = ""
+            self.seen.clear()
+
+    async def _connect_to(self, hosts: Sequence[Host | None], args: Any, options: dict[str, Any]) -> Connection:
+        opened: dict[Host | None, Connection] = {}
+        try:
+            found = await self._ask_all(hosts, opened, args, options)
+            chosen = choose(found, self._attrs, self.followed, self._where)
+            connection = opened.pop(chosen.host)
+            try:
+                await self._meet(connection, chosen)
+            except BaseException:
+                opened[chosen.host] = connection
+                raise
+        finally:
+            if opened:
+                await asyncio.shield(asyncio.gather(*map(_close, opened.values())))
+        self.last, self._look_at = chosen.host, time.monotonic() + LOOK_SECONDS
+        return connection
+
+    async def _ask_all(
+        self, hosts: Sequence[Host | None], opened: dict[Host | None, Connection], args: Any, options: dict[str, Any]
+    ) -> list[Found]:
+        """Connect to all hosts, and ask what they are; those that do not answer soon after one that would do are left.
+
+        Raises the driver's error for a single host, and one that says why none of several can be used.
+        """
+        tasks = {asyncio.ensure_future(self._open(host, opened, args, options)): host for host in hosts}
+        pending, found, errors = set(tasks), dict[Host | None, Found](), list[Exception]()
+        try:
+            while pending:
+                patience = _GRACE_SECONDS if self._would_do([*found.values()]) else None
+                done, pending = await asyncio.wait(pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+                for task in done:
+                    try:
+                        found[tasks[task]] = Found(tasks[task], task.result())
+                    except Exception as error:
+                        errors.append(error)
+                        found[tasks[task]] = Found(tasks[task], problem=f"can't be used ({_text(error)})")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if errors and not self._would_do([*found.values()]):
+            telling = errors if len(hosts) == 1 else [error for error in errors if is_telling(error)]
+            if telling:
+                raise telling[0]
+        return [found.get(host) or Found(host, problem="does not answer") for host in hosts]
+
+    def _would_do(self, found: Sequence[Found]) -> bool:
+        try:
+            choose(found, self._attrs, self.followed, self._where)
+        except Exception:
+            return False
+        return True
+
+    async def _open(
+        self, host: Host | None, opened: dict[Host | None, Connection], args: Any, options: dict[str, Any]
+    ) -> Standing:
+        place: dict[str, Any] = {} if host is None else {"host": host.name, "port": host.port}
+        connection: Any = await self._connect(*args, **options, **place)
+        opened[host] = connection
+        standing = await _standing_of(connection)
+        # Of a reader's connection it is the reader who set that.
+        connection._standing = standing if self._writes else standing._replace(is_read_only=standing.is_standby)
+        return connection.standing  # type: ignore[no-any-return]
+
+    # Another server than before
+
+    async def _meet(self, connection: Connection, chosen: Found) -> None:
+        """Compare what this process saw committed with what is there, if the server is another than before."""
+        standing = connection.standing
+        if not self._writes or standing.timeline is None:
+            return
+        async with self._meeting:
+            before = self.followed
+            if before is not None and (standing.timeline, standing.instance) == (before.timeline, before.instance):
+                return
+            if before is not None and before.is_left(standing):  # meanwhile
+                raise ConnectionResetError(f"{chosen} is an old primary")
+            if standing.timeline > 1:
+                await _enter(connection, standing)
+            if before is not None and standing.timeline > before.timeline:
+                _logger.warning("%s: follows %s from now on (timeline %d)", self._where, chosen, standing.timeline)
+            if (marks := self.seen.marks) and not self.lost:
+                there = dict(map(tuple, await connection.fetch(_MARKS, list(marks))))
+                if any(there.get(row, 0) < number for row, number in marks.items()):
+                    self.lost = self._commits_lost(chosen, standing, marks, there)
+                    _logger.error("%s", self.lost)
+            self.followed = Followed.of(standing)
+
+    def _commits_lost(self, chosen: Found, standing: Standing, marks: dict[str, int], there: dict[str, int]) -> str:
+        newest = max(there.values(), default=0)
+        known = f"; the last one that is there began at {_time(newest)}" if newest else ""
+        return (
+            f"{self._where}: {chosen} (timeline {standing.timeline}) lacks transactions that this process saw "
+            f"committed, the last of them begun at {_time(max(marks.values()))}{known}. It took over before it had "
+            "them, and what this process does next would rest on them, so nothing was changed. Go back to a step whose "
+            "checkpoint is there, with its weights: restore(step), and checkpoints() lists them; or build a new "
+            "buffer, which accepts what is there"
+        )
+
+
+_MARKS = "SELECT name, value FROM rb_counter WHERE name = ANY($1)"
+# Numbers that were given in lost transactions are never given again: leases and segments are known by them. The first
+# process that writes on a new timeline sees to that, before anybody else writes there.
+_ENTER = """
+WITH new AS (INSERT INTO rb_info (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING RETURNING name)
+SELECT setval(CAST(oid AS regclass), nextval(CAST(oid AS regclass))
+    + CASE relname WHEN 'rb_uid' THEN 1000000 ELSE 10000 END)
+FROM pg_class, new WHERE relkind = 'S' AND relname LIKE 'rb\\_%' AND pg_table_is_visible(oid)
+"""
+
+
+async def _enter(connection: Connection, standing: Standing) -> None:
+    """Note that the database has come to a timeline, with the position in the WAL where that began, as far as known."""
+    try:
+        await connection.fetch(_ENTER, f"timeline {standing.timeline}", standing.replayed or "")
+    except (asyncpg.UndefinedTableError, asyncpg.ReadOnlySQLTransactionError):
+        return  # no tables yet, or nothing will be written
+    except asyncpg.InsufficientPrivilegeError as error:
+        _logger.warning("numbers of groups may be given a second time after a failover: %s", error)
+
+
+async def _standing_of(connection: Any) -> Standing:
+    for question in (ASK, ASK_LESS):
+        with contextlib.suppress(
+            asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError, asyncpg.ObjectNotInPrerequisiteStateError
+        ):
+            return Standing(*await connection.fetchrow(question))
+    is_standby, is_read_only = await connection.fetchrow(ASK_LITTLE)
+    return Standing(is_standby=is_standby, is_read_only=is_read_only)
+
+
+async def _close(connection: Connection) -> None:
+    try:
+        await connection.close(timeout=_CLOSING_SECONDS)
+    except Exception:
+        connection.terminate()
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _time(microseconds: int) -> str:
+    whole, part = divmod(microseconds, 1_000_000)
+    return f"{time.strftime('%H:%M:%S', time.gmtime(whole))}.{part // 1000:03d} UTC"

@@ -1,0 +1,188 @@
+"""Which of a cluster's servers to follow: those that a URL names say what they are, and one is chosen.
+
+A promoted standby begins a new timeline of its cluster. Who has written to one never goes back to a lower one: that is
+an old primary, which came back without the transactions since. Nothing here waits for a server, or asks one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from replaybuf.storage.sql.engine.errors import NoPrimaryError, OnlyStandbysError
+from replaybuf.storage.sql.engine.hosts import Host
+
+
+class Standing(NamedTuple):
+    """What a server says of itself; None for what it doesn't tell.
+
+    `system` is the number of its cluster, the same for all its servers. A standby has no timeline here. `replayed` is
+    the position in the WAL up to which it had replayed another server's, of a promoted one until its next restart.
+    """
+
+    system: str | None = None
+    timeline: int | None = None
+    is_standby: bool = False
+    is_read_only: bool = False
+    started: datetime | None = None
+    process: int | None = None
+    replayed: str | None = None
+
+    @property
+    def instance(self) -> tuple[str | None, datetime | None]:
+        """The same for two connections to one server, by whichever addresses, until its next start."""
+        return self.system, self.started
+
+
+#: Of a server that wasn't asked.
+UNKNOWN = Standing()
+
+_ASK = """
+SELECT {system}, CASE WHEN pg_is_in_recovery() THEN NULL
+       ELSE CAST(CAST('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) AS bit(32)) AS bigint) END,
+    pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', pg_postmaster_start_time(), pg_backend_pid(),
+    CAST(pg_last_wal_replay_lsn() AS text)
+"""
+#: Asks a server for its `Standing`.
+ASK = _ASK.format(system="(SELECT CAST(system_identifier AS text) FROM pg_control_system())")
+#: For that without the cluster's number, which not everybody may ask for.
+ASK_LESS = _ASK.format(system="CAST(NULL AS text)")
+#: For less, of what speaks PostgreSQL's language and has no WAL.
+ASK_LITTLE = "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A server that was asked: its standing, or why it has none."""
+
+    host: Host | None
+    standing: Standing | None = None
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return "the server" if self.host is None else str(self.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The server that a process follows: its cluster, its timeline, and which of its servers that was last."""
+
+    system: str | None
+    timeline: int
+    instance: tuple[str | None, datetime | None]
+
+    @classmethod
+    def of(cls, standing: Standing) -> Followed | None:
+        return None if standing.timeline is None else cls(standing.system, standing.timeline, standing.instance)
+
+    def is_left(self, standing: Standing) -> bool:
+        """Return whether a server is one that must not be written to any more: an old primary."""
+        return self._is_ours(standing) and standing.timeline is not None and standing.timeline < self.timeline
+
+    def is_other(self, standing: Standing) -> bool:
+        """Return whether a server is of another cluster."""
+        return not self._is_ours(standing)
+
+    def _is_ours(self, standing: Standing) -> bool:
+        return None in (self.system, standing.system) or self.system == standing.system
+
+
+def choose(found: Sequence[Found], attrs: str, followed: Followed | None, where: str) -> Found:
+    """Return the server to use, of those that were asked, in the order of the URL.
+
+    `attrs` is one of `SESSION_ATTRS`; of several primaries it is the one with the highest timeline. Raises
+    NoPrimaryError, OnlyStandbysError.
+    """
+    there = [one for one in found if one.standing is not None]
+    if attrs == "prefer-standby":
+        there.sort(key=lambda one: not one.standing.is_standby)  # type: ignore[union-attr]
+    fit = [one for one in there if not _why_not(one.standing, attrs, followed)]  # type: ignore[arg-type]
+    if not fit:
+        raise _none(found, attrs, followed, where)
+    if attrs not in ("read-write", "primary"):
+        return fit[0]
+    newest = max(_timeline(one) for one in fit)
+    best = [one for one in fit if _timeline(one) == newest]
+    same = [one for one in best if followed is not None and one.standing.instance == followed.instance]  # type: ignore[union-attr]
+    if same:
+        return same[0]
+    _refuse_two(fit if followed is None and len(_systems(fit)) > 1 else best, where)
+    return best[0]
+
+
+def _timeline(one: Found) -> int:
+    assert one.standing is not None
+    return one.standing.timeline or 0
+
+
+def _systems(found: Sequence[Found]) -> set[str]:
+    return {one.standing.system for one in found if one.standing is not None and one.standing.system is not None}
+
+
+def _refuse_two(best: Sequence[Found], where: str) -> None:
+    """Raise NoPrimaryError if these are several primaries, rather than one by several addresses."""
+    instances = {one.standing.instance for one in best if one.standing is not None}
+    if len(instances) < 2:
+        return
+    names = " and ".join(map(str, best))
+    if len(_systems(best)) > 1:
+        raise NoPrimaryError(
+            f"{where}: {names} are primaries of different clusters, and neither is a copy of the other; name the "
+            "servers of one cluster"
+        )
+    raise NoPrimaryError(
+        f"{where}: {names} both say that they are the primary, on timeline {_timeline(best[0])}, and each has what the "
+        "other lacks; end one of them, or make it a standby of the other (pg_rewind)"
+    )
+
+
+def _why_not(standing: Standing, attrs: str, followed: Followed | None) -> str:
+    """Return why a server isn't the one, as the end of a sentence about it; nothing for one that is."""
+    writes = attrs in ("read-write", "primary")
+    if followed is not None and writes:
+        if followed.is_other(standing):
+            return "belongs to another cluster"
+        if followed.is_left(standing):
+            return (
+                f"is an old primary (timeline {standing.timeline}; this process follows timeline {followed.timeline})"
+            )
+    if writes and standing.is_standby:
+        return "is a standby"
+    if attrs == "read-write" and standing.is_read_only:
+        return "is read-only (default_transaction_read_only)"
+    if attrs == "standby" and not standing.is_standby:
+        return "is a primary"
+    if attrs == "read-only" and not (standing.is_standby or standing.is_read_only):
+        return "can be written to"
+    return ""
+
+
+def _none(
+    found: Sequence[Found], attrs: str, followed: Followed | None, where: str
+) -> NoPrimaryError | OnlyStandbysError:
+    reasons = {one: one.problem or _why_not(one.standing or UNKNOWN, attrs, followed) for one in found}
+    listed = "; ".join(f"{one} {reason}" for one, reason in reasons.items())
+    writes = attrs in ("read-write", "primary")
+    if writes and all(reason == "is a standby" for reason in reasons.values()):
+        return OnlyStandbysError(
+            f"{where}: {listed}, which takes no writes; name the primary in the url, or promote a standby (pg_ctl "
+            "promote, or SELECT pg_promote())"
+        )
+    hint = "are the servers running, and are hosts and ports right?"
+    if any(reason.startswith("is an old primary") for reason in reasons.values()):
+        hint = "an old primary takes no writes of this run: end it, or make it a standby of the new one (pg_rewind)"
+    elif any(reason == "is a standby" for reason in reasons.values()) and writes:
+        hint = "no primary can be reached: start it, promote a standby (pg_ctl promote), or name the primary in the url"
+    return NoPrimaryError(f"{where}: no server is {_WANTED[attrs]}: {listed}; {hint}")
+
+
+_WANTED = {
+    "any": "there",
+    "read-write": "a primary that can be written to",
+    "primary": "a primary",
+    "read-only": "read-only",
+    "standby": "a standby",
+    "prefer-standby": "there",
+}

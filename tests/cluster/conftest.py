@@ -1,0 +1,48 @@
+"""A cluster for the tests of this folder, each of which begins with a primary, a standby and an empty database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import pytest
+
+from tests.cluster.servers import Cluster, running_cluster
+from tests.faults.figures import Figures
+from tests.faults.processes import reap
+from tests.faults.summary import report
+
+
+@pytest.fixture(scope="package")
+def _cluster() -> Iterator[Cluster]:
+    with running_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def synchronous(_cluster: Cluster) -> Cluster:
+    """Its commits wait for the standby."""
+    _cluster.get_ready(synchronous=True)
+    return _cluster
+
+
+@pytest.fixture
+def asynchronous(_cluster: Cluster) -> Cluster:
+    """Its commits don't."""
+    _cluster.get_ready(synchronous=False)
+    return _cluster
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
+    """The counts of this test; add to them before asserting anything of them."""
+    counts = Figures()
+    yield counts
+    if counts:
+        report(request.node, asdict(counts))
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    reap()

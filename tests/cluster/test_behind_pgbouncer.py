@@ -1,0 +1,81 @@
+"""Failover behind PgBouncer, whose clients keep their connections while the server behind them is another."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from replaybuf import ReplayBuffer
+from replaybuf.errors import CommitsLostError
+from tests.cluster.servers import Cluster, Node
+from tests.cluster.test_failover import fail_over
+from tests.cluster.test_lost_commits import replicated
+from tests.faults.figures import Figures
+from tests.pgbouncer import IS_INSTALLED, pooled
+from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not IS_INSTALLED, reason="PgBouncer isn't installed")]
+
+
+def target(node: Node, url: str) -> str:
+    return f"host=127.0.0.1 port={node.port} user=postgres dbname={url.rpartition('/')[2]}"
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+async def test_a_failover_behind_it_loses_and_doubles_nothing(
+    synchronous: Cluster, tmp_path: Path, mode: str, figures: Figures
+) -> None:
+    put: list[int] = []
+    got: list[int] = []
+    over, url = asyncio.Event(), synchronous.new_database()
+
+    async def producer(buffer: ReplayBuffer, first: int) -> None:
+        number = first
+        while not over.is_set():
+            await buffer.put(group(number), TASK)
+            put.append(number)
+            number += 1
+
+    async def taker(buffer: ReplayBuffer) -> None:
+        while not over.is_set():
+            got.extend(numbers_of(await buffer.get(2, TASK)))
+
+    with pooled(tmp_path, target(synchronous.primary, url), mode) as pooler:
+        async with build(pooler.url) as one, build(pooler.url) as two:
+            tasks = [asyncio.create_task(producer(one, place * 1_000_000)) for place in range(3)]
+            tasks.append(asyncio.create_task(taker(two)))
+
+            async def go_on(puts: int = 0, takes: int = 0) -> bool:
+                return len(put) > puts + 20 and len(got) > takes + 20
+
+            await until(go_on, 30)
+            await fail_over(synchronous)
+            pooler.point_to(target(synchronous.primary, url))
+            before = len(put), len(got)
+            await until(lambda: go_on(*before), 60)
+            over.set()
+            await asyncio.gather(*tasks)
+            got += await take_all(one)
+    figures.compare(1, put, got)
+    assert sorted(got) == sorted(put)
+
+
+async def test_an_idle_connection_that_leads_to_a_server_without_some_commits_is_noticed(
+    asynchronous: Cluster, tmp_path: Path
+) -> None:
+    """PgBouncer's client was not disconnected, and never connects anew by itself."""
+    url = asynchronous.new_database()
+    with pooled(tmp_path, target(asynchronous.primary, url)) as pooler:
+        async with build(pooler.url) as buffer:
+            await fill(buffer, 2)
+            await replicated(asynchronous)
+            asynchronous.hold_back()
+            await buffer.put(group(2), TASK)
+            pooler.point_to(target(asynchronous.standby, url))
+            await fail_over(asynchronous)
+            with pytest.raises(CommitsLostError):
+                await buffer.put(group(3), TASK)
+        async with build(pooler.url) as buffer:
+            assert await take_all(buffer) == [0, 1]

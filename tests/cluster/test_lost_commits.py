@@ -1,0 +1,215 @@
+"""A promoted standby that lacks what a process saw committed is found out, and a restore gives an exact run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replaybuf import FencedError, PromptLedger, ReplayBuffer, RolloutState
+from replaybuf.errors import CommitsLostError
+from tests.cluster.servers import Cluster
+from tests.cluster.test_failover import FAILOVERS, fail_over
+from tests.faults.figures import Figures
+from tests.faults.ledger import Ledger, entries
+from tests.faults.runs import POLICIES, STEPS, _prompt, _step
+from tests.faults.test_restored import batches
+from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
+
+
+async def replicated(cluster: Cluster) -> None:
+    """Wait until the standby has all that was committed."""
+
+    async def has_all() -> bool:
+        behind = (
+            "SELECT sent_lsn IS DISTINCT FROM replay_lsn OR sent_lsn < pg_current_wal_lsn() FROM pg_stat_replication"
+        )
+        return await asyncio.to_thread(cluster.primary.ask, behind) == [False]
+
+    await until(has_all, 30)
+
+
+async def test_who_saw_lost_commits_goes_back_to_a_step_and_then_on(asynchronous: Cluster, figures: Figures) -> None:
+    """Each call says so and changes nothing, until a restore; others of the run join it."""
+    url = asynchronous.new_database()
+    async with build(url) as trainer, build(url) as worker, build(url) as idle:
+        await fill(trainer, 6)
+        await trainer.checkpoint(4)
+        assert numbers_of(await trainer.get(1, TASK)) == [0]
+        await worker.put(group(6), TASK)
+        lease = await worker.lease_batch({TASK: 1}, seconds=300)
+        await idle.checkpoints()
+        await replicated(asynchronous)
+        asynchronous.hold_back()
+        assert numbers_of(await trainer.get(2, TASK)) == [2, 3]
+        lost = await worker.put(group(7), TASK)
+        await fail_over(asynchronous)
+
+        for call in (lambda: trainer.get(1, TASK), lambda: trainer.put(group(8), TASK), lambda: trainer.checkpoint(5)):
+            with pytest.raises(CommitsLostError, match=r"lacks transactions that this process saw committed.*restore"):
+                await call()
+        with pytest.raises(CommitsLostError):  # also who waits, and who holds a lease
+            await trainer.take_batch({TASK: 100}, timeout=30)
+        with pytest.raises(CommitsLostError):
+            await lease.acknowledge()
+        assert [made.step for made in await trainer.checkpoints()] == [4]
+
+        await trainer.restore(4)
+        for late in (worker, idle):
+            with pytest.raises(FencedError):
+                await late.put(group(9), TASK)
+        async with build(url) as joined:
+            assert await joined.put(group(6), TASK) > lost  # uids of lost groups aren't given again
+        found = await take_all(trainer)
+    figures.compare(1, list(range(7)), found)
+    assert found == list(range(7))
+
+
+@pytest.mark.long
+async def test_a_new_buffer_accepts_what_is_there(asynchronous: Cluster) -> None:
+    """Without what is lost, and with uids that were not given before."""
+    url = asynchronous.new_database()
+    async with build(url) as buffer:
+        await fill(buffer, 2)
+        await replicated(asynchronous)
+        asynchronous.hold_back()
+        lost = await buffer.put(group(2), TASK)
+        await fail_over(asynchronous)
+        with pytest.raises(CommitsLostError):
+            await buffer.put(group(3), TASK)
+        async with build(url) as other:
+            assert await other.put(group(3), TASK) > lost
+            assert await take_all(other) == [0, 1, 3]
+
+
+@pytest.mark.long
+async def test_a_put_that_was_under_way_is_not_made_on_a_server_that_lacks_the_one_before(
+    asynchronous: Cluster,
+) -> None:
+    """It waits for the failover, and then says what is missing instead of being repeated."""
+    url = asynchronous.new_database()
+    async with build(url) as buffer:
+        await fill(buffer, 1)
+        await replicated(asynchronous)
+        asynchronous.hold_back()
+        await fill(buffer, 1, first=1)
+        await asyncio.to_thread(asynchronous.primary.kill)
+        putting = asyncio.create_task(buffer.put(group(2), TASK))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(asynchronous.promote)
+        with pytest.raises(CommitsLostError):
+            await putting
+        async with build(url) as other:
+            assert await take_all(other) == [0]
+
+
+@pytest.mark.long
+async def test_a_failover_that_loses_nothing_is_not_noticed(asynchronous: Cluster) -> None:
+    url = asynchronous.new_database()
+    async with build(url) as buffer:
+        await fill(buffer, 3)
+        await replicated(asynchronous)
+        await fail_over(asynchronous)
+        await fill(buffer, 2, first=3)
+        assert await take_all(buffer) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.long
+async def test_payloads_kept_apart_go_on_after_a_restore(asynchronous: Cluster, tmp_path: Path) -> None:
+    """The segments of lost transactions are left, and others written; groups of the checkpoint are whole."""
+    url, apart = asynchronous.new_database(), {"payloads": str(tmp_path), "payload_threshold": 1}
+
+    def large(number: int) -> list[RolloutState]:
+        rollouts = group(number)
+        rollouts[0].routed_experts = np.full(50_000, number)
+        return rollouts
+
+    async with build(url, **apart) as buffer:
+        await buffer.put(large(0), TASK)
+        await buffer.checkpoint(1)
+        await replicated(asynchronous)
+        asynchronous.hold_back()
+        for number in range(1, 40):
+            await buffer.put(large(number), TASK)
+        await fail_over(asynchronous)
+        with pytest.raises(CommitsLostError):
+            await buffer.put(large(40), TASK)
+        await buffer.restore(1)
+        for number in range(1, 40):
+            await buffer.put(large(number), TASK)
+        found = await buffer.get(100, TASK)
+        assert [int(rollouts[0].routed_experts[-1]) for rollouts in found] == list(range(40))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", list(POLICIES))
+async def test_a_run_that_lost_commits_and_was_restored_is_the_run_that_lost_none(
+    asynchronous: Cluster, policy: str, figures: Figures, tmp_path: Path
+) -> None:
+    """Batch by batch, whatever it was in the middle of: puts, leases, checkpoints, or another restore."""
+    whole, chance = tmp_path / "whole", random.Random(policy)
+    await Run(f"sqlite:///{tmp_path}/whole.db", policy, whole).to_the_end()
+    expected = batches(whole)
+    failovers = max(1, FAILOVERS // len(POLICIES))
+    for number in range(failovers):
+        ledger = tmp_path / f"{number}"
+        run = Run(asynchronous.new_database(), policy, ledger)
+        losing = asyncio.create_task(_lose(asynchronous, run, chance))
+        await run.to_the_end()
+        await losing
+        found = [(int(step), rest) for step, _, rest in (line.partition(" ") for line in entries(ledger, "batch"))]
+        wrong = [step for step, batch in found if batch != expected[step]]
+        figures.add(faults=1, groups=sum(len(batch.split()) for _, batch in found), lost=len(wrong))
+        assert (wrong, entries(ledger, "left")) == ([], entries(whole, "left"))
+        await asyncio.to_thread(asynchronous.get_ready, synchronous=False)
+
+
+class Run:
+    """A run of `tests.faults.runs` that goes back to its last checkpoint whenever another server has taken over."""
+
+    def __init__(self, url: str, policy: str, ledger: Path) -> None:
+        self._url, self._policy, self._ledger = url, policy, Ledger(ledger)
+        self.step = 0
+        self.failed_over = False
+
+    async def to_the_end(self) -> None:
+        async with build(self._url, **POLICIES[self._policy]) as buffer:
+            await buffer.checkpoint(0)
+            prompts, self.step = self._prompts(buffer), 1
+            while self.step <= STEPS or self.failed_over:
+                try:
+                    if self.failed_over:
+                        self.failed_over = False
+                        raise CommitsLostError
+                    await _step(self._ledger, buffer, self.step, prompts if self._policy == "prompts" else None)
+                    if self.step % 2 == 0:
+                        await buffer.checkpoint(self.step)
+                    self.step += 1
+                except CommitsLostError:
+                    self.failed_over = False
+                    last = (await buffer.checkpoints())[-1].step
+                    await buffer.restore(last)
+                    prompts, self.step = self._prompts(buffer), last + 1
+            left = [item.item async for item in buffer.find({"status": "completed"})]
+            self._ledger.write("left", *numbers_of(left))
+
+    def _prompts(self, buffer: ReplayBuffer) -> PromptLedger:
+        return PromptLedger(buffer, range(15), TASK, epochs=2, make_group=_prompt)
+
+
+async def _lose(cluster: Cluster, run: Run, chance: random.Random) -> None:
+    """Fail over in the middle of the run, without what was committed in a last moment."""
+    at = chance.randrange(2, STEPS - 3)
+
+    async def is_there() -> bool:
+        return run.step >= at
+
+    await until(is_there, 120)
+    await asyncio.sleep(0.05 * chance.random())
+    await asyncio.to_thread(cluster.hold_back)
+    await asyncio.sleep(0.2 * chance.random())
+    await fail_over(cluster)
+    run.failed_over = True  # also where nothing was lost: a failover alone changes what random draws give

@@ -1,0 +1,136 @@
+PRAGMA foreign_keys=OFF;
+BEGIN TRANSACTION;
+CREATE TABLE rb_lane (
+	id INTEGER NOT NULL, 
+	task_name TEXT NOT NULL, 
+	status TEXT NOT NULL, 
+	step BIGINT, 
+	dropped BIGINT DEFAULT 0 NOT NULL, 
+	PRIMARY KEY (id), 
+	CONSTRAINT rb_lane_task_status UNIQUE (task_name, status)
+);
+INSERT INTO rb_lane VALUES(1,'math','completed',8,0);
+INSERT INTO rb_lane VALUES(2,'code','completed',8,0);
+INSERT INTO rb_lane VALUES(3,'math','filtered',NULL,0);
+INSERT INTO rb_lane VALUES(4,'math','expired',NULL,0);
+CREATE TABLE rb_group (
+	uid INTEGER NOT NULL, 
+	lane INTEGER NOT NULL, 
+	oldest_step BIGINT, 
+	pinned_staleness BIGINT, 
+	pinned_step BIGINT, 
+	mixed BOOLEAN NOT NULL, 
+	priority FLOAT NOT NULL, 
+	times_sampled INTEGER NOT NULL, 
+	created_at FLOAT NOT NULL, 
+	reward FLOAT, 
+	bytes BIGINT NOT NULL, 
+	marks JSON NOT NULL, 
+	tags JSON, 
+	scoped_key TEXT, 
+	error TEXT, 
+	PRIMARY KEY (uid)
+);
+INSERT INTO rb_group VALUES(1,4,NULL,6,NULL,0,1.0,0,1795618558.0589990616,NULL,428,'{"oldest":[null,null],"newest":[null,null],"reward":[null,null],"expired":[true,true],"staleness":[6,6]}','{"level":1}','["math", "prompt é1"]',NULL);
+INSERT INTO rb_group VALUES(3,1,3,NULL,NULL,0,1.0,0,1795618558.0818531513,0.5,428,'{"oldest":[3,3],"newest":[3,3],"reward":[1.0,0.0]}','{"level":3}','["math", "prompt é3"]',NULL);
+INSERT INTO rb_group VALUES(4,2,4,NULL,NULL,0,1.0,0,1795618558.0865249633,0.5,429,'{"oldest":[4,4],"newest":[4,4],"reward":[1.0,0.0]}','{"level":4}','["code", "prompt é4"]',NULL);
+INSERT INTO rb_group VALUES(5,1,5,NULL,NULL,0,1.0,0,1795618558.0893537997,0.5,430,'{"oldest":[5,5],"newest":[5,5],"reward":[1.0,0.0]}','{"level":5}','["math", "prompt é5"]',NULL);
+INSERT INTO rb_group VALUES(6,2,6,NULL,NULL,0,1.0,0,1795618558.093363285,0.5,430,'{"oldest":[6,6],"newest":[6,6],"reward":[1.0,0.0]}','{"level":6}','["code", "prompt é6"]',NULL);
+INSERT INTO rb_group VALUES(7,3,NULL,0,NULL,0,1.0,0,1795618558.098903656,0.5,380,'{"oldest":[null,null],"newest":[null,null],"reward":[1.0,0.0]}',NULL,NULL,NULL);
+CREATE TABLE rb_payload (
+	uid INTEGER NOT NULL, 
+	outline JSON NOT NULL, 
+	prompt TEXT, 
+	data BLOB NOT NULL, 
+	PRIMARY KEY (uid)
+);
+INSERT INTO rb_payload VALUES(1,'[{"id":1,"status":"completed","staleness":5,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"6"},{"id":1,"status":"completed","staleness":5,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"7"}]','1+5=',X'52504c4201000000020000009401000000000000b859b5bbc200000000000000c2000000000000008aaa726f6c6c6f75745f696401a375696401a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4312b353da8726573706f6e7365a136ac726573706f6e73655f696473920105b4726573706f6e73655f6d6f64656c5f7374657073920101ad7365715f7374616c656e65737305a6726577617264cb3ff0000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a9636f6d706c65746564ac65787472615f6669656c6473808aaa726f6c6c6f75745f696401a375696401a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4312b353da8726573706f6e7365a137ac726573706f6e73655f696473920106b4726573706f6e73655f6d6f64656c5f7374657073920101ad7365715f7374616c656e65737305a6726577617264cb0000000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a9636f6d706c65746564ac65787472615f6669656c647380');
+INSERT INTO rb_payload VALUES(2,'[{"id":2,"status":"completed","staleness":4,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"7"},{"id":2,"status":"completed","staleness":4,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"8"}]','2+5=',X'52504c42010000000200000094010000000000002691e290c200000000000000c2000000000000008aaa726f6c6c6f75745f696402a375696402a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4322b353da8726573706f6e7365a137ac726573706f6e73655f696473920205b4726573706f6e73655f6d6f64656c5f7374657073920202ad7365715f7374616c656e65737304a6726577617264cb3ff0000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a9636f6d706c65746564ac65787472615f6669656c6473808aaa726f6c6c6f75745f696402a375696402a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4322b353da8726573706f6e7365a138ac726573706f6e73655f696473920206b4726573706f6e73655f6d6f64656c5f7374657073920202ad7365715f7374616c656e65737304a6726577617264cb0000000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a9636f6d706c65746564ac65787472615f6669656c647380');
+INSERT INTO rb_payload VALUES(3,'[{"id":3,"status":"completed","staleness":3,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"8"},{"id":3,"status":"completed","staleness":3,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"9"}]','3+5=',X'52504c420100000002000000940100000000000022d94572c200000000000000c2000000000000008aaa726f6c6c6f75745f696403a375696403a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4332b353da8726573706f6e7365a138ac726573706f6e73655f696473920305b4726573706f6e73655f6d6f64656c5f7374657073920303ad7365715f7374616c656e65737303a6726577617264cb3ff0000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a9636f6d706c65746564ac65787472615f6669656c6473808aaa726f6c6c6f75745f696403a375696403a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4332b353da8726573706f6e7365a139ac726573706f6e73655f696473920306b4726573706f6e73655f6d6f64656c5f7374657073920303ad7365715f7374616c656e65737303a6726577617264cb0000000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a9636f6d706c65746564ac65787472615f6669656c647380');
+INSERT INTO rb_payload VALUES(4,'[{"id":4,"status":"completed","staleness":2,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"9"},{"id":4,"status":"completed","staleness":2,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"10"}]','4+5=',X'52504c420100000002000000950100000000000058108c65c200000000000000c3000000000000008aaa726f6c6c6f75745f696404a375696404a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4342b353da8726573706f6e7365a139ac726573706f6e73655f696473920405b4726573706f6e73655f6d6f64656c5f7374657073920404ad7365715f7374616c656e65737302a6726577617264cb3ff0000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a9636f6d706c65746564ac65787472615f6669656c6473808aaa726f6c6c6f75745f696404a375696404a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4342b353da8726573706f6e7365a23130ac726573706f6e73655f696473920406b4726573706f6e73655f6d6f64656c5f7374657073920404ad7365715f7374616c656e65737302a6726577617264cb0000000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a9636f6d706c65746564ac65787472615f6669656c647380');
+INSERT INTO rb_payload VALUES(5,'[{"id":5,"status":"completed","staleness":1,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"10"},{"id":5,"status":"completed","staleness":1,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"11"}]','5+5=',X'52504c4201000000020000009601000000000000667cc969c300000000000000c3000000000000008aaa726f6c6c6f75745f696405a375696405a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4352b353da8726573706f6e7365a23130ac726573706f6e73655f696473920505b4726573706f6e73655f6d6f64656c5f7374657073920505ad7365715f7374616c656e65737301a6726577617264cb3ff0000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a9636f6d706c65746564ac65787472615f6669656c6473808aaa726f6c6c6f75745f696405a375696405a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4352b353da8726573706f6e7365a23131ac726573706f6e73655f696473920506b4726573706f6e73655f6d6f64656c5f7374657073920505ad7365715f7374616c656e65737301a6726577617264cb0000000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a9636f6d706c65746564ac65787472615f6669656c647380');
+INSERT INTO rb_payload VALUES(6,'[{"id":6,"status":"completed","staleness":0,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"11"},{"id":6,"status":"completed","staleness":0,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"12"}]','6+5=',X'52504c42010000000200000096010000000000005d348990c300000000000000c3000000000000008aaa726f6c6c6f75745f696406a375696406a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4362b353da8726573706f6e7365a23131ac726573706f6e73655f696473920605b4726573706f6e73655f6d6f64656c5f7374657073920606ad7365715f7374616c656e65737300a6726577617264cb3ff0000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a9636f6d706c65746564ac65787472615f6669656c6473808aaa726f6c6c6f75745f696406a375696406a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4362b353da8726573706f6e7365a23132ac726573706f6e73655f696473920606b4726573706f6e73655f6d6f64656c5f7374657073920606ad7365715f7374616c656e65737300a6726577617264cb0000000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a9636f6d706c65746564ac65787472615f6669656c647380');
+INSERT INTO rb_payload VALUES(7,'[{"id":7,"status":"filtered","staleness":0,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"12"},{"id":7,"status":"filtered","staleness":0,"prompt_tokens":0,"response_tokens":2,"finish_reason":null,"response":"13"}]','7+5=',X'52504c4201000000020000006401000000000000b9b292d1aa00000000000000aa0000000000000089aa726f6c6c6f75745f696407a375696407a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4372b353da8726573706f6e7365a23132ac726573706f6e73655f696473920705ad7365715f7374616c656e65737300a6726577617264cb3ff0000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a866696c7465726564ac65787472615f6669656c64738089aa726f6c6c6f75745f696407a375696407a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4372b353da8726573706f6e7365a23133ac726573706f6e73655f696473920706ad7365715f7374616c656e65737300a6726577617264cb0000000000000000a673746174757381c7001492b87265706c61796275662e726f6c6c6f75742e537461747573a866696c7465726564ac65787472615f6669656c647380');
+CREATE TABLE rb_garbage (
+	uid INTEGER NOT NULL, 
+	removed_at FLOAT NOT NULL, 
+	PRIMARY KEY (uid)
+);
+INSERT INTO rb_garbage VALUES(2,1795618558.1147027015);
+CREATE TABLE rb_counter (
+	name TEXT NOT NULL, 
+	value BIGINT NOT NULL, 
+	PRIMARY KEY (name)
+);
+INSERT INTO rb_counter VALUES('uid',7);
+CREATE TABLE rb_info (
+	name TEXT NOT NULL, 
+	value TEXT NOT NULL, 
+	PRIMARY KEY (name)
+);
+CREATE TABLE rb_version (
+	version_num VARCHAR(32) NOT NULL, 
+	CONSTRAINT rb_version_pkc PRIMARY KEY (version_num)
+);
+INSERT INTO rb_version VALUES('0002');
+CREATE INDEX rb_group_in_order ON rb_group (lane, uid);
+CREATE INDEX rb_group_by_step ON rb_group (lane, oldest_step, uid) WHERE pinned_staleness IS NULL;
+CREATE INDEX rb_group_by_pinned ON rb_group (lane, pinned_staleness DESC, uid) WHERE pinned_staleness IS NOT NULL;
+CREATE UNIQUE INDEX rb_group_key ON rb_group (scoped_key) WHERE scoped_key IS NOT NULL;
+CREATE INDEX rb_group_unsettled ON rb_group (lane) WHERE pinned_staleness IS NOT NULL AND (oldest_step IS NOT NULL OR pinned_step IS NULL);
+CREATE INDEX rb_garbage_in_order ON rb_garbage (removed_at);
+CREATE VIEW groups AS
+SELECT
+    g.uid AS uid,
+    g.uid AS timestamp_id,
+    l.task_name AS task_name,
+    l.status AS status,
+    CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END AS staleness,
+    g.priority AS priority,
+    g.times_sampled AS times_sampled,
+    strftime('%Y-%m-%d %H:%M:%f', g.created_at, 'unixepoch') AS created_at,
+    g.reward AS reward,
+    json_array_length(g.marks, '$.oldest') AS rollouts,
+    (SELECT sum(json_extract(r.value, '$.prompt_tokens')) FROM json_each(p.outline) r) AS prompt_tokens,
+    (SELECT coalesce(sum(json_extract(r.value, '$.response_tokens')), 0) FROM json_each(p.outline) r
+      WHERE coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0) AS response_tokens,
+    (SELECT group_concat(reason || ':' || times, ' ') FROM (
+        SELECT json_extract(r.value, '$.finish_reason') AS reason, count(*) AS times FROM json_each(p.outline) r
+         WHERE coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0
+           AND json_extract(r.value, '$.finish_reason') IS NOT NULL
+         GROUP BY reason ORDER BY reason)) AS finish_reasons,
+    p.prompt AS prompt,
+    CASE WHEN coalesce(json_extract(g.marks, '$.expired[0]'), 0) THEN ''
+         ELSE json_extract(p.outline, '$[0].response') END AS response,
+    g.tags AS tags,
+    json_extract(g.scoped_key, '$[1]') AS key,
+    g.error AS error,
+    g.bytes AS bytes
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid;
+CREATE VIEW rollouts AS
+SELECT
+    r.uid AS uid,
+    r.position AS position,
+    r.task_name AS task_name,
+    json_extract(r.outline, '$.id') AS rollout_id,
+    CASE WHEN r.expired THEN 'expired' ELSE json_extract(r.outline, '$.status') END AS status,
+    CASE WHEN r.step IS NOT NULL THEN coalesce(r.step - r.oldest_step - 1, 0)
+         ELSE coalesce(r.staleness, json_extract(r.outline, '$.staleness')) END AS staleness,
+    r.oldest_step AS oldest_model_step,
+    r.reward AS reward,
+    json_extract(r.outline, '$.prompt_tokens') AS prompt_tokens,
+    CASE WHEN r.expired THEN 0 ELSE json_extract(r.outline, '$.response_tokens') END AS response_tokens,
+    CASE WHEN r.expired THEN NULL ELSE json_extract(r.outline, '$.finish_reason') END AS finish_reason,
+    r.prompt AS prompt,
+    CASE WHEN r.expired THEN '' ELSE json_extract(r.outline, '$.response') END AS response
+FROM (
+    SELECT
+        g.uid AS uid, o.key AS position, o.value AS outline, l.task_name AS task_name, p.prompt AS prompt,
+        CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END AS step,
+        json_extract(g.marks, '$.oldest[' || o.key || ']') AS oldest_step,
+        json_extract(g.marks, '$.reward[' || o.key || ']') AS reward,
+        json_extract(g.marks, '$.staleness[' || o.key || ']') AS staleness,
+        coalesce(json_extract(g.marks, '$.expired[' || o.key || ']'), 0) AS expired
+    FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid, json_each(p.outline) o
+) r;
+COMMIT;

@@ -1,0 +1,1251 @@
+--
+-- PostgreSQL database dump
+--
+
+\restrict NQVI54tt7CQomZSWgbd9uxnukbvjlIMgVp3GdXcI8jVAX7DgI0XAnVJozzxBSyz
+
+-- Dumped from database version 18.4
+-- Dumped by pg_dump version 18.4
+
+SET statement_timeout = 0;
+SET lock_timeout = 0;
+SET idle_in_transaction_session_timeout = 0;
+SET transaction_timeout = 0;
+SET client_encoding = 'UTF8';
+SET standard_conforming_strings = on;
+SELECT pg_catalog.set_config('search_path', '', false);
+SET check_function_bodies = false;
+SET xmloption = content;
+SET client_min_messages = warning;
+SET row_security = off;
+
+SET default_tablespace = '';
+
+SET default_table_access_method = heap;
+
+--
+-- Name: rb_batch; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_batch (
+    id bigint NOT NULL,
+    buffer character varying NOT NULL COLLATE pg_catalog."C",
+    taken_at double precision NOT NULL,
+    epoch bigint NOT NULL,
+    step bigint,
+    status character varying NOT NULL COLLATE pg_catalog."C",
+    worker character varying COLLATE pg_catalog."C",
+    lease bigint,
+    groups integer NOT NULL,
+    settled integer NOT NULL,
+    reward double precision,
+    min_reward double precision,
+    max_reward double precision,
+    staleness double precision,
+    max_staleness bigint,
+    oldest_step bigint,
+    newest_step bigint,
+    first_uid bigint NOT NULL,
+    last_uid bigint NOT NULL,
+    members jsonb NOT NULL
+);
+
+
+--
+-- Name: rb_lane; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_lane (
+    id integer NOT NULL,
+    buffer character varying NOT NULL COLLATE pg_catalog."C",
+    task_name character varying NOT NULL COLLATE pg_catalog."C",
+    status character varying NOT NULL COLLATE pg_catalog."C",
+    leased boolean NOT NULL,
+    step bigint,
+    uniform_clock double precision,
+    prioritized_clock double precision,
+    idle_clock double precision
+)
+WITH (fillfactor='50');
+
+
+--
+-- Name: batch_groups; Type: VIEW; Schema: public; Owner: -
+--
+
+CREATE VIEW public.batch_groups AS
+ SELECT b.id AS batch,
+    b.buffer,
+    b.step,
+    b.worker AS taken_by,
+    ((m.value ->> 0))::bigint AS uid,
+    l.task_name,
+    (m.value ->> 2) AS worker,
+    ((m.value ->> 3))::double precision AS reward,
+    ((m.value ->> 4))::bigint AS staleness,
+    ((m.value ->> 5))::bigint AS oldest_model_step,
+    to_timestamp(((m.value ->> 6))::double precision) AS created_at,
+    b.first_uid,
+    b.last_uid
+   FROM ((public.rb_batch b
+     CROSS JOIN LATERAL jsonb_array_elements(b.members) m(value))
+     LEFT JOIN public.rb_lane l ON ((l.id = ((m.value ->> 1))::integer)));
+
+
+--
+-- Name: batches; Type: VIEW; Schema: public; Owner: -
+--
+
+CREATE VIEW public.batches AS
+ SELECT id,
+    buffer,
+    to_timestamp(taken_at) AS taken_at,
+    step,
+    status,
+    worker,
+    lease,
+    ( SELECT string_agg((((t.task_name)::text || ':'::text) || t.times), ' '::text ORDER BY t.task_name) AS string_agg
+           FROM ( SELECT l.task_name,
+                    count(1) AS times
+                   FROM (jsonb_array_elements(b.members) m(value)
+                     JOIN public.rb_lane l ON ((l.id = ((m.value ->> 1))::integer)))
+                  GROUP BY l.task_name) t) AS tasks,
+    groups,
+    settled,
+    reward,
+    min_reward,
+    max_reward,
+    staleness,
+    max_staleness,
+    oldest_step AS oldest_model_step,
+    newest_step AS newest_model_step,
+    epoch AS restores,
+    first_uid,
+    last_uid
+   FROM public.rb_batch b;
+
+
+--
+-- Name: rb_checkpoint; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_checkpoint (
+    id integer NOT NULL,
+    buffer character varying NOT NULL COLLATE pg_catalog."C",
+    step bigint NOT NULL,
+    created_at double precision NOT NULL,
+    groups bigint NOT NULL,
+    bytes bigint NOT NULL,
+    next_ticket bigint NOT NULL,
+    lanes jsonb NOT NULL,
+    tallies jsonb NOT NULL,
+    copied_to bigint
+);
+
+
+--
+-- Name: checkpoints; Type: VIEW; Schema: public; Owner: -
+--
+
+CREATE VIEW public.checkpoints AS
+ SELECT buffer,
+    step,
+    to_timestamp(created_at) AS created_at,
+    groups,
+    bytes
+   FROM public.rb_checkpoint c
+  WHERE (copied_to IS NULL);
+
+
+--
+-- Name: rb_event; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_event (
+    id bigint NOT NULL,
+    buffer character varying NOT NULL COLLATE pg_catalog."C",
+    happened_at double precision NOT NULL,
+    kind character varying NOT NULL COLLATE pg_catalog."C",
+    task_name character varying COLLATE pg_catalog."C",
+    worker character varying COLLATE pg_catalog."C",
+    step bigint,
+    groups bigint NOT NULL,
+    uids jsonb,
+    detail text
+);
+
+
+--
+-- Name: events; Type: VIEW; Schema: public; Owner: -
+--
+
+CREATE VIEW public.events AS
+ SELECT id,
+    buffer,
+    to_timestamp(happened_at) AS happened_at,
+    kind,
+    task_name,
+    worker,
+    step,
+    groups,
+    uids,
+    detail
+   FROM public.rb_event e;
+
+
+--
+-- Name: rb_group; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_group (
+    uid bigint NOT NULL,
+    lane integer NOT NULL,
+    oldest_step bigint,
+    pinned_staleness bigint,
+    pinned_step bigint,
+    mixed boolean NOT NULL,
+    priority double precision NOT NULL,
+    times_sampled integer NOT NULL,
+    created_at double precision NOT NULL,
+    reward double precision,
+    bytes bigint NOT NULL,
+    marks jsonb NOT NULL,
+    tags jsonb,
+    scoped_key character varying COLLATE pg_catalog."C",
+    error text,
+    uniform_key double precision,
+    prioritized_key double precision,
+    deliveries integer DEFAULT 0 NOT NULL,
+    lease bigint,
+    leased_until double precision,
+    archived_at double precision,
+    ticket bigint,
+    made_from jsonb,
+    worker character varying COLLATE pg_catalog."C",
+    put_step bigint,
+    holder character varying COLLATE pg_catalog."C",
+    trained_step bigint
+)
+WITH (fillfactor='80', autovacuum_vacuum_scale_factor='0.02');
+
+
+--
+-- Name: rb_payload; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_payload (
+    uid bigint NOT NULL,
+    outline jsonb NOT NULL,
+    prompt text,
+    data bytea NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0', toast.autovacuum_vacuum_scale_factor='0.02', toast.autovacuum_vacuum_cost_delay='0');
+ALTER TABLE ONLY public.rb_payload ALTER COLUMN data SET STORAGE EXTERNAL;
+
+
+--
+-- Name: groups; Type: VIEW; Schema: public; Owner: -
+--
+
+CREATE VIEW public.groups AS
+ SELECT g.uid,
+    g.uid AS timestamp_id,
+    l.buffer,
+    l.task_name,
+    l.status,
+        CASE
+            WHEN (g.pinned_staleness IS NOT NULL) THEN g.pinned_staleness
+            ELSE ((l.step - g.oldest_step) - 1)
+        END AS staleness,
+    g.priority,
+    g.times_sampled,
+    to_timestamp(g.created_at) AS created_at,
+    to_timestamp(g.leased_until) AS leased_until,
+    to_timestamp(g.archived_at) AS archived_at,
+    g.deliveries,
+    g.reward,
+    jsonb_array_length((g.marks -> 'oldest'::text)) AS rollouts,
+    ( SELECT (sum(((r.value ->> 'prompt_tokens'::text))::bigint))::bigint AS sum
+           FROM jsonb_array_elements(p.outline) r(value)) AS prompt_tokens,
+    ( SELECT (COALESCE(sum(((r.value ->> 'response_tokens'::text))::bigint), (0)::numeric))::bigint AS "coalesce"
+           FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
+          WHERE (NOT COALESCE((((g.marks -> 'expired'::text) ->> ((r.place - 1))::integer))::boolean, false))) AS response_tokens,
+    ( SELECT string_agg(((f.reason || ':'::text) || f.times), ' '::text ORDER BY f.reason) AS string_agg
+           FROM ( SELECT (r.value ->> 'finish_reason'::text) AS reason,
+                    count(1) AS times
+                   FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
+                  WHERE ((NOT COALESCE((((g.marks -> 'expired'::text) ->> ((r.place - 1))::integer))::boolean, false)) AND ((r.value ->> 'finish_reason'::text) IS NOT NULL))
+                  GROUP BY (r.value ->> 'finish_reason'::text)) f) AS finish_reasons,
+    p.prompt,
+        CASE
+            WHEN COALESCE((((g.marks -> 'expired'::text) ->> 0))::boolean, false) THEN ''::text
+            ELSE ((p.outline -> 0) ->> 'response'::text)
+        END AS response,
+    g.tags,
+    ((g.scoped_key)::jsonb ->> 1) AS key,
+        CASE
+            WHEN ((g.error IS NULL) AND ((l.status)::text = 'failed'::text)) THEN ( SELECT (r.value ->> 'error_msg'::text)
+               FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
+              WHERE ((r.value ->> 'error_msg'::text) IS NOT NULL)
+              ORDER BY r.place
+             LIMIT 1)
+            ELSE g.error
+        END AS error,
+    g.bytes,
+    g.worker,
+    g.put_step,
+    g.holder AS leased_by,
+    g.trained_step,
+        CASE
+            WHEN (length(p.prompt) <= 200) THEN p.prompt
+            WHEN (length(p.data) = g.bytes) THEN convert_from(substr(p.data, (((((p.outline -> 0) -> 'prompt_at'::text) ->> 0))::integer + 1), ((((p.outline -> 0) -> 'prompt_at'::text) ->> 1))::integer), 'UTF8'::name)
+            ELSE NULL::text
+        END AS full_prompt,
+        CASE
+            WHEN ((((p.outline -> 0) -> 'messages'::text) IS NOT NULL) AND (length(p.data) = g.bytes)) THEN ( SELECT jsonb_agg(jsonb_build_object('role', (m.value ->> 0), 'content', convert_from(substr(p.data, (((m.value ->> 1))::integer + 1), ((m.value ->> 2))::integer), 'UTF8'::name)) ORDER BY m.place) AS jsonb_agg
+               FROM jsonb_array_elements(((p.outline -> 0) -> 'messages'::text)) WITH ORDINALITY m(value, place))
+            ELSE NULL::jsonb
+        END AS messages
+   FROM ((public.rb_group g
+     JOIN public.rb_lane l ON ((l.id = g.lane)))
+     LEFT JOIN public.rb_payload p ON ((p.uid = g.uid)));
+
+
+--
+-- Name: leases; Type: VIEW; Schema: public; Owner: -
+--
+
+CREATE VIEW public.leases AS
+ SELECT lease,
+    buffer,
+    task_name,
+    status,
+    holder AS worker,
+    to_timestamp(( SELECT min(b.taken_at) AS min
+           FROM public.rb_batch b
+          WHERE (b.lease = held.lease))) AS since,
+    to_timestamp(leased_until) AS until,
+    groups,
+    (deliveries)::bigint AS deliveries,
+    ( SELECT max(b.step) AS max
+           FROM public.rb_batch b
+          WHERE (b.lease = held.lease)) AS step
+   FROM ( SELECT g.lease,
+            l.buffer,
+            l.task_name,
+            l.status,
+            g.holder,
+            min(g.leased_until) AS leased_until,
+            count(1) AS groups,
+            max(g.deliveries) AS deliveries
+           FROM (public.rb_group g
+             JOIN public.rb_lane l ON ((l.id = g.lane)))
+          WHERE (g.leased_until IS NOT NULL)
+          GROUP BY g.lease, l.buffer, l.task_name, l.status, g.holder) held;
+
+
+--
+-- Name: rb_activity; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_activity (
+    worker_id integer NOT NULL,
+    since bigint NOT NULL,
+    groups bigint NOT NULL,
+    rollouts bigint NOT NULL,
+    tokens bigint NOT NULL,
+    failures bigint NOT NULL,
+    taken bigint NOT NULL
+);
+
+
+--
+-- Name: rb_batch_id_seq; Type: SEQUENCE; Schema: public; Owner: -
+--
+
+CREATE SEQUENCE public.rb_batch_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: rb_batch_id_seq; Type: SEQUENCE OWNED BY; Schema: public; Owner: -
+--
+
+ALTER SEQUENCE public.rb_batch_id_seq OWNED BY public.rb_batch.id;
+
+
+--
+-- Name: rb_buffer; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_buffer (
+    name character varying NOT NULL COLLATE pg_catalog."C",
+    epoch bigint NOT NULL,
+    ticket_shift bigint NOT NULL,
+    restored_step bigint,
+    restored_at double precision
+);
+
+
+--
+-- Name: rb_checkpoint_group; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_checkpoint_group (
+    checkpoint integer NOT NULL,
+    uid bigint NOT NULL,
+    lane integer NOT NULL,
+    oldest_step bigint,
+    pinned_staleness bigint,
+    pinned_step bigint,
+    mixed boolean NOT NULL,
+    priority double precision NOT NULL,
+    times_sampled integer NOT NULL,
+    created_at double precision NOT NULL,
+    reward double precision,
+    bytes bigint NOT NULL,
+    marks jsonb NOT NULL,
+    tags jsonb,
+    scoped_key character varying COLLATE pg_catalog."C",
+    error text,
+    uniform_key double precision,
+    prioritized_key double precision,
+    deliveries integer NOT NULL,
+    lease bigint,
+    leased_until double precision,
+    archived_at double precision,
+    ticket bigint,
+    made_from jsonb,
+    worker character varying COLLATE pg_catalog."C",
+    put_step bigint,
+    holder character varying COLLATE pg_catalog."C",
+    trained_step bigint
+)
+WITH (autovacuum_vacuum_scale_factor='0.02');
+
+
+--
+-- Name: rb_checkpoint_id_seq; Type: SEQUENCE; Schema: public; Owner: -
+--
+
+CREATE SEQUENCE public.rb_checkpoint_id_seq
+    AS integer
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: rb_checkpoint_id_seq; Type: SEQUENCE OWNED BY; Schema: public; Owner: -
+--
+
+ALTER SEQUENCE public.rb_checkpoint_id_seq OWNED BY public.rb_checkpoint.id;
+
+
+--
+-- Name: rb_counter; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_counter (
+    name character varying NOT NULL COLLATE pg_catalog."C",
+    value bigint NOT NULL
+);
+
+
+--
+-- Name: rb_cursor; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_cursor (
+    buffer character varying NOT NULL COLLATE pg_catalog."C",
+    name character varying NOT NULL COLLATE pg_catalog."C",
+    checkpoint integer NOT NULL,
+    version bigint NOT NULL,
+    "position" bigint NOT NULL,
+    value bytea NOT NULL
+);
+
+
+--
+-- Name: rb_event_id_seq; Type: SEQUENCE; Schema: public; Owner: -
+--
+
+CREATE SEQUENCE public.rb_event_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: rb_event_id_seq; Type: SEQUENCE OWNED BY; Schema: public; Owner: -
+--
+
+ALTER SEQUENCE public.rb_event_id_seq OWNED BY public.rb_event.id;
+
+
+--
+-- Name: rb_garbage; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_garbage (
+    uid bigint NOT NULL,
+    removed_at double precision NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0.02');
+
+
+--
+-- Name: rb_history; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_history (
+    buffer character varying NOT NULL COLLATE pg_catalog."C",
+    since bigint NOT NULL,
+    data jsonb NOT NULL
+);
+
+
+--
+-- Name: rb_info; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_info (
+    name character varying NOT NULL COLLATE pg_catalog."C",
+    value text NOT NULL
+);
+
+
+--
+-- Name: rb_lane_id_seq; Type: SEQUENCE; Schema: public; Owner: -
+--
+
+CREATE SEQUENCE public.rb_lane_id_seq
+    AS integer
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: rb_lane_id_seq; Type: SEQUENCE OWNED BY; Schema: public; Owner: -
+--
+
+ALTER SEQUENCE public.rb_lane_id_seq OWNED BY public.rb_lane.id;
+
+
+--
+-- Name: rb_tally; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_tally (
+    lane integer NOT NULL,
+    name character varying NOT NULL COLLATE pg_catalog."C",
+    shard integer NOT NULL,
+    amount bigint NOT NULL
+)
+WITH (fillfactor='50', autovacuum_vacuum_threshold='1000');
+
+
+--
+-- Name: rb_uid; Type: SEQUENCE; Schema: public; Owner: -
+--
+
+CREATE SEQUENCE public.rb_uid
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: rb_version; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_version (
+    version_num character varying(32) NOT NULL
+);
+
+
+--
+-- Name: rb_waiter; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_waiter (
+    worker_id integer NOT NULL,
+    number bigint NOT NULL,
+    kind character varying NOT NULL COLLATE pg_catalog."C",
+    wants jsonb NOT NULL,
+    status character varying COLLATE pg_catalog."C",
+    query text,
+    since double precision NOT NULL,
+    deadline double precision,
+    seen_at double precision NOT NULL,
+    limits jsonb NOT NULL,
+    reason text NOT NULL
+);
+
+
+--
+-- Name: rb_worker; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.rb_worker (
+    id integer NOT NULL,
+    buffer character varying NOT NULL COLLATE pg_catalog."C",
+    name character varying NOT NULL COLLATE pg_catalog."C",
+    host character varying NOT NULL COLLATE pg_catalog."C",
+    pid bigint NOT NULL,
+    started_at double precision NOT NULL,
+    seen_at double precision NOT NULL,
+    ended_at double precision
+);
+
+
+--
+-- Name: rb_worker_id_seq; Type: SEQUENCE; Schema: public; Owner: -
+--
+
+CREATE SEQUENCE public.rb_worker_id_seq
+    AS integer
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+
+--
+-- Name: rb_worker_id_seq; Type: SEQUENCE OWNED BY; Schema: public; Owner: -
+--
+
+ALTER SEQUENCE public.rb_worker_id_seq OWNED BY public.rb_worker.id;
+
+
+--
+-- Name: rollouts; Type: VIEW; Schema: public; Owner: -
+--
+
+CREATE VIEW public.rollouts AS
+ SELECT uid,
+    "position",
+    buffer,
+    task_name,
+    (outline ->> 'id'::text) AS rollout_id,
+        CASE
+            WHEN expired THEN 'expired'::text
+            ELSE (outline ->> 'status'::text)
+        END AS status,
+        CASE
+            WHEN (step IS NOT NULL) THEN COALESCE(((step - oldest_step) - 1), (0)::bigint)
+            ELSE COALESCE(staleness, ((outline ->> 'staleness'::text))::bigint)
+        END AS staleness,
+    oldest_step AS oldest_model_step,
+    reward,
+        CASE
+            WHEN expired THEN NULL::jsonb
+            ELSE (outline -> 'rewards'::text)
+        END AS rewards,
+    ((outline ->> 'prompt_tokens'::text))::bigint AS prompt_tokens,
+        CASE
+            WHEN expired THEN (0)::bigint
+            ELSE ((outline ->> 'response_tokens'::text))::bigint
+        END AS response_tokens,
+        CASE
+            WHEN expired THEN NULL::text
+            ELSE (outline ->> 'finish_reason'::text)
+        END AS finish_reason,
+    prompt,
+        CASE
+            WHEN expired THEN ''::text
+            ELSE (outline ->> 'response'::text)
+        END AS response,
+        CASE
+            WHEN expired THEN NULL::text
+            ELSE (outline ->> 'error_msg'::text)
+        END AS error_msg,
+        CASE
+            WHEN expired THEN NULL::text
+            ELSE full_response
+        END AS full_response,
+    worker
+   FROM ( SELECT g.uid,
+            ((o.place - 1))::integer AS "position",
+            o.value AS outline,
+            l.buffer,
+            l.task_name,
+            p.prompt,
+            g.worker,
+                CASE
+                    WHEN (g.pinned_staleness IS NULL) THEN l.step
+                    ELSE g.pinned_step
+                END AS step,
+            (((g.marks -> 'oldest'::text) ->> ((o.place - 1))::integer))::bigint AS oldest_step,
+            (((g.marks -> 'reward'::text) ->> ((o.place - 1))::integer))::double precision AS reward,
+            (((g.marks -> 'staleness'::text) ->> ((o.place - 1))::integer))::bigint AS staleness,
+            COALESCE((((g.marks -> 'expired'::text) ->> ((o.place - 1))::integer))::boolean, false) AS expired,
+                CASE
+                    WHEN (length((o.value ->> 'response'::text)) <= 200) THEN (o.value ->> 'response'::text)
+                    WHEN (length(p.data) = g.bytes) THEN convert_from(substr(p.data, ((((o.value -> 'response_at'::text) ->> 0))::integer + 1), (((o.value -> 'response_at'::text) ->> 1))::integer), 'UTF8'::name)
+                    ELSE NULL::text
+                END AS full_response
+           FROM (((public.rb_group g
+             JOIN public.rb_lane l ON ((l.id = g.lane)))
+             JOIN public.rb_payload p ON ((p.uid = g.uid)))
+             CROSS JOIN LATERAL jsonb_array_elements(p.outline) WITH ORDINALITY o(value, place))) r;
+
+
+--
+-- Name: waiters; Type: VIEW; Schema: public; Owner: -
+--
+
+CREATE VIEW public.waiters AS
+ SELECT w.buffer,
+    w.name AS worker,
+    w.host,
+    w.pid,
+    a.kind,
+    a.wants,
+    a.status,
+    a.query,
+    to_timestamp(a.since) AS since,
+    to_timestamp(a.deadline) AS deadline,
+    to_timestamp(a.seen_at) AS seen_at,
+    a.reason,
+    a.limits
+   FROM (public.rb_waiter a
+     JOIN public.rb_worker w ON ((w.id = a.worker_id)));
+
+
+--
+-- Name: workers; Type: VIEW; Schema: public; Owner: -
+--
+
+CREATE VIEW public.workers AS
+ SELECT w.buffer,
+    w.name AS worker,
+    w.host,
+    w.pid,
+    to_timestamp(w.started_at) AS started_at,
+    to_timestamp(w.seen_at) AS last_seen,
+    to_timestamp(w.ended_at) AS ended_at,
+    (COALESCE(sum(a.groups), (0)::numeric))::bigint AS groups_last_hour,
+    (COALESCE(sum(a.rollouts), (0)::numeric))::bigint AS rollouts_last_hour,
+    (COALESCE(sum(a.tokens), (0)::numeric))::bigint AS tokens_last_hour,
+    (COALESCE(sum(a.failures), (0)::numeric))::bigint AS failures_last_hour,
+    (COALESCE(sum(a.taken), (0)::numeric))::bigint AS taken_last_hour
+   FROM (public.rb_worker w
+     LEFT JOIN public.rb_activity a ON (((a.worker_id = w.id) AND ((a.since)::double precision > (((EXTRACT(epoch FROM clock_timestamp()))::double precision - (3600)::double precision) - (300)::double precision)))))
+  GROUP BY w.id, w.buffer, w.name, w.host, w.pid, w.started_at, w.seen_at, w.ended_at;
+
+
+--
+-- Name: rb_batch id; Type: DEFAULT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_batch ALTER COLUMN id SET DEFAULT nextval('public.rb_batch_id_seq'::regclass);
+
+
+--
+-- Name: rb_checkpoint id; Type: DEFAULT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_checkpoint ALTER COLUMN id SET DEFAULT nextval('public.rb_checkpoint_id_seq'::regclass);
+
+
+--
+-- Name: rb_event id; Type: DEFAULT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_event ALTER COLUMN id SET DEFAULT nextval('public.rb_event_id_seq'::regclass);
+
+
+--
+-- Name: rb_lane id; Type: DEFAULT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_lane ALTER COLUMN id SET DEFAULT nextval('public.rb_lane_id_seq'::regclass);
+
+
+--
+-- Name: rb_worker id; Type: DEFAULT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_worker ALTER COLUMN id SET DEFAULT nextval('public.rb_worker_id_seq'::regclass);
+
+
+--
+-- Data for Name: rb_activity; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+
+
+--
+-- Data for Name: rb_batch; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+INSERT INTO public.rb_batch VALUES (1, 'default', 1795618593.8154857, 0, 8, 'completed', 'vm:21059', NULL, 1, 1, 0.5, 0.5, 0.5, 4, 4, 3, 3, 3, 3, '[[3, 1, "vm:21059", 0.5, 4, 3, 1795618593.486048]]');
+INSERT INTO public.rb_batch VALUES (2, 'default', 1795618593.8330166, 0, 8, 'completed', 'vm:21059', NULL, 1, 1, 0.5, 0.5, 0.5, 5, 5, 2, 2, 2, 2, '[[2, 2, "vm:21059", 0.5, 5, 2, 1795618593.3990045]]');
+INSERT INTO public.rb_batch VALUES (3, 'default', 1795618593.9018838, 0, 8, 'completed', 'vm:21059', 8, 1, 0, 0.5, 0.5, 0.5, 5, 5, 2, 2, 2, 2, '[[2, 2, "vm:21059", 0.5, 5, 2, 1795618593.3990045]]');
+
+
+--
+-- Data for Name: rb_buffer; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+
+
+--
+-- Data for Name: rb_checkpoint; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+INSERT INTO public.rb_checkpoint VALUES (1, 'default', 8, 1795618593.7060409, 7, 2559, 8, '[{"id": 1, "step": 8, "buffer": "default", "leased": false, "status": "completed", "task_name": "math", "idle_clock": null, "uniform_clock": null, "prioritized_clock": null}, {"id": 2, "step": 8, "buffer": "default", "leased": false, "status": "completed", "task_name": "code", "idle_clock": null, "uniform_clock": null, "prioritized_clock": null}, {"id": 3, "step": null, "buffer": "default", "leased": false, "status": "filtered", "task_name": "math", "idle_clock": null, "uniform_clock": null, "prioritized_clock": null}, {"id": 4, "step": null, "buffer": "default", "leased": false, "status": "expired", "task_name": "math", "idle_clock": null, "uniform_clock": null, "prioritized_clock": null}]', '[{"lane": 1, "name": "expired", "amount": 1}, {"lane": 1, "name": "put", "amount": 3}, {"lane": 1, "name": "size", "amount": 2}, {"lane": 2, "name": "put", "amount": 3}, {"lane": 2, "name": "size", "amount": 3}, {"lane": 3, "name": "put", "amount": 1}, {"lane": 3, "name": "size", "amount": 1}, {"lane": 4, "name": "size", "amount": 1}]', NULL);
+
+
+--
+-- Data for Name: rb_checkpoint_group; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+INSERT INTO public.rb_checkpoint_group VALUES (1, 1, 4, NULL, 6, NULL, false, 1, 0, 1795618593.2553196, NULL, 372, '{"newest": [null, null], "oldest": [null, null], "reward": [null, null], "expired": [true, true], "staleness": [6, 6]}', '{"level": 1}', '["math", "prompt é1", "default"]', NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, 'vm:21059', 7, NULL, NULL);
+INSERT INTO public.rb_checkpoint_group VALUES (1, 2, 2, 2, NULL, NULL, false, 1, 0, 1795618593.3990045, 0.5, 372, '{"newest": [2, 2], "oldest": [2, 2], "reward": [1.0, 0.0]}', '{"level": 2}', '["code", "prompt é2", "default"]', NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, 'vm:21059', 7, NULL, NULL);
+INSERT INTO public.rb_checkpoint_group VALUES (1, 3, 1, 3, NULL, NULL, false, 1, 0, 1795618593.486048, 0.5, 372, '{"newest": [3, 3], "oldest": [3, 3], "reward": [1.0, 0.0]}', '{"level": 3}', '["math", "prompt é3", "default"]', NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, 'vm:21059', 7, NULL, NULL);
+INSERT INTO public.rb_checkpoint_group VALUES (1, 4, 2, 4, NULL, NULL, false, 1, 0, 1795618593.5164416, 0.5, 373, '{"newest": [4, 4], "oldest": [4, 4], "reward": [1.0, 0.0]}', '{"level": 4}', '["code", "prompt é4", "default"]', NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, 'vm:21059', 7, NULL, NULL);
+INSERT INTO public.rb_checkpoint_group VALUES (1, 5, 1, 5, NULL, NULL, false, 1, 0, 1795618593.5369525, 0.5, 374, '{"newest": [5, 5], "oldest": [5, 5], "reward": [1.0, 0.0]}', '{"level": 5}', '["math", "prompt é5", "default"]', NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, 'vm:21059', 7, NULL, NULL);
+INSERT INTO public.rb_checkpoint_group VALUES (1, 6, 2, 6, NULL, NULL, false, 1, 0, 1795618593.5759645, 0.5, 374, '{"newest": [6, 6], "oldest": [6, 6], "reward": [1.0, 0.0]}', '{"level": 6}', '["code", "prompt é6", "default"]', NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, 'vm:21059', 7, NULL, NULL);
+INSERT INTO public.rb_checkpoint_group VALUES (1, 7, 3, NULL, 0, NULL, false, 1, 0, 1795618593.6028278, 0.5, 322, '{"newest": [null, null], "oldest": [null, null], "reward": [1.0, 0.0]}', NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, 1795618593.6028278, NULL, NULL, 'vm:21059', NULL, NULL, NULL);
+
+
+--
+-- Data for Name: rb_counter; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+INSERT INTO public.rb_counter VALUES ('uid', 0);
+INSERT INTO public.rb_counter VALUES ('connection 97a0234b34614a09a6d70cc5160a6417', 1795618593624205);
+INSERT INTO public.rb_counter VALUES ('connection dc02ac973fb240a89447fe75a397134f', 1795618593837586);
+
+
+--
+-- Data for Name: rb_cursor; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+
+
+--
+-- Data for Name: rb_event; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+INSERT INTO public.rb_event VALUES (1, 'default', 1795618593.686392, 'expired', 'math', 'vm:21059', 8, 1, '[1]', NULL);
+INSERT INTO public.rb_event VALUES (2, 'default', 1795618593.77492, 'checkpoint', NULL, 'vm:21059', 8, 7, NULL, NULL);
+
+
+--
+-- Data for Name: rb_garbage; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+
+
+--
+-- Data for Name: rb_group; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+INSERT INTO public.rb_group VALUES (4, 2, 4, NULL, NULL, false, 1, 0, 1795618593.5164416, 0.5, 373, '{"newest": [4, 4], "oldest": [4, 4], "reward": [1.0, 0.0]}', '{"level": 4}', '["code", "prompt é4", "default"]', NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, 'vm:21059', 7, NULL, NULL);
+INSERT INTO public.rb_group VALUES (5, 1, 5, NULL, NULL, false, 1, 0, 1795618593.5369525, 0.5, 374, '{"newest": [5, 5], "oldest": [5, 5], "reward": [1.0, 0.0]}', '{"level": 5}', '["math", "prompt é5", "default"]', NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, 'vm:21059', 7, NULL, NULL);
+INSERT INTO public.rb_group VALUES (6, 2, 6, NULL, NULL, false, 1, 0, 1795618593.5759645, 0.5, 374, '{"newest": [6, 6], "oldest": [6, 6], "reward": [1.0, 0.0]}', '{"level": 6}', '["code", "prompt é6", "default"]', NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, 'vm:21059', 7, NULL, NULL);
+INSERT INTO public.rb_group VALUES (7, 3, NULL, 0, NULL, false, 1, 0, 1795618593.6028278, 0.5, 322, '{"newest": [null, null], "oldest": [null, null], "reward": [1.0, 0.0]}', NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, 1795618593.6028278, NULL, NULL, 'vm:21059', NULL, NULL, NULL);
+INSERT INTO public.rb_group VALUES (1, 4, NULL, 6, NULL, false, 1, 0, 1795618593.2553196, NULL, 372, '{"newest": [null, null], "oldest": [null, null], "reward": [null, null], "expired": [true, true], "staleness": [6, 6]}', '{"level": 1}', '["math", "prompt é1", "default"]', NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, 'vm:21059', 7, NULL, NULL);
+INSERT INTO public.rb_group VALUES (3, 1, 3, NULL, NULL, false, 1, 1, 1795618593.486048, 0.5, 372, '{"newest": [3, 3], "oldest": [3, 3], "reward": [1.0, 0.0]}', '{"level": 3}', '["math", "prompt é3", "default"]', NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, 'vm:21059', 7, NULL, 8);
+INSERT INTO public.rb_group VALUES (2, 5, 2, 5, 8, false, 1, 2, 1795618593.3990045, 0.5, 372, '{"newest": [2, 2], "oldest": [2, 2], "reward": [1.0, 0.0]}', '{"level": 2}', '["code", "prompt é2", "default"]', NULL, NULL, NULL, 1, 8, 1795618653.861752, NULL, NULL, NULL, 'vm:21059', 7, 'vm:21059', 8);
+
+
+--
+-- Data for Name: rb_history; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+
+
+--
+-- Data for Name: rb_info; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+INSERT INTO public.rb_info VALUES ('identity', '008476d19c6b49f897cca9972c7580de');
+
+
+--
+-- Data for Name: rb_lane; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+INSERT INTO public.rb_lane VALUES (3, 'default', 'math', 'filtered', false, NULL, NULL, NULL, NULL);
+INSERT INTO public.rb_lane VALUES (2, 'default', 'code', 'completed', false, 8, NULL, NULL, NULL);
+INSERT INTO public.rb_lane VALUES (1, 'default', 'math', 'completed', false, 8, NULL, NULL, NULL);
+INSERT INTO public.rb_lane VALUES (4, 'default', 'math', 'expired', false, NULL, NULL, NULL, NULL);
+INSERT INTO public.rb_lane VALUES (5, 'default', 'code', 'completed', true, NULL, NULL, NULL, NULL);
+
+
+--
+-- Data for Name: rb_payload; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+INSERT INTO public.rb_payload VALUES (1, '[{"id": 1, "status": "completed", "response": "6", "staleness": 5, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}, {"id": 1, "status": "completed", "response": "7", "staleness": 5, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}]', '1+5=', '\x52504c4202000000020000005c01000000000000e698e63ca600000000000000a6000000000000008aaa726f6c6c6f75745f696401a375696401a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4312b353da8726573706f6e7365a136ac726573706f6e73655f696473920105b4726573706f6e73655f6d6f64656c5f7374657073920101ad7365715f7374616c656e65737305a6726577617264cb3ff0000000000000a6737461747573c7091b636f6d706c65746564ac65787472615f6669656c6473808aaa726f6c6c6f75745f696401a375696401a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4312b353da8726573706f6e7365a137ac726573706f6e73655f696473920106b4726573706f6e73655f6d6f64656c5f7374657073920101ad7365715f7374616c656e65737305a6726577617264cb0000000000000000a6737461747573c7091b636f6d706c65746564ac65787472615f6669656c647380');
+INSERT INTO public.rb_payload VALUES (2, '[{"id": 2, "status": "completed", "response": "7", "staleness": 4, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}, {"id": 2, "status": "completed", "response": "8", "staleness": 4, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}]', '2+5=', '\x52504c4202000000020000005c010000000000003669a347a600000000000000a6000000000000008aaa726f6c6c6f75745f696402a375696402a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4322b353da8726573706f6e7365a137ac726573706f6e73655f696473920205b4726573706f6e73655f6d6f64656c5f7374657073920202ad7365715f7374616c656e65737304a6726577617264cb3ff0000000000000a6737461747573c7091b636f6d706c65746564ac65787472615f6669656c6473808aaa726f6c6c6f75745f696402a375696402a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4322b353da8726573706f6e7365a138ac726573706f6e73655f696473920206b4726573706f6e73655f6d6f64656c5f7374657073920202ad7365715f7374616c656e65737304a6726577617264cb0000000000000000a6737461747573c7091b636f6d706c65746564ac65787472615f6669656c647380');
+INSERT INTO public.rb_payload VALUES (3, '[{"id": 3, "status": "completed", "response": "8", "staleness": 3, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}, {"id": 3, "status": "completed", "response": "9", "staleness": 3, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}]', '3+5=', '\x52504c4202000000020000005c01000000000000aa004894a600000000000000a6000000000000008aaa726f6c6c6f75745f696403a375696403a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4332b353da8726573706f6e7365a138ac726573706f6e73655f696473920305b4726573706f6e73655f6d6f64656c5f7374657073920303ad7365715f7374616c656e65737303a6726577617264cb3ff0000000000000a6737461747573c7091b636f6d706c65746564ac65787472615f6669656c6473808aaa726f6c6c6f75745f696403a375696403a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4332b353da8726573706f6e7365a139ac726573706f6e73655f696473920306b4726573706f6e73655f6d6f64656c5f7374657073920303ad7365715f7374616c656e65737303a6726577617264cb0000000000000000a6737461747573c7091b636f6d706c65746564ac65787472615f6669656c647380');
+INSERT INTO public.rb_payload VALUES (4, '[{"id": 4, "status": "completed", "response": "9", "staleness": 2, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}, {"id": 4, "status": "completed", "response": "10", "staleness": 2, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}]', '4+5=', '\x52504c4202000000020000005d010000000000002536246ca600000000000000a7000000000000008aaa726f6c6c6f75745f696404a375696404a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4342b353da8726573706f6e7365a139ac726573706f6e73655f696473920405b4726573706f6e73655f6d6f64656c5f7374657073920404ad7365715f7374616c656e65737302a6726577617264cb3ff0000000000000a6737461747573c7091b636f6d706c65746564ac65787472615f6669656c6473808aaa726f6c6c6f75745f696404a375696404a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4342b353da8726573706f6e7365a23130ac726573706f6e73655f696473920406b4726573706f6e73655f6d6f64656c5f7374657073920404ad7365715f7374616c656e65737302a6726577617264cb0000000000000000a6737461747573c7091b636f6d706c65746564ac65787472615f6669656c647380');
+INSERT INTO public.rb_payload VALUES (5, '[{"id": 5, "status": "completed", "response": "10", "staleness": 1, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}, {"id": 5, "status": "completed", "response": "11", "staleness": 1, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}]', '5+5=', '\x52504c4202000000020000005e0100000000000090066030a700000000000000a7000000000000008aaa726f6c6c6f75745f696405a375696405a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4352b353da8726573706f6e7365a23130ac726573706f6e73655f696473920505b4726573706f6e73655f6d6f64656c5f7374657073920505ad7365715f7374616c656e65737301a6726577617264cb3ff0000000000000a6737461747573c7091b636f6d706c65746564ac65787472615f6669656c6473808aaa726f6c6c6f75745f696405a375696405a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4352b353da8726573706f6e7365a23131ac726573706f6e73655f696473920506b4726573706f6e73655f6d6f64656c5f7374657073920505ad7365715f7374616c656e65737301a6726577617264cb0000000000000000a6737461747573c7091b636f6d706c65746564ac65787472615f6669656c647380');
+INSERT INTO public.rb_payload VALUES (6, '[{"id": 6, "status": "completed", "response": "11", "staleness": 0, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}, {"id": 6, "status": "completed", "response": "12", "staleness": 0, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}]', '6+5=', '\x52504c4202000000020000005e010000000000007c4485f4a700000000000000a7000000000000008aaa726f6c6c6f75745f696406a375696406a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4362b353da8726573706f6e7365a23131ac726573706f6e73655f696473920605b4726573706f6e73655f6d6f64656c5f7374657073920606ad7365715f7374616c656e65737300a6726577617264cb3ff0000000000000a6737461747573c7091b636f6d706c65746564ac65787472615f6669656c6473808aaa726f6c6c6f75745f696406a375696406a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4362b353da8726573706f6e7365a23132ac726573706f6e73655f696473920606b4726573706f6e73655f6d6f64656c5f7374657073920606ad7365715f7374616c656e65737300a6726577617264cb0000000000000000a6737461747573c7091b636f6d706c65746564ac65787472615f6669656c647380');
+INSERT INTO public.rb_payload VALUES (7, '[{"id": 7, "status": "filtered", "response": "12", "staleness": 0, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}, {"id": 7, "status": "filtered", "response": "13", "staleness": 0, "finish_reason": null, "prompt_tokens": 0, "response_tokens": 2}]', '7+5=', '\x52504c4202000000020000002a01000000000000969e47c78d000000000000008d0000000000000089aa726f6c6c6f75745f696407a375696407a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4372b353da8726573706f6e7365a23132ac726573706f6e73655f696473920705ad7365715f7374616c656e65737300a6726577617264cb3ff0000000000000a6737461747573d71b66696c7465726564ac65787472615f6669656c64738089aa726f6c6c6f75745f696407a375696407a76d6573736167659182a4726f6c65a475736572a7636f6e74656e74a4372b353da8726573706f6e7365a23133ac726573706f6e73655f696473920706ad7365715f7374616c656e65737300a6726577617264cb0000000000000000a6737461747573d71b66696c7465726564ac65787472615f6669656c647380');
+
+
+--
+-- Data for Name: rb_tally; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+INSERT INTO public.rb_tally VALUES (1, 'put', 21156, 1);
+INSERT INTO public.rb_tally VALUES (1, 'put', 21144, 2);
+INSERT INTO public.rb_tally VALUES (1, 'size', 21144, 2);
+INSERT INTO public.rb_tally VALUES (2, 'put', 21144, 3);
+INSERT INTO public.rb_tally VALUES (3, 'put', 21144, 1);
+INSERT INTO public.rb_tally VALUES (3, 'size', 21144, 1);
+INSERT INTO public.rb_tally VALUES (1, 'expired', 21156, 1);
+INSERT INTO public.rb_tally VALUES (1, 'size', 21156, 0);
+INSERT INTO public.rb_tally VALUES (4, 'size', 21156, 1);
+INSERT INTO public.rb_tally VALUES (1, 'sampled_new', 21144, 1);
+INSERT INTO public.rb_tally VALUES (2, 'sampled_new', 21144, 1);
+INSERT INTO public.rb_tally VALUES (2, 'sampled_again', 21144, 1);
+INSERT INTO public.rb_tally VALUES (2, 'size', 21144, 2);
+INSERT INTO public.rb_tally VALUES (2, 'leased', 21144, 1);
+
+
+--
+-- Data for Name: rb_version; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+INSERT INTO public.rb_version VALUES ('0007');
+
+
+--
+-- Data for Name: rb_waiter; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+
+
+--
+-- Data for Name: rb_worker; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+
+
+--
+-- Name: rb_batch_id_seq; Type: SEQUENCE SET; Schema: public; Owner: -
+--
+
+SELECT pg_catalog.setval('public.rb_batch_id_seq', 3, true);
+
+
+--
+-- Name: rb_checkpoint_id_seq; Type: SEQUENCE SET; Schema: public; Owner: -
+--
+
+SELECT pg_catalog.setval('public.rb_checkpoint_id_seq', 1, true);
+
+
+--
+-- Name: rb_event_id_seq; Type: SEQUENCE SET; Schema: public; Owner: -
+--
+
+SELECT pg_catalog.setval('public.rb_event_id_seq', 2, true);
+
+
+--
+-- Name: rb_lane_id_seq; Type: SEQUENCE SET; Schema: public; Owner: -
+--
+
+SELECT pg_catalog.setval('public.rb_lane_id_seq', 5, true);
+
+
+--
+-- Name: rb_uid; Type: SEQUENCE SET; Schema: public; Owner: -
+--
+
+SELECT pg_catalog.setval('public.rb_uid', 8, true);
+
+
+--
+-- Name: rb_worker_id_seq; Type: SEQUENCE SET; Schema: public; Owner: -
+--
+
+SELECT pg_catalog.setval('public.rb_worker_id_seq', 1, true);
+
+
+--
+-- Name: rb_activity rb_activity_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_activity
+    ADD CONSTRAINT rb_activity_pkey PRIMARY KEY (worker_id, since);
+
+
+--
+-- Name: rb_batch rb_batch_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_batch
+    ADD CONSTRAINT rb_batch_pkey PRIMARY KEY (id);
+
+
+--
+-- Name: rb_buffer rb_buffer_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_buffer
+    ADD CONSTRAINT rb_buffer_pkey PRIMARY KEY (name);
+
+
+--
+-- Name: rb_checkpoint_group rb_checkpoint_group_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_checkpoint_group
+    ADD CONSTRAINT rb_checkpoint_group_pkey PRIMARY KEY (checkpoint, uid);
+
+
+--
+-- Name: rb_checkpoint rb_checkpoint_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_checkpoint
+    ADD CONSTRAINT rb_checkpoint_pkey PRIMARY KEY (id);
+
+
+--
+-- Name: rb_counter rb_counter_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_counter
+    ADD CONSTRAINT rb_counter_pkey PRIMARY KEY (name);
+
+
+--
+-- Name: rb_cursor rb_cursor_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_cursor
+    ADD CONSTRAINT rb_cursor_pkey PRIMARY KEY (buffer, name, checkpoint);
+
+
+--
+-- Name: rb_event rb_event_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_event
+    ADD CONSTRAINT rb_event_pkey PRIMARY KEY (id);
+
+
+--
+-- Name: rb_garbage rb_garbage_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_garbage
+    ADD CONSTRAINT rb_garbage_pkey PRIMARY KEY (uid);
+
+
+--
+-- Name: rb_group rb_group_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_group
+    ADD CONSTRAINT rb_group_pkey PRIMARY KEY (uid);
+
+
+--
+-- Name: rb_history rb_history_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_history
+    ADD CONSTRAINT rb_history_pkey PRIMARY KEY (buffer, since);
+
+
+--
+-- Name: rb_info rb_info_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_info
+    ADD CONSTRAINT rb_info_pkey PRIMARY KEY (name);
+
+
+--
+-- Name: rb_lane rb_lane_of_task; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_lane
+    ADD CONSTRAINT rb_lane_of_task UNIQUE (buffer, task_name, status, leased);
+
+
+--
+-- Name: rb_lane rb_lane_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_lane
+    ADD CONSTRAINT rb_lane_pkey PRIMARY KEY (id);
+
+
+--
+-- Name: rb_payload rb_payload_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_payload
+    ADD CONSTRAINT rb_payload_pkey PRIMARY KEY (uid);
+
+
+--
+-- Name: rb_tally rb_tally_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_tally
+    ADD CONSTRAINT rb_tally_pkey PRIMARY KEY (lane, name, shard);
+
+
+--
+-- Name: rb_version rb_version_pkc; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_version
+    ADD CONSTRAINT rb_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: rb_waiter rb_waiter_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_waiter
+    ADD CONSTRAINT rb_waiter_pkey PRIMARY KEY (worker_id, number);
+
+
+--
+-- Name: rb_worker rb_worker_of_process; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_worker
+    ADD CONSTRAINT rb_worker_of_process UNIQUE (buffer, name, host, pid);
+
+
+--
+-- Name: rb_worker rb_worker_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.rb_worker
+    ADD CONSTRAINT rb_worker_pkey PRIMARY KEY (id);
+
+
+--
+-- Name: rb_batch_by_lease; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE INDEX rb_batch_by_lease ON public.rb_batch USING btree (lease) WHERE (lease IS NOT NULL);
+
+
+--
+-- Name: rb_batch_by_step; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE INDEX rb_batch_by_step ON public.rb_batch USING btree (step, buffer);
+
+
+--
+-- Name: rb_checkpoint_of_step; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE UNIQUE INDEX rb_checkpoint_of_step ON public.rb_checkpoint USING btree (buffer, step) WHERE (copied_to IS NULL);
+
+
+--
+-- Name: rb_event_by_time; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE INDEX rb_event_by_time ON public.rb_event USING btree (buffer, happened_at);
+
+
+--
+-- Name: rb_garbage_in_order; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE INDEX rb_garbage_in_order ON public.rb_garbage USING btree (removed_at);
+
+
+--
+-- Name: rb_group_archived; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE INDEX rb_group_archived ON public.rb_group USING btree (lane, archived_at, uid) WHERE (archived_at IS NOT NULL);
+
+
+--
+-- Name: rb_group_by_pinned; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE INDEX rb_group_by_pinned ON public.rb_group USING btree (lane, pinned_staleness DESC, uid) WHERE (pinned_staleness IS NOT NULL);
+
+
+--
+-- Name: rb_group_by_prioritized_key; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE INDEX rb_group_by_prioritized_key ON public.rb_group USING btree (lane, prioritized_key, uid, priority) WHERE (prioritized_key IS NOT NULL);
+
+
+--
+-- Name: rb_group_by_step; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE INDEX rb_group_by_step ON public.rb_group USING btree (lane, oldest_step, uid) WHERE (pinned_staleness IS NULL);
+
+
+--
+-- Name: rb_group_by_uniform_key; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE INDEX rb_group_by_uniform_key ON public.rb_group USING btree (lane, uniform_key, uid) WHERE (uniform_key IS NOT NULL);
+
+
+--
+-- Name: rb_group_in_order; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE INDEX rb_group_in_order ON public.rb_group USING btree (lane, uid);
+
+
+--
+-- Name: rb_group_key; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE UNIQUE INDEX rb_group_key ON public.rb_group USING btree (scoped_key) WHERE (scoped_key IS NOT NULL);
+
+
+--
+-- Name: rb_group_leased; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE INDEX rb_group_leased ON public.rb_group USING btree (leased_until) WHERE (leased_until IS NOT NULL);
+
+
+--
+-- Name: rb_group_unsettled; Type: INDEX; Schema: public; Owner: -
+--
+
+CREATE INDEX rb_group_unsettled ON public.rb_group USING btree (lane) WHERE ((pinned_staleness IS NOT NULL) AND ((oldest_step IS NOT NULL) OR (pinned_step IS NULL)));
+
+
+--
+-- PostgreSQL database dump complete
+--
+
+\unrestrict NQVI54tt7CQomZSWgbd9uxnukbvjlIMgVp3GdXcI8jVAX7DgI0XAnVJozzxBSyz
+

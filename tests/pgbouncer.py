@@ -1,0 +1,98 @@
+"""A PgBouncer for tests, with the settings that docs/pgbouncer.md names."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.pages import DOCS
+
+IS_INSTALLED = shutil.which("pgbouncer") is not None
+_RELOADED = "re-reading config"
+_USER = "nobody"  # PgBouncer refuses to run as root
+
+
+class Pooler:
+    """One that pools connections to the database `rl`: fewer than a buffer wants."""
+
+    def __init__(self, folder: Path, target: str, mode: str, settings: str, port: int) -> None:
+        self._config, self._mode, self._settings, self.port = folder / "pgbouncer.ini", mode, settings, port
+        self._configure(target)
+        for one in (folder, *folder.parents[:2]):
+            os.chmod(one, 0o755)
+        self._log = folder / "pgbouncer.log"
+        with open(self._log, "wb") as log:
+            user = _USER if os.getuid() == 0 else None
+            self._process = subprocess.Popen(["pgbouncer", self._config], user=user, stdout=log, stderr=log)
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://trainer@127.0.0.1:{self.port}/rl?statement_cache_size=0"
+
+    def point_to(self, target: str) -> None:
+        """Pool connections to another server from now on."""
+        self._configure(target)
+        before = self._log.read_text().count(_RELOADED)
+        self._process.send_signal(signal.SIGHUP)
+        _wait_until(lambda: self._log.read_text().count(_RELOADED) > before, "PgBouncer doesn't read its settings")
+
+    def _configure(self, target: str) -> None:
+        self._config.write_text(
+            f"[databases]\nrl = {target}\n[pgbouncer]\n"
+            f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\nauth_type = any\n"
+            f"pool_mode = {self._mode}\ndefault_pool_size = {6 if self._mode == 'transaction' else 40}\n"
+            f"server_login_retry = 1\n{self._settings}\n"
+        )
+
+    def wait(self) -> None:
+        """Return when it listens."""
+        _wait_until(lambda: "listening on" in self._log.read_text(), "PgBouncer doesn't listen")
+
+    def stop(self) -> None:
+        self._process.kill()  # since 1.23 it waits for its clients otherwise
+        self._process.wait(10)
+
+
+def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+    for _ in range(200):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"{otherwise} after 10 s")
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def documented_settings() -> str:
+    """What the page says that has to be set."""
+    (ignored,) = re.findall(r"ignore_startup_parameters = .*", (DOCS / "pgbouncer.md").read_text())
+    return str(ignored.strip())
+
+
+@contextmanager
+def pooled(
+    folder: Path,
+    target: str,
+    mode: str = "transaction",
+    settings: str | None = None,
+    port: int | None = None,
+) -> Iterator[Pooler]:
+    """A pooler before a server, given as PgBouncer's `host=... user=... dbname=...`."""
+    pooler = Pooler(folder, target, mode, documented_settings() if settings is None else settings, port or free_port())
+    try:
+        pooler.wait()
+        yield pooler
+    finally:
+        pooler.stop()

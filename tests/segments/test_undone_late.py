@@ -1,0 +1,101 @@
+"""Draws that are undone after the payloads that they had taken were swept: no group comes back without its arrays."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBuffer
+from replaybuf.errors import PayloadStoreError
+from replaybuf.storage.sql.statements import take_at_once
+from replaybuf.storage.sql.tasks import segments as tasks
+from replaybuf.storage.sql.tasks import sweeper
+from replaybuf.storage.sql.tasks.delivery import Drawing
+from tests.cli.doctored import examine, wrong
+from tests.segments.arrays import apart, ask, files, payload_rows, place_of, put, segments, take_all
+from tests.stores import TASK, build, until
+
+#: How many of two groups in a segment are taken, and whether that is sealed; then how many are there again.
+WAYS = {"the segment is open": (2, False, 2), "another group is in it": (1, True, 2), "it was deleted": (2, True, 0)}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/buffer.db"
+    return str(request.getfixturevalue("lent_database"))
+
+
+@pytest.fixture(autouse=True)
+def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads that were taken are swept at once, whether or not they were read."""
+    monkeypatch.setattr(take_at_once, "READING_SECONDS", 0.0)
+    monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
+    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(tasks, "_RENEW_SECONDS", 0.1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_draw_that_could_not_be_read_is_undone_late(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Groups whose arrays are there are drawn again, byte for byte; the others are set aside, and say why."""
+    taken, sealed, back = WAYS[way]
+    may_undo, undo = threading.Event(), Drawing._give_back
+
+    async def undo_late(drawing: Drawing, *arguments: Any) -> None:
+        assert await asyncio.to_thread(may_undo.wait, 20)
+        await undo(drawing, *arguments)
+
+    monkeypatch.setattr(Drawing, "_give_back", undo_late)
+    async with apart(url, folder) as buffer, build(url) as other:
+        await put(buffer, 1, 2)
+        if sealed:
+            await _seal(buffer)
+        place_of(buffer).close()
+        away = rename(folder, folder.with_name("away"))
+        taking = asyncio.create_task(buffer.get(taken, TASK))
+        await until(lambda: _has(url, 2 - taken))
+        rename(away, folder)
+        if back == 0:
+            await until(lambda: _has_no_segment(url))
+            assert not any(size for size in files(folder).values())
+        may_undo.set()
+        with pytest.raises(PayloadStoreError):
+            await taking
+        assert await buffer.count(TASK, "completed") == back
+        failed = await ask(url, "SELECT error FROM rb_group WHERE error IS NOT NULL")
+        assert len(failed) == await buffer.count(TASK, "failed") == 2 - back
+        assert all("its arrays were deleted" in error for (error,) in failed)
+        assert await payload_rows(url) == back
+        live = "SELECT live, (SELECT sum(size) FROM rb_payload p WHERE p.segment = s.id) FROM rb_segment s"
+        counted = await ask(url, f"{live} WHERE s.size IS NOT NULL")
+        assert [one == there for one, there in counted] == ([True] if sealed and back else [])
+        assert sorted(await take_all(other)) == [1, 2][:back]
+    assert set(wrong(await asyncio.to_thread(examine, url))) <= {"checksums"}
+    async with build(url) as other:
+        await other.delete({})
+        await until(lambda: _has_no_segment(url))
+    assert files(folder) == {}
+
+
+def rename(old: Path, new: Path) -> Path:
+    return old.rename(new)
+
+
+async def _seal(buffer: ReplayBuffer) -> None:
+    """Seal what the buffer writes to, and leave it to others."""
+    await buffer.storage.thread.run(partial(buffer.storage.segments.tend_written, closing=True))
+
+
+async def _has(url: str, rows: int) -> bool:
+    return await payload_rows(url) == rows
+
+
+async def _has_no_segment(url: str) -> bool:
+    return not any(size is not None for _, size, _ in (await segments(url)).values())

@@ -1,0 +1,40 @@
+"""Servers that lack what the store can do without: it says so once, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from tests.faults.proxy import proxied
+from tests.stores import TASK, build, group
+
+LACKING = {
+    "LISTEN": {b'LISTEN "': b'LISTAN "'},
+    "NOTIFY": {b"pg_notify": b"pg_natify"},
+    "pg_current_snapshot": {b"pg_current_snapshot": b"pg_current_snapshat"},
+}
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+async def test_who_waits_notices_what_others_put(
+    lent_database: str, caplog: pytest.LogCaptureFixture, lacking: str
+) -> None:
+    """By polling, twice a second; on connections that are kept."""
+    caplog.set_level(logging.WARNING, "replaybuf.watch")
+    async with proxied(lent_database) as proxy:
+        proxy.instead = LACKING[lacking]
+        async with build(proxy.url) as waiting, build(proxy.url) as other:
+            for number in range(2):
+                taking = asyncio.create_task(waiting.get(1, TASK, timeout=20))
+                await asyncio.sleep(0.6)  # it waits, and has looked
+                put = time.monotonic()
+                await other.put(group(number), TASK)
+                assert len(await taking) == 1
+                assert time.monotonic() - put < 10
+        assert len(proxy.links) <= 12
+    told = [record.getMessage() for record in caplog.records]
+    assert 1 <= len(told) <= 2  # once for each store
+    assert all(f" has no {lacking} (" in one for one in told)

@@ -1,0 +1,127 @@
+"""URLs with several hosts, and which of their servers is chosen: functions of values."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+import pytest
+
+from replaybuf.errors import AccessError, ConfigError, UnreachableError
+from replaybuf.redact import redact
+from replaybuf.storage.sql.engine.hosts import Host, hosts_of, url_at
+from replaybuf.storage.sql.engine.outage import next_identity
+from replaybuf.storage.sql.engine.postgres_servers import Seen
+from replaybuf.storage.sql.engine.servers import Followed, Found, Standing, choose
+from replaybuf.storage.sql.engine.urls import parse_url, public_url
+
+pytestmark = pytest.mark.fast
+A, B = Host("a", 5432), Host("b", 5433)
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("postgresql://a:5432,b:5433/rl", [A, B]),
+        ("postgresql://user:p%40w,x@a:5432,b:5433/rl?sslmode=require", [A, B]),
+        ("postgresql://user@a,b/rl", [Host("a"), Host("b")]),
+        ("postgres://user@[::1]:5432,[fe80::1]/rl", [Host("::1", 5432), Host("fe80::1")]),
+        ("postgresql+asyncpg:///rl?host=a:5432,b:5433", [A, B]),
+        ("postgresql:///rl?host=a,b&port=5432,5433", [A, B]),
+        ("postgresql:///rl?host=a,b&port=7", [Host("a", 7), Host("b", 7)]),
+        ("postgresql://user@/rl?host=a:5432&host=b:5433", [A, B]),
+        ("postgresql://user@%2Ftmp%2Fa,b:5433", [Host("/tmp/a"), B]),
+        ("postgresql://user@a:5432/rl", []),
+        ("postgresql:///rl?host=/tmp/a", []),
+    ],
+)
+def test_several_hosts_are_read_in_all_their_forms(url: str, hosts: list[Host]) -> None:
+    parsed = parse_url(url)
+    assert hosts_of(parsed) == hosts
+    again = parse_url(parsed.render_as_string(hide_password=False))
+    assert (hosts_of(again), again.password, again.database) == (hosts, parsed.password, parsed.database)
+    if hosts:
+        shown = public_url(parsed)
+        assert parsed.password is None or (":***@" in shown and "p%40w" not in shown)
+        assert hosts_of(parse_url(shown)) == hosts
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("postgresql://u:secret@a:1,:2/rl", "the host in place 2 of the url has no name"),
+        ("postgresql://u:secret@a,,b/rl", "the host in place 2 of the url has no name"),
+        ("postgresql://u:secret@,b/rl", "the host in place 1 of the url has no name"),
+        ("postgresql://u:secret@a:0,b/rl", "the port of the host in place 1 of the url must be a number from 1"),
+        ("postgresql://u:secret@a:1,b:x/rl", "the port of the host in place 2"),
+        ("postgresql://u:secret,b/rl", "the port of the host in place 1"),
+        ("postgresql://u:secret@/rl?host=a,b&port=1,2,3", "2 hosts and 3 ports"),
+        ("postgresql://u:secret@/rl?host=a:1,b&port=1,2", "2 hosts and 2 ports: give one for all"),
+        ("postgresql://u:secret@a,b/rl?host=c", "names hosts in two places"),
+        ("postgresql://u:secret@a,b/rl?target_session_attrs=master", "must be one of any, read-write, primary"),
+    ],
+)
+def test_a_slip_among_hosts_is_told_without_the_password(url: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        parse_url(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_url_of_one_of_several_hosts_is_one_that_the_driver_reads() -> None:
+    url = parse_url("postgresql://u:p@a:5432,b:5433/rl?target_session_attrs=read-write&application_name=x")
+    assert dict(url_at(url, B).query) == {"application_name": "x", "host": "b", "port": "5433"}
+    assert redact("postgresql://a:5432,b:5433/rl") == "postgresql://a:5432,b:5433/rl"
+    assert redact("postgresql://u:p@a:5432,b:5433/rl") == "postgresql://u:***@a:5432,b:5433/rl"
+
+
+def server(host: Host, timeline: int | None, *, system: str = "7", started: int = 1, read_only: bool = False) -> Found:
+    standing = Standing(system, timeline, timeline is None, read_only, datetime(2026, 1, started), 1, None)
+    return Found(host, standing)
+
+
+def test_of_two_primaries_the_one_with_the_higher_timeline_is_followed() -> None:
+    for found in ([server(A, 1), server(B, 2)], [server(B, 2), server(A, 1)]):
+        assert choose(found, "read-write", None, "url").host == B
+
+
+def test_an_old_primary_is_no_choice_for_who_follows_another() -> None:
+    followed = Followed("7", 2, ("7", datetime(2026, 1, 1)))
+    with pytest.raises(
+        UnreachableError, match=r"a:5432 is an old primary \(timeline 1; this process follows timeline 2"
+    ):
+        choose([server(A, 1), Found(B, problem="does not answer")], "read-write", followed, "url")
+    with pytest.raises(UnreachableError, match="belongs to another cluster"):
+        choose([server(A, 3, system="8")], "read-write", followed, "url")
+
+
+def test_two_primaries_on_one_timeline_are_refused_unless_they_are_one_server() -> None:
+    with pytest.raises(UnreachableError, match="a:5432 and b:5433 both say that they are the primary, on timeline 2"):
+        choose([server(A, 2), server(B, 2, started=2)], "read-write", None, "url")
+    assert choose([server(A, 2), server(B, 2)], "read-write", None, "url").host == A
+    followed = Followed("7", 2, ("7", datetime(2026, 1, 2)))
+    assert choose([server(A, 2), server(B, 2, started=2)], "read-write", followed, "url").host == B
+
+
+def test_primaries_of_two_clusters_are_refused() -> None:
+    with pytest.raises(UnreachableError, match="different clusters"):
+        choose([server(A, 1), server(B, 5, system="8", started=2)], "read-write", None, "url")
+
+
+def test_servers_are_chosen_as_target_session_attrs_says() -> None:
+    found = [server(A, None), server(B, 1)]
+    chosen = {"any": A, "read-write": B, "primary": B, "standby": A, "read-only": A, "prefer-standby": A}
+    assert {attrs: choose(found, attrs, None, "url").host for attrs in chosen} == chosen
+    assert choose([server(B, 1)], "prefer-standby", None, "url").host == B
+    with pytest.raises(UnreachableError, match=r"b:5433 is read-only \(default_transaction_read_only\)"):
+        choose([server(B, 1, read_only=True)], "read-write", None, "url")
+    with pytest.raises(AccessError, match="a:5432 is a standby, which takes no writes; name the primary"):
+        choose([server(A, None)], "read-write", None, "url")
+
+
+def test_a_mark_stands_for_the_transactions_that_were_known_to_be_committed_before_it_began() -> None:
+    seen, first, second, third = Seen(), next_identity(None), next_identity(None), next_identity(None)
+    seen.add(first, began=0.0)
+    seen.add(second, began=time.monotonic())
+    assert seen.marks == {second.row: second.number}
+    seen.add(third, began=0.0)  # beside it: either may come first in the WAL
+    assert seen.marks == {second.row: second.number, third.row: third.number}
