@@ -192,7 +192,7 @@ class Seen:
 
     arrived: list[float] = field(default_factory=list)
     puts: list[tuple[float, float]] = field(default_factory=list)  # when, and how long the put took
-    takes: list[tuple[float, float, float]] = field(default_factory=list)  # when, waited, and the call from then on
+    takes: list[tuple[float, float, float]] = field(default_factory=list)  # when, how long it waited, and took
     checkpoints: list[tuple[float, float]] = field(default_factory=list)
     buffered: list[tuple[float, int]] = field(default_factory=list)
     late: float = 0.0  # the most by which the simulation itself was behind
@@ -255,7 +255,7 @@ async def _train(trainer: ReplayBuffer, run: Run, batch: int, seen: Seen, began:
         there = time.monotonic()
         drawn_items = await trainer.sample({TASK: batch}, current_train_step=step[0], timeout=60)
         done = time.monotonic()
-        seen.takes.append((start - began, there - start, done - there))
+        seen.takes.append((there - began, there - start, done - there))
         seen.staleness += [int(item.staleness) for items in drawn_items.values() for item in items]
         await asyncio.sleep(max(0.0, run.step_seconds - (done - start)))
         step[0] += 1
@@ -326,8 +326,8 @@ def picture(run: Run, scale: float, minutes: float, seen: Seen) -> str:
         minutes * 60,
         [
             Panel("groups that arrive, per second", list(zip(bins, arrived, strict=True)), steps=True),
-            Panel("groups buffered", [(at, float(n)) for at, n in seen.buffered]),
-            Panel("time of a put, ms", [(at, took * 1000) for at, took in seen.puts], dots=True),
+            Panel("groups buffered; a line for each draw of a batch", [(at, float(n)) for at, n in seen.buffered]),
+            Panel("milliseconds of each put", [(at, took * 1000) for at, took in seen.puts], dots=True),
         ],
         marks=[at for at, *_ in seen.takes],
     )
