@@ -228,8 +228,8 @@ class Servers:
     async def _open(
         self, host: Host | None, opened: dict[Host | None, Connection], args: Any, options: dict[str, Any]
     ) -> Standing:
-        place: dict[str, Any] = {} if host is None else {"host": host.name, "port": host.port}
-        connection: Any = await asyncpg.connect(*args, **options, **place)
+        place = {} if host is None else {"host": host.name, "port": host.port}
+        connection: Any = await asyncpg.connect(*args, **(options | place))
         opened[host] = connection
         standing = await _standing_of(connection)
         # Of a reader's connection it is the reader who set that.
