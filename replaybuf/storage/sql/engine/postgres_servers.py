@@ -285,7 +285,7 @@ class Servers:
         system, _, later = (noted or "").partition(" ")
         if later and system == str(connection.standing.system) and int(later) > timeline:
             raise NoPrimaryError(
-                f"{self._where}: {chosen} is an old primary (timeline {timeline}): the run goes on at timeline {later}, "
+                f"{self._where}: {chosen} is an old primary (timeline {timeline}): the run goes on at timeline {later} "
                 "on another server; make this one a standby of that (pg_rewind). If it is the one to go on with after "
                 f"all: {_RETURN}"
             )
