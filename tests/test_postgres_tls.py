@@ -121,6 +121,23 @@ async def not_connected(url: str, message: str) -> ReplayBufError:
     return error
 
 
+async def test_of_several_hosts_one_that_is_trusted_is_enough(
+    postgres_database: str, authority: Authority, server: Signed
+) -> None:
+    """And where none is, the reason is told."""
+    old = authority.server_context(authority.sign("old", *HOSTS, days=-1))
+    async with proxied(postgres_database, old) as first, proxied(postgres_database, old) as second:
+        hosts = ",".join(f"127.0.0.1:{make_url(one.url).port}" for one in (first, second))
+        parts = make_url(postgres_database)
+        url = f"postgresql://{parts.username}@{hosts}/{parts.database}?sslmode=verify-full"
+        url += f"&sslrootcert={authority.certificate}"
+        await not_connected(url, "is not trusted: certificate has expired; let the server have a new one")
+        second.tls = authority.server_context(server)
+        async with build(url) as buffer:
+            await buffer.put(group(1), TASK)
+        assert (first.links, bool(second.links)) == ([], True)
+
+
 async def test_a_certificate_of_another_host_is_enough_where_only_the_ca_counts(
     postgres_database: str, authority: Authority
 ) -> None:
