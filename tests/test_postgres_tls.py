@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from sqlalchemy import make_url
 
 from replaybuf.errors import ConfigError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.tls import tls_of
