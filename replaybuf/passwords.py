@@ -17,10 +17,12 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from replaybuf.errors import ConfigError, UnreachableError
 from replaybuf.redact import redact_words
+
+T = TypeVar("T")
 
 #: Returns a password, or a coroutine that does.
 PasswordFunction = Callable[[], str | Awaitable[str]]
@@ -74,7 +76,7 @@ async def ask(function: PasswordFunction, seconds: float) -> str:
     name = name_of(function)
     try:
         async with asyncio.timeout(seconds) as limit:
-            answer = await _in_thread(function)
+            answer = await in_thread(function)
             if inspect.isawaitable(answer):
                 answer = await answer
     except Exception as error:
@@ -88,12 +90,12 @@ async def ask(function: PasswordFunction, seconds: float) -> str:
     return answer
 
 
-async def _in_thread(function: PasswordFunction) -> Any:
-    """Return what a function returns, in a thread that nobody waits for at the end of the process."""
+async def in_thread(function: Callable[[], T]) -> T:
+    """Return what a function returns that may block, in a thread that nobody waits for at the end of the process."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
     # Not the future's result: asyncio's debug log shows those.
-    answers: list[Any] = []
+    answers: list[T] = []
     errors: list[BaseException] = []
 
     def settle() -> None:

@@ -7,6 +7,7 @@ it itself, and says why it refuses clients.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from sqlalchemy import make_url
 
 from replaybuf.errors import ConfigError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.tls import tls_of
@@ -119,6 +121,23 @@ async def not_connected(url: str, message: str) -> ReplayBufError:
     error = await refused_put(url, UnreachableError)
     assert message in str(error)
     return error
+
+
+async def test_of_several_hosts_one_that_is_trusted_is_enough(
+    postgres_database: str, authority: Authority, server: Signed
+) -> None:
+    """And where none is, the reason is told."""
+    old = authority.server_context(authority.sign("old", *HOSTS, days=-1))
+    async with proxied(postgres_database, old) as first, proxied(postgres_database, old) as second:
+        hosts = ",".join(f"127.0.0.1:{make_url(one.url).port}" for one in (first, second))
+        parts = make_url(postgres_database)
+        url = f"postgresql://{parts.username}@{hosts}/{parts.database}?sslmode=verify-full"
+        url += f"&sslrootcert={authority.certificate}"
+        await not_connected(url, "is not trusted: certificate has expired; let the server have a new one")
+        second.tls = authority.server_context(server)
+        async with build(url) as buffer:
+            await buffer.put(group(1), TASK)
+        assert (first.links, bool(second.links)) == ([], True)
 
 
 async def test_a_certificate_of_another_host_is_enough_where_only_the_ca_counts(
@@ -276,6 +295,24 @@ def test_versions_of_tls_are_bounded(authority: Authority) -> None:
     context = tls_of(options)
     assert isinstance(context, ssl.SSLContext)
     assert (context.minimum_version, context.maximum_version) == (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3)
+
+
+async def test_a_file_that_can_not_be_read_in_time_is_named(
+    postgres_database: str, authority: Authority, tmp_path: Path
+) -> None:
+    """As on a file system of the network that hangs: a pipe into which nobody writes."""
+    root = tmp_path / "root.crt"
+    shutil.copy(authority.certificate, root)
+    async with proxied(postgres_database) as proxy:
+        buffer = build(with_options(proxy, "sslmode=verify-full", f"sslrootcert={root}", "connect_timeout=0.3"))
+        root.unlink()
+        os.mkfifo(root)
+        try:
+            with pytest.raises(UnreachableError, match=r"files of its certificates .* could not be read within 0\.3 s"):
+                await buffer.put(group(1), TASK)
+        finally:
+            await buffer.close()
+            os.close(os.open(root, os.O_RDWR | os.O_NONBLOCK))  # the thread that reads it goes on
 
 
 # Certificates that change while a run goes on

@@ -408,6 +408,16 @@ async def test_a_password_file_without_a_line_for_the_server_says_which(rotated:
     assert re.search(rf"{file} has no line for /\S+:5432:replaybuf_\w+:{_ROLE} \(host", str(error))
 
 
+async def test_of_several_hosts_a_refused_password_is_told(rotated: Rotated) -> None:
+    """Also where the others aren't there."""
+    url = make_url(rotated.url)
+    hosts = url.update_query_dict({"host": f"{url.query['host']},/nowhere", "port": "5432,5432"})
+    right, wrong = (hosts.set(password=one).render_as_string(hide_password=False) for one in ("first-geheim", "wrong"))
+    async with build(right) as buffer:
+        await buffer.put(group(1), TASK)
+    assert "password authentication failed" in str(await refused_put(wrong, AccessError))
+
+
 async def test_the_usual_password_file_is_read(
     rotated: Rotated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,7 +229,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def is_telling(error: BaseException) -> bool:
     """Return whether an error says why a server can't be connected to, though it is there and it is the right one."""
-    return _state(error) in _FINAL or getattr(error, "sqlstate", None) == "53300"
+    return (
+        isinstance(error, ReplayBufError)
+        or _state(error) in (*_FINAL, _State.NOT_ADMITTED)
+        or getattr(error, "sqlstate", None) == "53300"
+        or why_not(error) is not None
+    )
 
 
 def is_refusal(error: BaseException) -> bool:

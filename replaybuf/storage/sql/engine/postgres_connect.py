@@ -7,6 +7,7 @@ import getpass
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,17 @@ class Connector:
 
     async def connect(self, _dsn: None = None, **options: Any) -> asyncpg.Connection[Any]:
         """Connect, as `asyncpg.connect` does. Raises its errors, and ReplayBufError."""
+        seconds = float(options["timeout"])
         try:
-            local = is_local(options.get("host"))
-            options["ssl"] = False if local else await asyncio.to_thread(tls_of, self.tls)
-            if (password := await self._password(options)) is not None:
-                options["password"] = password
+            async with asyncio.timeout(seconds):
+                options |= await self._read(options)
+            if self.function is not None:
+                options["password"] = await passwords.ask(self.function, seconds)
         except (ConfigError, passwords.NoPasswordError) as error:
             raise NotConnectedError(f"can't connect to {self.where}: {error}") from error
+        except TimeoutError as error:
+            what = "the files of its certificates or its password could not be read"
+            raise NotConnectedError(f"can't connect to {self.where}: {what} within {seconds:g} s") from error
         connection: asyncpg.Connection[Any] = await asyncpg.connect(**options)
         version = connection.get_server_version()
         if self.writes and version.major < OLDEST_VERSION // 10_000:
@@ -54,14 +59,16 @@ class Connector:
             )
         return connection
 
-    async def _password(self, options: Mapping[str, Any]) -> str | None:
-        """Return the password to connect with; None for that of the URL, or none."""
-        if self.function is not None:
-            return await passwords.ask(self.function, float(options["timeout"]))
+    async def _read(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what files have: what to speak TLS with, and the password, unless it is known from elsewhere."""
+        local = is_local(options.get("host"))
+        found: dict[str, Any] = {"ssl": False if local else await passwords.in_thread(partial(tls_of, self.tls))}
         path = self.passfile or passwords.default_passfile()
-        if path is None or options.get("password") or "PGPASSWORD" in os.environ:
-            return None
-        return await asyncio.to_thread(self._from_file, path, options)
+        known = self.function is not None or options.get("password") or "PGPASSWORD" in os.environ
+        if path is not None and not known:
+            password = await passwords.in_thread(partial(self._from_file, path, options))
+            found |= {} if password is None else {"password": password}
+        return found
 
     def _from_file(self, path: str | Path, options: Mapping[str, Any]) -> str | None:
         user = options.get("user") or os.environ.get("PGUSER") or getpass.getuser()

@@ -170,6 +170,7 @@ _ALERTS = {
     "ALERT_CERTIFICATE_EXPIRED": "the client's certificate (sslcert) has expired: give a new one",
     "ALERT_CERTIFICATE_REVOKED": "the client's certificate (sslcert) was revoked: give another one",
     "ALERT_CERTIFICATE_REQUIRED": "it wants a certificate of the client: give sslcert and sslkey",
+    "ALERT_DECRYPT_ERROR": "it can't verify the client's certificate (sslcert): another CA of the same name signed it",
     "ALERT_BAD_CERTIFICATE": "it refuses the client's certificate (sslcert)",
     "PROTOCOL_VERSION": "it speaks no version of TLS that is allowed here (ssl_min_protocol_version)",
     "UNSUPPORTED_PROTOCOL": "it speaks no version of TLS that is allowed here (ssl_min_protocol_version)",
