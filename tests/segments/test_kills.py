@@ -85,7 +85,7 @@ async def _left_over(url: str, place: str) -> tuple[list[int], int, list[str]]:
     await ask(url, "UPDATE rb_segment_user SET renewed_at = 0")
     await ask(url, "UPDATE rb_garbage SET removed_at = 0")
     await ask(url, "UPDATE rb_group SET leased_until = 1 WHERE leased_until IS NOT NULL")
-    async with apart(url, place) as buffer:
+    async with apart(url, place, **roles.PATIENT) as buffer:
         left = await take_all(buffer)
         failed = await buffer.count(TASK, "failed")
         await until(lambda: _nothing_is_named(url), 60)
