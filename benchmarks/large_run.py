@@ -32,8 +32,11 @@ from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 
 #: Bytes of a token: its id and log-probability (4 each), a mask (1), and some 4 characters of text.
 TOKEN_BYTES = 13
-#: Of a group in the WAL besides its payload, and on the disk with its indexes (docs/postgresql.md).
-ROW_WAL_BYTES, ROW_BYTES = 6_000, 1_500
+#: How often a payload is in the WAL: at the put, and once more when its pages are swept after a checkpoint of the
+#: server, with what vacuum writes (measured by the simulation, PostgreSQL 18 with checksums).
+WAL_TIMES = 2.3
+#: Of a group's row, with its indexes (docs/postgresql.md).
+ROW_BYTES = 1_500
 #: Connections of a process that puts one group at a time, and those that it has at most.
 USUAL_CONNECTIONS, MOST_CONNECTIONS = 4, 16
 #: What the disk keeps: batches ahead of the trainer, and step checkpoints.
@@ -93,7 +96,7 @@ def reckoned(run: Run) -> dict[str, str]:
         "a group": _size(plain),
         "with experts": _size(whole) if run.expert_bytes else "-",
         "MB/s": _pair(run, lambda size: f"{rate * size / 1e6:.1f}"),
-        "WAL a day": _pair(run, lambda size: _size(86_400 * rate * (size + ROW_WAL_BYTES))),
+        "WAL a day": _pair(run, lambda size: _size(86_400 * rate * size * WAL_TIMES)),
         "connections": f"{(run.engines + 1) * USUAL_CONNECTIONS} to {(run.engines + 1) * MOST_CONNECTIONS}",
         "disk": _pair(run, lambda size: _size(BATCHES_KEPT * run.groups * (size + ROW_BYTES))),
         "longest row": f"{ROW_LIMIT / whole:.0f} times as long" if whole < ROW_LIMIT else "over the limit",
@@ -189,7 +192,7 @@ class Seen:
 
     arrived: list[float] = field(default_factory=list)
     puts: list[tuple[float, float]] = field(default_factory=list)  # when, and how long the put took
-    takes: list[tuple[float, float, float]] = field(default_factory=list)  # when, waited, and the call from then on
+    takes: list[tuple[float, float, float]] = field(default_factory=list)  # when, how long it waited, and took
     checkpoints: list[tuple[float, float]] = field(default_factory=list)
     buffered: list[tuple[float, int]] = field(default_factory=list)
     late: float = 0.0  # the most by which the simulation itself was behind
@@ -252,7 +255,7 @@ async def _train(trainer: ReplayBuffer, run: Run, batch: int, seen: Seen, began:
         there = time.monotonic()
         drawn_items = await trainer.sample({TASK: batch}, current_train_step=step[0], timeout=60)
         done = time.monotonic()
-        seen.takes.append((start - began, there - start, done - there))
+        seen.takes.append((there - began, there - start, done - there))
         seen.staleness += [int(item.staleness) for items in drawn_items.values() for item in items]
         await asyncio.sleep(max(0.0, run.step_seconds - (done - start)))
         step[0] += 1
@@ -294,8 +297,9 @@ def told(run: Run, scale: float, minutes: float, seen: Seen) -> str:
         f"{run.name}, scale {scale:g}, {minutes:g} minutes: {len(puts)} groups put "
         f"({len(puts) / minutes / 60:.2f}/s), {len(seen.takes)} train steps",
         f"put: p50 {_ms(puts, 50)}, p99 {_ms(puts, 99)}, longest {_ms(puts, 100)}",
-        f"draw of a batch that is there: longest {_ms([call for *_, call in seen.takes], 100)}; "
-        f"checkpoint: longest {_ms([took for _, took in seen.checkpoints], 100)}",
+        f"draw of a batch that is there: p50 {_ms([call for *_, call in seen.takes], 50)}, longest "
+        f"{_ms([call for *_, call in seen.takes], 100)}; step checkpoint: longest "
+        f"{_ms([took for _, took in seen.checkpoints], 100)}",
         f"buffered at most {max((n for _, n in seen.buffered), default=0)} groups; staleness at the draw: mean "
         f"{sum(seen.staleness) / max(1, len(seen.staleness)):.1f}, most {max(seen.staleness, default=0)}",
         f"the simulation was behind by {seen.late * 1000:.0f} ms at most",
@@ -322,8 +326,8 @@ def picture(run: Run, scale: float, minutes: float, seen: Seen) -> str:
         minutes * 60,
         [
             Panel("groups that arrive, per second", list(zip(bins, arrived, strict=True)), steps=True),
-            Panel("groups buffered", [(at, float(n)) for at, n in seen.buffered]),
-            Panel("time of a put, ms", [(at, took * 1000) for at, took in seen.puts], dots=True),
+            Panel("groups buffered; a line for each draw of a batch", [(at, float(n)) for at, n in seen.buffered]),
+            Panel("milliseconds of each put", [(at, took * 1000) for at, took in seen.puts], dots=True),
         ],
         marks=[at for at, *_ in seen.takes],
     )

@@ -53,7 +53,7 @@ def _panel(panel: Panel, top: float, seconds: float, marks: Sequence[float]) -> 
     for share in (0.0, 0.5, 1.0):
         height = y(most * share)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_LEFT + _WIDTH}" y1="{height:.1f}" y2="{height:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{most * share:.3g}</text>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{_figure(most * share)}</text>')
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         label = f"{seconds * share / 60:.3g} min"
         parts.append(f'<text x="{x(seconds * share):.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{label}</text>')
@@ -66,3 +66,7 @@ def _panel(panel: Panel, top: float, seconds: float, marks: Sequence[float]) -> 
             line.append(f"{x(at):.1f},{line[-1].partition(',')[2]}")
         line.append(f"{x(at):.1f},{y(value):.1f}")
     return [*parts, f'<polyline class="line" points="{" ".join(line)}"/>']
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

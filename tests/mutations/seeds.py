@@ -193,6 +193,7 @@ _FAILOVER = [
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if follows is Follows.WHAT_WAS_SEEN and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
+    ("old-primary-not-told", f"{_ENGINE}/postgres_servers.py", "                await self._leave(opened.values())\n", "", "an old primary that was met is refused by who reaches no other"),
     ("ports-unchecked", f"{_ENGINE}/hosts.py", "0 < int(text) < 65536", "True", "a port among several hosts is one"),
 ]  # fmt: skip
 

@@ -27,6 +27,8 @@ from tests.stores import TASK
 
 #: How long a process may be silent, in these runs.
 SILENT_SECONDS = 1.5
+#: Machines that run tests may be busy.
+PATIENT = {"reconnect_timeout": 30.0}
 SIZES = (30_000, 100_000, 250_000)
 
 
@@ -81,7 +83,7 @@ def live(ledger: Ledger, url: str, place: str, kill_at: int | None, variables: V
 
     async def run() -> None:
         with points.armed():
-            buffer = apart(url, place, durability="full")
+            buffer = apart(url, place, durability="full", **PATIENT)
             await _live(ledger, buffer)
             await buffer.close()
 
@@ -141,7 +143,7 @@ def train(ledger: Ledger, url: str, place: str, kill_at: int | None) -> None:
     points = SegmentPoints(ledger, kill_at)
 
     async def run() -> None:
-        async with apart(url, place) as buffer:
+        async with apart(url, place, **PATIENT) as buffer:
             await _train(ledger, buffer, points)
 
     asyncio.run(run())
@@ -174,7 +176,7 @@ def produce(ledger: Ledger, url: str, place: str, stop: str, first: int, seed: i
 
     async def run() -> None:
         number = first
-        async with apart(url, place) as buffer:
+        async with apart(url, place, **PATIENT) as buffer:
             while not os.path.exists(stop):  # noqa: ASYNC240
                 chosen = range(number, number + chance.randint(1, 8))
                 number = chosen.stop
@@ -197,7 +199,7 @@ def consume(ledger: Ledger, url: str, place: str, done: str, seed: int, variable
     chance = random.Random(seed)
 
     async def run() -> None:
-        async with apart(url, place) as buffer:
+        async with apart(url, place, **PATIENT) as buffer:
             while True:
                 last = os.path.exists(done)  # noqa: ASYNC240
                 lease = await buffer.lease_batch({TASK: chance.randint(1, 6)}, seconds=1.5)
@@ -290,7 +292,7 @@ def fill_up(ledger: Ledger, url: str, place: str, what: str) -> None:
 
 
 async def _fill_up(ledger: Ledger, url: str, place: str, what: str, remount: Callable[[str], None]) -> None:
-    async with apart(url, place) as buffer:
+    async with apart(url, place, **PATIENT) as buffer:
         for number in range(200):
             if what == "read-only" and number == 10:
                 # Files that are open for writing keep a file system from that: they are closed, as after a failure.

@@ -26,6 +26,8 @@ from tests.segments import roles
 from tests.segments.arrays import apart, ask, numbers_in, put, take_all
 from tests.stores import TASK, build, until
 
+STORES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
+
 
 @pytest.fixture(autouse=True)
 def _soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +35,7 @@ def _soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_RENEW_SECONDS", 0.1)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=STORES)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/buffer.db"
@@ -117,7 +119,7 @@ class Backup:
         self.url = self._put_back()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=STORES)
 def backed_up(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backup]:
     if request.param == "sqlite":
         file, copy = tmp_path / "run.db", tmp_path / "backup.db"
@@ -191,7 +193,7 @@ def everything_in(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=STORES)
 def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a database that isn't there, or has no tables."""
     if request.param == "sqlite":
@@ -216,7 +218,7 @@ async def test_a_database_that_is_refused_its_place_is_not_created(
         assert await ask(new_url, "SELECT 1 FROM pg_class WHERE relname LIKE 'rb_%'") == []
 
 
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.long) for turn in range(1, 10))])
 async def test_those_who_create_a_database_at_the_same_moment_share_its_place(
     new_url: str, folder: Path, turn: int
 ) -> None:

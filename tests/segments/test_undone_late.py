@@ -24,7 +24,7 @@ from tests.stores import TASK, build, until
 WAYS = {"the segment is open": (2, False, 2), "another group is in it": (1, True, 2), "it was deleted": (2, True, 0)}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/buffer.db"
@@ -40,7 +40,15 @@ def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_RENEW_SECONDS", 0.1)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("url", "way"),
+    [
+        *(("sqlite", way) for way in WAYS),
+        ("postgresql", "it was deleted"),
+        *(pytest.param("postgresql", way, marks=pytest.mark.long) for way in [*WAYS][:2]),
+    ],
+    indirect=["url"],
+)
 async def test_a_draw_that_could_not_be_read_is_undone_late(
     url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:

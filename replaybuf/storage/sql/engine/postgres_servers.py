@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import asyncpg
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import ConfigError
-from replaybuf.storage.sql.engine.errors import is_telling
+from replaybuf.storage.sql.engine.errors import NoPrimaryError, is_telling
 from replaybuf.storage.sql.engine.hosts import Host, hosts_of, session_attrs
 from replaybuf.storage.sql.engine.outage import Identity, next_identity
 from replaybuf.storage.sql.engine.servers import ASK, ASK_LESS, ASK_LITTLE, Followed, Found, Standing, choose
@@ -127,6 +127,7 @@ class Servers:
         self._how: tuple[Any, dict[str, Any]] = ((), {})  # to connect
         self._look_at = 0.0
         self._looking: asyncio.Future[None] | None = None
+        self._left: set[Any] = set()  # old primaries that were told
         self.followed: Followed | None = None
         self.seen = Seen()
         self.lost = ""
@@ -183,6 +184,7 @@ class Servers:
             connection = opened.pop(chosen.host)
             try:
                 await self._meet(connection, chosen)
+                await self._leave(opened.values())
             except BaseException:
                 opened[chosen.host] = connection
                 raise
@@ -233,8 +235,8 @@ class Servers:
     async def _open(
         self, host: Host | None, opened: dict[Host | None, Connection], args: Any, options: dict[str, Any]
     ) -> Standing:
-        place: dict[str, Any] = {} if host is None else {"host": host.name, "port": host.port}
-        connection: Any = await self._connect(*args, **options, **place)
+        place = {} if host is None else {"host": host.name, "port": host.port}
+        connection: Any = await self._connect(*args, **(options | place))
         opened[host] = connection
         standing = await _standing_of(connection)
         # Of a reader's connection it is the reader who set that.
@@ -254,6 +256,7 @@ class Servers:
                 return
             if before is not None and before.is_left(standing):  # meanwhile
                 raise ConnectionResetError(f"{chosen} is an old primary")
+            await self._check_not_left(connection, chosen, standing.timeline)
             if standing.timeline > 1:
                 await _enter(connection, standing)
             if before is not None and standing.timeline > before.timeline:
@@ -264,6 +267,33 @@ class Servers:
                     self.lost = self._commits_lost(chosen, standing, marks, there)
                     _logger.error("%s", self.lost)
             self.followed = Followed.of(standing)
+
+    async def _leave(self, others: Iterable[Connection]) -> None:
+        """Note in old primaries that are there that this run goes on elsewhere, for who can reach none but them."""
+        for other in others:
+            known = self.followed
+            if (
+                known is not None
+                and known.system
+                and known.is_left(other.standing)
+                and other.standing.instance not in self._left
+            ):
+                self._left.add(other.standing.instance)
+                with contextlib.suppress(Exception):  # it may have no tables, or wait for a standby
+                    await other.fetch(_LEAVE, f"{known.system} {known.timeline}", timeout=_CLOSING_SECONDS)
+
+    async def _check_not_left(self, connection: Connection, chosen: Found, timeline: int) -> None:
+        try:
+            noted: str | None = await connection.fetchval(_LEFT)
+        except asyncpg.SyntaxOrAccessError:  # no tables yet
+            return
+        system, _, later = (noted or "").partition(" ")
+        if later and system == str(connection.standing.system) and int(later) > timeline:
+            raise NoPrimaryError(
+                f"{self._where}: {chosen} is an old primary (timeline {timeline}): the run goes on at timeline {later} "
+                "on another server; make this one a standby of that (pg_rewind). If it is the one to go on with after "
+                f"all: {_RETURN}"
+            )
 
     def _commits_lost(self, chosen: Found, standing: Standing, marks: dict[str, int], there: dict[str, int]) -> str:
         newest = max(there.values(), default=0)
@@ -277,6 +307,11 @@ class Servers:
         )
 
 
+_LEAVE = """
+INSERT INTO rb_info (name, value) VALUES ('left', $1) ON CONFLICT (name) DO UPDATE SET value = excluded.value
+"""
+_RETURN = "DELETE FROM rb_info WHERE name = 'left'"
+_LEFT = "SELECT value FROM rb_info WHERE name = 'left'"
 _MARKS = "SELECT name, value FROM rb_counter WHERE name = ANY($1)"
 # Numbers that were given in lost transactions are never given again: leases and segments are known by them. The first
 # process that writes on a new timeline sees to that, before anybody else writes there.
