@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import asyncpg
 import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer
 from replaybuf.doctor.check_engine import check_engine
-from replaybuf.errors import StorageError
+from replaybuf.errors import StorageError, UnreachableError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused_put
 from tests.certificates import Authority
@@ -118,6 +119,17 @@ async def test_a_pooler_that_is_not_set_up_for_this_says_what_to_set(pooler: Poo
                 await asyncio.gather(use(left), use(right), use(left), use(right))
         async with build(pooler.url) as buffer:
             assert await take_all(buffer) == [0, 1, 2]
+
+
+async def test_a_pooler_without_room_or_without_the_database_says_so(pooler: Pooler) -> None:
+    with pooler.running(more="max_client_conn = 1"):
+        held = await asyncpg.connect(pooler.url.partition("?")[0])
+        error = str(await refused_put(pooler.url, UnreachableError))
+        assert "no more connections allowed (max_client_conn); raise it in PgBouncer's settings" in error
+        await held.close()
+    with pooler.running():
+        error = str(await refused_put(pooler.url.replace("/rl", "/nope"), UnreachableError))
+        assert "does PgBouncer's section [databases] have this one?" in error
 
 
 async def test_a_pooler_that_keeps_track_of_prepared_statements_needs_no_option(pooler: Pooler) -> None:

@@ -178,6 +178,8 @@ def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -
         )
     if why := why_not(error):
         return UnreachableError(f"{where} {why}")
+    if what_to_do := advice(str(getattr(error, "sqlstate", "")), text, None):
+        return UnreachableError(f"can't reach {where}: {text}{what_to_do}")
     questions = "is the server running, and are host and port right"
     if shows_certificate:  # the end of the connection may overtake the alert that says it
         questions += ", and does it accept the client's certificate (sslcert)"

@@ -26,6 +26,11 @@ _ADVICE: dict[str, list[tuple[str, str]]] = {
         ),
         (r"no pg_hba.conf entry", "let the server's pg_hba.conf admit this host, role and database"),
     ],
+    # Of PgBouncer, which may pass by themselves.
+    "08P01": [
+        ("max_client_conn", "raise it in PgBouncer's settings, or open fewer buffers at once"),
+        ("bouncer config error|no such database", "does PgBouncer's section [databases] have this one?"),
+    ],
     "55000": [(r"database (\S+) is not currently accepting", "ALTER DATABASE {0} ALLOW_CONNECTIONS true")],
     "42501": [
         (
