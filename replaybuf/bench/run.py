@@ -32,6 +32,8 @@ _SOON = 0.3  # from the moment when all are ready to the first call
 _WARM_UP, _MOST_WARM_UP = 0.1, 3.0
 _LOOK_SECONDS = 0.2
 _SWEEP_SECONDS = 60.0
+#: What is imported once, by the process that all others are forked from.
+PRELOADED = ["replaybuf.bench.process"]
 
 Tell = Callable[[str], object]
 
@@ -167,7 +169,7 @@ def _start(settings: BenchSettings) -> list[Child]:
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     if method == "forkserver":
-        context.set_forkserver_preload(["replaybuf.bench.process"])
+        context.set_forkserver_preload(PRELOADED)
     # Read when numpy is imported: the threads of a linear algebra library would be of no use here.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     children = []

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import make_url
 
 from benchmarks.cable import Host, NoCableError, hosts
+from tests.faults.conftest import figures as figures
 from tests.postgres import Server, new_database, own_server
 from tests.stores import until
 
