@@ -73,7 +73,10 @@ def _server(host: Host) -> Iterator[str]:
         with open(server.pgdata / "pg_hba.conf", "a") as file:
             file.write(f"host all all {host.address}/32 trust\n")
         socket = make_url(server.get_uri()).query["host"]
-        for command in (["-m", "fast", "stop"], ["-o", f"-h {host.server} -k {socket}", "-l", str(server.log), "start"]):
+        for command in (
+            ["-m", "fast", "stop"],
+            ["-o", f"-h {host.server} -k {socket}", "-l", str(server.log), "start"],
+        ):
             subprocess.run(
                 [str(server.bin_path / "pg_ctl"), "-w", "-D", str(server.pgdata), *command],
                 user=server.system_user,

@@ -33,8 +33,8 @@ def refuse_others(url: str) -> None:
     found = reader.read_any(lambda tx: _of_others(tx, reader.where))
     if found:
         raise InputError(
-            f"{reader.where} holds groups of {units.some(sorted(found))}: a load would take the disk and the locks from "
-            "them. Give it a database of its own on the same server or disk (createdb, or another file)"
+            f"{reader.where} holds groups of {units.some(sorted(found))}: a load would take disk and locks from them. "
+            "Give it a database of its own on the same server or disk (createdb, or another file)"
         )
 
 

@@ -25,9 +25,7 @@ def text_of(results: Results) -> str:
 
 def _title(results: Results) -> list[str]:
     settings, size = results["settings"], units.size(results["bytes_of_group"])
-    who = [
-        units.number_of(settings[f"{role}s"], role) for role in ("worker", "trainer") if settings[f"{role}s"]
-    ]
+    who = [units.number_of(settings[f"{role}s"], role) for role in ("worker", "trainer") if settings[f"{role}s"]]
     early = ", ended early" if results["ended_early"] else ""
     machine = results["machine"]
     title = (
@@ -72,12 +70,16 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
         "groups",
         f"{rates['put']:,.1f}/s put{due} ({units.size(round(rates['put_bytes']))}/s), {rates['taken']:,.1f}/s taken",
     )
-    yield "waits", "; ".join([*_waits(waits["for_room"], "workers", "room"), *_waits(waits["for_groups"], "trainers", "groups")]) or "none"
+    yield (
+        "waits",
+        "; ".join([*_waits(waits["for_room"], "workers", "room"), *_waits(waits["for_groups"], "trainers", "groups")])
+        or "none",
+    )
     yield "ledger", _ledger(results["ledger"])
     yield "errors", _said(results["errors"], "error") or "none"
     if results["warnings"]:
         yield "log", _said(results["warnings"], "logger")
-    for failed in results["failed"]:
+    for failed in (*results["failed"], *results["notes"]):
         yield "failed", failed
     for role, found in results["processes"].items():
         if found:
@@ -121,12 +123,16 @@ def _said(found: Sequence[Mapping[str, Any]], name: str) -> str:
 
 def _processes(found: Mapping[str, Any]) -> str:
     first, last, most = (units.size(round(found[f"memory_{when}"])) for when in ("first", "last", "most"))
-    return f"{found['processors']:.2f} processors; {first} resident each at first, {last} at the end, {most} at the most"
+    return (
+        f"{found['processors']:.2f} processors; {first} resident each at first, {last} at the end, {most} at the most"
+    )
 
 
 def _database(results: Results) -> Iterator[str]:
     before, after, seen = (results[f"database_{when}"] for when in ("before", "after", "meanwhile"))
     sizes = f"{units.size(before['bytes'])} before, {units.size(after['bytes'])} after"
+    if not after:
+        return
     if after["kind"] == "sqlite":
         yield (
             f"{sizes} ({units.size(after['free_bytes'])} of it free); log {units.size(after['log_bytes'])}, at most "
@@ -147,20 +153,24 @@ def _database(results: Results) -> Iterator[str]:
     ]
     if tables:
         yield "largest tables: " + ", ".join(tables)
-    yield (
-        f"shared_buffers {after['shared_buffers']}, max_wal_size {after['max_wal_size']}, fsync {after['fsync']}"
-    )
+    yield (f"shared_buffers {after['shared_buffers']}, max_wal_size {after['max_wal_size']}, fsync {after['fsync']}")
 
 
 # The picture
 
 _PLOT, _LEFT, _TALL, _EDGE = 660, 52, 130, 16
-_STYLE = """
-svg { overflow: visible } text { font: 11px system-ui, sans-serif; fill: #5b636b } .title { font-weight: 600; fill: #1d2125; font-size: 13px }
-.left text { text-anchor: end; dominant-baseline: central } .bottom .middle { text-anchor: middle } .bottom .last { text-anchor: end }
-.grid { stroke: #dddfdc; vector-effect: non-scaling-stroke } .line { fill: none; stroke-width: 1.75; vector-effect: non-scaling-stroke }
-.line.s0 { stroke: #2f6f9f } .line.s1 { stroke: #b8620e } .line.s2 { stroke: #3f7d3a } .key.s0 { fill: #2f6f9f } .key.s1 { fill: #b8620e } .key.s2 { fill: #3f7d3a }
-"""
+_COLOURS = ("#2f6f9f", "#b8620e", "#3f7d3a")
+_STYLE = " ".join(
+    (
+        "svg { overflow: visible } text { font: 11px system-ui, sans-serif; fill: #5b636b }",
+        ".title { font-weight: 600; font-size: 13px; fill: #1d2125 }",
+        ".left text { text-anchor: end; dominant-baseline: central }",
+        ".bottom .middle { text-anchor: middle } .bottom .last { text-anchor: end }",
+        ".grid { stroke: #dddfdc; vector-effect: non-scaling-stroke }",
+        ".line { fill: none; stroke-width: 1.75; vector-effect: non-scaling-stroke }",
+        *(f".line.s{n} {{ stroke: {one} }} .key.s{n} {{ fill: {one} }}" for n, one in enumerate(_COLOURS)),
+    )
+)
 
 
 def check_picture() -> None:
@@ -197,13 +207,11 @@ def picture_of(results: Results) -> str:
     }
     across = Across(STEPS, "second", zoom=None)
     plots = [plot for title, of in wanted.items() if (plot := lines(title, of, across=across)) is not None]
-    parts = [
-        _placed(plot, place * (_TALL + 70) + 60)
-        for place, plot in enumerate(plots)
-    ]
+    parts = [_placed(plot, place * (_TALL + 70) + 60) for place, plot in enumerate(plots)]
     height, width = len(plots) * (_TALL + 70) + 60, _PLOT + _LEFT + 2 * _EDGE
     head = "".join(
-        f'<text x="{_EDGE}" y="{20 + 16 * place}">{_escaped(line)}</text>' for place, line in enumerate(_title(results)[:2])
+        f'<text x="{_EDGE}" y="{20 + 16 * place}">{_escaped(line)}</text>'
+        for place, line in enumerate(_title(results)[:2])
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'

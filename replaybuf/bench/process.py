@@ -66,8 +66,6 @@ def main(connection: Connection, role: Role, number: int, settings: BenchSetting
     child = _Child(connection, role, number, settings)
     try:
         asyncio.run(child.run())
-    except (BrokenPipeError, ConnectionResetError):
-        sys.exit(1)  # the parent has gone
     except BaseException as error:
         why = str(error) if isinstance(error, ReplayBufError) else f"{type(error).__name__}: {error}"
         with suppress(OSError):
@@ -116,7 +114,10 @@ class _Child:
 
     async def _send(self, message: Any) -> None:
         if not self._orphaned:
-            await asyncio.to_thread(self._connection.send, message)
+            try:
+                await asyncio.to_thread(self._connection.send, message)
+            except OSError:
+                self._hear(None)
 
     async def _clean_up(self, buffer: ReplayBuffer) -> None:
         """Remove the groups of a load whose parent is gone: by the first process, when the others have ended."""
@@ -139,6 +140,7 @@ class _Child:
                 os._exit(1)
 
     def _hear(self, message: Go | str | None) -> None:
+        """Do what the parent says; None means that it is gone."""
         if isinstance(message, Go):
             if self._go is not None and not self._go.done():
                 self._go.set_result(message)

@@ -66,6 +66,7 @@ def results_of(outcome: Outcome) -> Results:
             {"logger": logger, "count": one.count, "first": redact_words(one.first)}
             for logger, one in said(outcome, "warnings").items()
         ],
+        "notes": [redact_words(note) for note in outcome.notes],
         "failed": [f"{child.name}: {redact_words(child.why)}" for child in outcome.children if child.why],
         "processes": {"workers": _processes(workers, outcome), "trainers": _processes(trainers, outcome)},
         "machine": {
@@ -85,7 +86,9 @@ def results_of(outcome: Outcome) -> Results:
 
 def passed(results: Results) -> bool:
     """Return whether no user would have seen an error, and no group was lost or doubled."""
-    return not (results["errors"] or results["failed"]) and results["ledger"]["balanced"] is not False
+    return (
+        not (results["errors"] or results["failed"] or results["notes"]) and results["ledger"]["balanced"] is not False
+    )
 
 
 def bytes_of_group(settings: BenchSettings) -> int:
@@ -129,10 +132,10 @@ def ledger_of(put: Ledger, taken: Ledger, outcome: Outcome) -> dict[str, Any]:
 
     A put whose answer was lost, or whose process was killed, may have been stored: so many groups more may be there.
     """
-    left, in_doubt = outcome.left, sum(child.report.in_doubt for child in outcome.children)
+    left, in_doubt = outcome.left or Ledger(), sum(child.report.in_doubt for child in outcome.children)
     killed = sum(child.why is not None for child in outcome.children)
     balanced: bool | None = put == taken + left
-    if outcome.settings.joined or (not balanced and (in_doubt or killed)):
+    if outcome.settings.joined or outcome.left is None or (not balanced and (in_doubt or killed)):
         balanced = None
     return {
         "put": put.count,
@@ -159,7 +162,7 @@ def _processes(children: Sequence[Child], outcome: Outcome) -> dict[str, Any] | 
 
 def _second(one: Second, before: Second) -> dict[str, Any]:
     seconds = max(one.at - before.at, 1e-3)
-    found = {
+    found: dict[str, Any] = {
         "second": round(one.at, 2),
         "put_per_second": (one.put - before.put) / seconds,
         "taken_per_second": (one.taken - before.taken) / seconds,

@@ -73,8 +73,9 @@ class Outcome:
     """All that is known of a load when it is over.
 
     `began` is in seconds since the epoch; `seconds` is how long puts were begun. `left` are the groups in the buffer at
-    the end. `signalled`: the number of the signal that ended it early, 0 for none. `busy`: the part of this machine's
-    processors that was used, None where the system doesn't say. `load`: the system's load average at the end.
+    the end, None if they can't be read; `notes` say so. `signalled`: the number of the signal that ended it early, 0
+    for none. `busy`: the part of this machine's processors that was used, None where the system doesn't say. `load`:
+    the system's load average at the end.
     """
 
     settings: BenchSettings
@@ -85,7 +86,7 @@ class Outcome:
     children: list[Child] = field(default_factory=list)
     latencies: dict[str, Histogram] = field(default_factory=dict)
     over_time: list[Second] = field(default_factory=list)
-    left: Ledger = field(default_factory=Ledger)
+    left: Ledger | None = None
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
@@ -111,7 +112,10 @@ def run(settings: BenchSettings, tell: Tell) -> Outcome:
             _measure(outcome, reader, tell)
         finally:
             if not settings.keep and not settings.joined:
-                _clean_up(settings, reader, tell)
+                try:
+                    _clean_up(settings, reader, tell)
+                except ReplayBufError as error:
+                    outcome.notes.append(f"the groups of this load, in buffer {settings.buffer}, are left: {error}")
     return outcome
 
 
@@ -160,8 +164,11 @@ def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
     finally:
         _end(outcome.children)
     outcome.seen = sampler.figures()
-    outcome.after = database.figures(reader)
-    outcome.left.add_all(database.uids_left(reader, settings.buffer))
+    try:
+        outcome.after = database.figures(reader)
+        outcome.left = Ledger().add_all(database.uids_left(reader, settings.buffer))
+    except ReplayBufError as error:
+        outcome.notes.append(f"the database can't be read any more: {error}")
 
 
 def _start(settings: BenchSettings) -> list[Child]:
@@ -337,7 +344,7 @@ def _clean_up(settings: BenchSettings, reader: Reader, tell: Tell) -> None:
             if await buffer.delete({}):
                 tell("removing the groups of this load")
             deadline = time.monotonic() + _SWEEP_SECONDS
-            while await asyncio.to_thread(reader.read, count_unswept) and time.monotonic() < deadline:
+            while await asyncio.to_thread(reader.read, count_unswept) and time.monotonic() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_SECONDS)
 
     asyncio.run(remove())

@@ -29,7 +29,19 @@ def bench(url: str, *options: object, code: int | None = 0) -> Any:
 
 def left_behind(url: str) -> dict[str, int]:
     """The number of rows that there are in tables of groups and buffers, where there are any."""
-    tables = ("group", "payload", "garbage", "lane", "tally", "worker", "activity", "waiter", "batch", "event", "history")
+    tables = (
+        "group",
+        "payload",
+        "garbage",
+        "lane",
+        "tally",
+        "worker",
+        "activity",
+        "waiter",
+        "batch",
+        "event",
+        "history",
+    )
     counts = {
         table: open_reader(url).read(lambda tx, table=table: tx.value(f"SELECT count(*) FROM rb_{table}"))  # type: ignore[misc]
         for table in tables

@@ -13,15 +13,13 @@ import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from replaybuf import ReplayBufferConfig
 from tests.bench.conftest import bench, left_behind
 from tests.cli.conftest import run, start
-from tests.stores import TASK, build, fill
+from tests.stores import build, fill
 
 FIGURES = {"count", "per_second", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms"}
 

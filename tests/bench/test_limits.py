@@ -45,12 +45,13 @@ def test_the_limit_is_said(given: dict[str, Any], said: str) -> None:
         ({}, True),
         ({"errors": [{"count": 1}]}, False),
         ({"failed": ["worker 3: it was killed"]}, False),
+        ({"notes": ["the database can't be read any more"]}, False),
         ({"ledger": {"balanced": False}}, False),
         ({"ledger": {"balanced": None}}, True),
     ],
 )
 def test_errors_deaths_and_lost_groups_fail_a_load(found: dict[str, Any], ends_well: bool) -> None:
-    assert passed({"errors": [], "failed": [], "ledger": {"balanced": True}, **found}) == ends_well
+    assert passed({"errors": [], "failed": [], "notes": [], "ledger": {"balanced": True}, **found}) == ends_well
 
 
 def test_a_group_is_what_was_asked_for_and_no_two_are_the_same() -> None:

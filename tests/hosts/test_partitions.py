@@ -92,7 +92,7 @@ async def test_a_partition_loses_and_doubles_nothing(
 async def test_leases_of_a_host_that_is_cut_off_go_to_another(
     two_hosts: list[Host], start: Start, database: str, figures: Figures, seconds: int
 ) -> None:
-    """A lease runs out where its holder isn't heard of; a late acknowledgement is refused, so each group counts once."""
+    """A lease runs out whose holder isn't heard of; a late acknowledgement is refused: each group counts once."""
     here, there = two_hosts
     worker, near, far = start(here, "put"), start(here, "lease", number=1), start(there, "lease", number=2)
     await far.goes_on("taken", 60)

@@ -141,8 +141,8 @@ def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
     """Return what there is to do: payloads can be swept whose groups were removed so many seconds ago."""
     # A server's own clocks are part of the statement.
     clock, wall = (None, None) if tx.dialect.is_remote else (store_clock(tx), now)
-    [(*found, told)] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall, grace, now)
-    return Chores(*map(bool, found), float(told))
+    [(late, due, dropped, told)] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall, grace, now)
+    return Chores(bool(late), bool(due), bool(dropped), float(told))
 
 
 def _chores(dialect: Dialect) -> Select[bool, bool, bool, float]:
