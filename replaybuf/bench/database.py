@@ -9,10 +9,9 @@ from typing import Any
 
 from replaybuf import units
 from replaybuf.bench.settings import PREFIX
-from replaybuf.errors import InputError, ReplayBufError, UnreachableError
+from replaybuf.errors import InputError, NotADatabaseError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.inspection.groups import opened_buffers
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
-from replaybuf.storage.sql.schema.revisions import check_revision
 
 _SAMPLE_SECONDS = 1.0
 
@@ -30,7 +29,10 @@ def refuse_others(url: str) -> None:
         reader = open_reader(url)
     except UnreachableError:
         return  # a file that is made
-    found = reader.read_any(lambda tx: _of_others(tx, reader.where))
+    try:
+        found = reader.read(_of_others)
+    except NotADatabaseError:
+        return  # it has no tables, or whoever opens it says what it is
     if found:
         raise InputError(
             f"{reader.where} holds groups of {units.some(sorted(found))}: a load would take disk and locks from them. "
@@ -38,9 +40,7 @@ def refuse_others(url: str) -> None:
         )
 
 
-def _of_others(tx: ReadTransaction, where: str) -> set[str]:
-    if not check_revision(tx.revision(), where):
-        return set()
+def _of_others(tx: ReadTransaction) -> set[str]:
     ours = PREFIX + "%"
     full = {f"buffer {buffer}" for buffer, groups in tx.tuples(_GROUPS, ours=ours) if groups}
     return full | {f"buffer {buffer} (checkpoints)" for buffer in tx.values(_CHECKPOINTS, ours=ours)}

@@ -51,7 +51,9 @@ def test_a_rate_is_kept_and_leases_are_acknowledged(url: str) -> None:
     found = bench(url, "--rate", 20, "--leases", "--minutes", 0.025, "--concurrency", 2)
     assert found["per_second"]["due"] == 40
     assert found["ledger"]["put"] + found["late"] == pytest.approx(60, abs=2)
-    assert found["calls"]["put_due"]["count"] == found["calls"]["put"]["count"] + found["calls"]["put_waited"]["count"]
+    due, begun = found["calls"]["put_due"], found["calls"]["put"]
+    assert 0 < due["count"] <= begun["count"] + found["calls"]["put_waited"]["count"]
+    assert due["p50_ms"] >= begun["p50_ms"] * 0.95
     assert found["calls"]["acknowledge"]["count"] > 0
     assert found["ledger"]["balanced"] is True
 

@@ -205,7 +205,7 @@ _PARTS = Prepared(
     "sizes",
 )
 
-_REMOVE_TO_GARBAGE = Prepared(_to_garbage, "uids", "now")
+_REMOVE_TO_GARBAGE = Prepared(_to_garbage, "uids")
 
 
 @cache
