@@ -69,7 +69,8 @@ class Report:
 
     `refused`: puts that found no room within their time, and were put again. `starved`: takes that found no batch
     within theirs. `late`: puts that were due, and weren't begun when the time was over. `in_doubt`: puts of which it
-    isn't known whether they were stored. Waits are in seconds; `cpu` in seconds, `memory` in bytes.
+    isn't known whether they were stored. `waits` are those of the buffer's calls, `waited` their seconds; `pauses` are
+    those of workers while there were enough groups. `cpu` is in seconds, `memory` in bytes.
     """
 
     put: Ledger = field(default_factory=Ledger)
@@ -79,6 +80,8 @@ class Report:
     warnings: dict[str, Said] = field(default_factory=dict)
     waits: int = 0
     waited: float = 0.0
+    pauses: int = 0
+    paused: float = 0.0
     refused: int = 0
     starved: int = 0
     late: int = 0
@@ -100,6 +103,10 @@ class Counter:
         """Count the latency of a call that began, or was due, at a time of the monotonic clock."""
         if begun >= self.counts_from:
             self._latencies.setdefault(call, Histogram()).add(seconds)
+
+    def held(self, waits: int, seconds: float) -> None:
+        """Note how often the calls of this process have waited until now, and for how long."""
+        self.report.waits, self.report.waited = waits, seconds
 
     def error(self, call: str, error: BaseException) -> None:
         """Count an error that a user would have seen."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,20 +114,25 @@ FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend' GROUP BY 1"""
 
 
+_BUFFERED = """
+SELECT sum(amount) FROM rb_tally JOIN rb_lane ON rb_lane.id = rb_tally.lane
+WHERE buffer = :buffer AND status = 'completed' AND name = 'size'"""
+
+
 class Sampler:
     """Looks at the database every second, in a thread of its own, until it is stopped.
 
-    `waits` counts how often sessions of PostgreSQL were seen waiting for what; `connections` is the most that there
-    were at once, `log_bytes` the longest log of SQLite.
+    `groups` are those that could be taken then; `waits` counts how often sessions of PostgreSQL were seen waiting for
+    what; `connections` is the most that there were at once, `log_bytes` the longest log of SQLite.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader, buffer: str) -> None:
+        self._reader, self._buffer = reader, buffer
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replaybuf-bench-sampler", daemon=True)
         self.samples = 0
         self.waits: Counter[str] = Counter()
-        self.connections = self.log_bytes = 0
+        self.connections = self.log_bytes = self.groups = 0
 
     def __enter__(self) -> Sampler:
         self._thread.start()
@@ -138,16 +144,19 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._stop.wait(_SAMPLE_SECONDS):
-            if self._reader.path is not None:
-                self.log_bytes = max(self.log_bytes, _size(f"{self._reader.path}-wal"))
-                continue
             try:
-                seen = self._reader.read_any(lambda tx: tx.tuples(_SESSIONS), timeout=5)
+                seen = self._reader.read_any(self._look, timeout=5)
             except ReplayBufError:
                 continue  # what the processes meet is counted
             self.samples += 1
+            if self._reader.path is not None:
+                self.log_bytes = max(self.log_bytes, _size(f"{self._reader.path}-wal"))
             self.connections = max(self.connections, sum(int(count) for _, count in seen))
             self.waits.update({str(wait): int(count) for wait, count in seen if wait})
+
+    def _look(self, tx: ReadTransaction) -> Sequence[Sequence[Any]]:
+        self.groups = int(tx.value(_BUFFERED, buffer=self._buffer) or 0)
+        return tx.tuples(_SESSIONS) if self._reader.path is None else ()
 
     def figures(self) -> dict[str, Any]:
         """Return what was seen."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -35,6 +36,7 @@ class Load:
     start: float
     until: float
     stop: asyncio.Event
+    room: asyncio.Event
 
     @property
     def over(self) -> bool:
@@ -89,6 +91,9 @@ def _arrivals(load: Load) -> Iterator[float]:
 async def _put(load: Load, maker: GroupMaker, due: float) -> None:
     """Put a group, again if there was no room for it within PUT_SECONDS."""
     counter, room, group = load.counter, load.buffer.waits.for_room, maker.make()
+    if not await _room(load):
+        counter.report.late += bool(load.settings.rate)
+        return
     begun, waits = time.monotonic(), room.count
     while True:
         try:
@@ -105,13 +110,27 @@ async def _put(load: Load, maker: GroupMaker, due: float) -> None:
             await asyncio.sleep(PAUSE_SECONDS)
             return
         finally:
-            counter.report.waits, counter.report.waited = room.count, room.seconds
+            counter.held(room.count, room.seconds)
     now = time.monotonic()
     assert uid is not None, "a completed group is stored"
     counter.report.put.add(uid)
     counter.latency("put" if room.count == waits else "put_waited", begun, now - begun)
     if load.settings.rate:
         counter.latency("put_due", due, now - due)
+
+
+async def _room(load: Load) -> bool:
+    """Wait while there are too many groups; return False if the load is over before."""
+    if load.room.is_set():
+        return True
+    begun = time.monotonic()
+    load.counter.report.pauses += 1
+    while not (load.over or load.room.is_set()):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await load.room.wait()
+    load.counter.report.paused += time.monotonic() - begun
+    return not load.over
 
 
 # Trainers
@@ -142,7 +161,7 @@ async def _train_step(load: Load) -> None:
             taken = await _unless_stopped(load, load.buffer.sample(sizes, timeout=TAKE_SECONDS))
             items = [] if taken is None else taken[TASK]
     finally:
-        counter.report.waits, counter.report.waited = groups.count, groups.seconds
+        counter.held(groups.count, groups.seconds)
     if not items:
         return
     seconds = time.monotonic() - begun - (groups.seconds - waited)

@@ -37,11 +37,15 @@ def _title(results: Results) -> list[str]:
     pace = f"{units.figure(settings['rate'], 2)} groups/s a worker" if settings["rate"] else "as fast as they go"
     if settings["concurrency"] > 1:
         pace += f", {settings['concurrency']} at once"
-    room = f"{settings['capacity']:,} groups" if settings["capacity"] else "any number"
+    held_back = [
+        f"{name} {settings[of]:,} groups"
+        for name, of in (("room for", "capacity"), ("pauses at", "most"))
+        if settings[of]
+    ]
     take = f"{'leases' if settings['leases'] else 'takes'} of {settings['take']}"
     return [
         *textwrap.wrap(title, _WIDTH),
-        *textwrap.wrap(f"{group}; {pace}; {take}; room for {room}", _WIDTH),
+        *textwrap.wrap(f"{group}; {pace}; {'; '.join([take, *held_back])}", _WIDTH),
     ]
 
 
@@ -72,7 +76,15 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
     )
     yield (
         "waits",
-        "; ".join([*_waits(waits["for_room"], "workers", "room"), *_waits(waits["for_groups"], "trainers", "groups")])
+        "; ".join(
+            text
+            for what, who, of in (
+                ("pauses", "workers", "pauses"),
+                ("for_room", "workers", "room"),
+                ("for_groups", "trainers", "groups"),
+            )
+            for text in _waits(waits[what], who, of)
+        )
         or "none",
     )
     yield "ledger", _ledger(results["ledger"])
@@ -96,9 +108,10 @@ def _numbered(texts: Iterable[str]) -> Iterator[tuple[bool, str]]:
 
 
 def _waits(found: Mapping[str, Any], who: str, what: str) -> list[str]:
-    if not found["count"] and not found["timeouts"]:
+    in_vain = found.get("timeouts", 0)
+    if not found["count"] and not in_vain:
         return []
-    timeouts = f", {found['timeouts']:,} in vain" if found["timeouts"] else ""
+    timeouts = f", {in_vain:,} in vain" if in_vain else ""
     return [f"{who} {found['part_of_time']:.1%} of their time for {what} ({found['count']:,} times{timeouts})"]
 
 

@@ -27,6 +27,8 @@ from replaybuf.errors import ReplayBufError
 Role = Literal["worker", "trainer"]
 
 STOP = "stop"
+#: To workers: that there are enough groups, and that there is room again.
+PAUSE, GO_ON = "pause", "go on"
 _REPORT_SECONDS = 1.0
 #: How long a process without a parent may take to end, and how long the first one waits for the others.
 _ORPHAN_SECONDS, _OTHERS_SECONDS = 40.0, 8.0
@@ -78,7 +80,8 @@ class _Child:
         self._connection, self._role, self._number, self._settings = connection, role, number, settings
         self._counter = Counter()
         self._go: asyncio.Future[Go] | None = None
-        self._stop = asyncio.Event()
+        self._stop, self._room = asyncio.Event(), asyncio.Event()
+        self._room.set()
         self._orphaned = False
 
     async def run(self) -> None:
@@ -97,7 +100,7 @@ class _Child:
 
     async def _load(self, buffer: ReplayBuffer, go: Go) -> None:
         self._counter.counts_from = go.counts_from
-        load = Load(self._settings, self._number, buffer, self._counter, go.start, go.until, self._stop)
+        load = Load(self._settings, self._number, buffer, self._counter, go.start, go.until, self._stop, self._room)
         if not await load.at(go.start):
             return
         running = asyncio.create_task(work(load) if self._role == "worker" else train(load))
@@ -144,6 +147,12 @@ class _Child:
         if isinstance(message, Go):
             if self._go is not None and not self._go.done():
                 self._go.set_result(message)
+            return
+        if message == PAUSE:
+            self._room.clear()
+            return
+        if message == GO_ON:
+            self._room.set()
             return
         self._orphaned = self._orphaned or message is None
         self._stop.set()

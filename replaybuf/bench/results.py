@@ -54,6 +54,12 @@ def results_of(outcome: Outcome) -> Results:
         "calls": {call: _call(outcome.latencies.get(call), counted) for call in _calls(settings)},
         "waits": {
             "for_room": _waits(workers, outcome, settings.concurrency),
+            "pauses": {
+                "count": sum(child.report.pauses for child in workers),
+                "part_of_time": _part(
+                    sum(child.report.paused for child in workers), workers, outcome, settings.concurrency
+                ),
+            },
             "for_groups": _waits(trainers, outcome, 1),
         },
         "late": sum(child.report.late for child in workers),
@@ -118,13 +124,27 @@ def _call(found: Histogram | None, seconds: float) -> dict[str, Any]:
 
 def _waits(children: Sequence[Child], outcome: Outcome, at_once: int) -> dict[str, Any]:
     waited = sum(child.report.waited for child in children)
-    time = outcome.seconds * len(children) * at_once
     return {
         "count": sum(child.report.waits for child in children),
         "seconds": waited,
-        "part_of_time": min(1.0, waited / time) if time else 0.0,
+        "part_of_time": _part(waited, children, outcome, at_once),
         "timeouts": sum(child.report.refused + child.report.starved for child in children),
     }
+
+
+def _pauses(workers: Sequence[Child], outcome: Outcome, at_once: int) -> dict[str, Any]:
+    paused = sum(child.report.paused for child in workers)
+    return {
+        "count": sum(child.report.pauses for child in workers),
+        "seconds": paused,
+        "part_of_time": _part(paused, workers, outcome, at_once),
+    }
+
+
+def _part(seconds: float, children: Sequence[Child], outcome: Outcome, at_once: int) -> float:
+    """Return what part of their time so many seconds are to processes that do so many calls at once."""
+    time = outcome.seconds * len(children) * at_once
+    return min(1.0, seconds / time) if time else 0.0
 
 
 def ledger_of(put: Ledger, taken: Ledger, outcome: Outcome) -> dict[str, Any]:
@@ -185,10 +205,11 @@ def limits_of(results: Results) -> list[str]:
 def _of_puts(results: Results) -> list[str]:
     if results["processes"]["workers"] is None:
         return []
-    room, due, put = results["waits"]["for_room"], results["per_second"]["due"], results["per_second"]["put"]
-    if room["part_of_time"] >= _MUCH_WAITING:
+    waits, due, put = results["waits"], results["per_second"]["due"], results["per_second"]["put"]
+    room = waits["for_room"]["part_of_time"] + waits["pauses"]["part_of_time"]
+    if room >= _MUCH_WAITING:
         return [
-            f"Workers waited for room {room['part_of_time']:.0%} of their time: the trainers, or --capacity, were the "
+            f"Workers waited for room {room:.0%} of their time: the trainers, or --capacity and --most, were the "
             "limit, not the database."
         ]
     if due and put >= _ENOUGH * due:

@@ -18,7 +18,7 @@ from typing import Any
 from replaybuf.bench import database
 from replaybuf.bench.counted import Ledger, Report, add_said
 from replaybuf.bench.histogram import Histogram
-from replaybuf.bench.process import STOP, Done, Failed, Go, Ready, Role, main
+from replaybuf.bench.process import GO_ON, PAUSE, STOP, Done, Failed, Go, Ready, Role, main
 from replaybuf.bench.settings import TASK, BenchSettings
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.measures import count_unswept
@@ -158,8 +158,8 @@ def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
         _until_ready(outcome, tell)
         outcome.before = database.figures(reader)
         busy = _processor_times()
-        with database.Sampler(reader) as sampler:
-            _let_go(outcome, tell)
+        with database.Sampler(reader, settings.buffer) as sampler:
+            _let_go(outcome, sampler, tell)
         outcome.busy, outcome.load = _busy_since(busy), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     finally:
         _end(outcome.children)
@@ -210,7 +210,7 @@ def _until_ready(outcome: Outcome, tell: Tell) -> None:
             tell(f"{len(children) - waiting} of {len(children)} processes have opened the buffer")
 
 
-def _let_go(outcome: Outcome, tell: Tell) -> None:
+def _let_go(outcome: Outcome, sampler: database.Sampler, tell: Tell) -> None:
     """Run the load: first until the workers have ended, then until the trainers have."""
     settings = outcome.settings
     start = time.monotonic() + _SOON
@@ -220,10 +220,14 @@ def _let_go(outcome: Outcome, tell: Tell) -> None:
     for child in outcome.children:
         _send(child, Go(start, until, start + outcome.counts_after))
     workers, trainers = ([one for one in outcome.children if one.role == role] for role in ("worker", "trainer"))
-    told = time.monotonic()
+    told, paused = time.monotonic(), False
     while time.monotonic() < until and not outcome.signalled and not all(one.ended for one in outcome.children):
         _hear(outcome)
         _note_second(outcome, start)
+        if settings.most and paused != (sampler.groups > settings.most):
+            paused = not paused
+            for child in workers:
+                _send(child, PAUSE if paused else GO_ON)
         if time.monotonic() - told >= 5:
             told = time.monotonic()
             tell(_progress(outcome, told - start))

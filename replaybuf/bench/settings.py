@@ -25,9 +25,10 @@ class BenchSettings:
     """A load: `workers` processes put, `trainers` processes take `take` groups at a time, for `seconds`.
 
     A group has `rollouts` responses of `tokens` tokens each, as arrays or `lists`, and `extra` bytes in one array. A
-    worker puts `rate` groups a second (0: as fast as it can), up to `concurrency` of them at once. The buffer holds up
-    to `capacity` groups (0: any number); beyond it, puts wait. Trainers train for `step_seconds` after each batch.
-    `joined`: others put into this buffer and take from it, too, and what is left there stays.
+    worker puts `rate` groups a second (0: as fast as it can), up to `concurrency` of them at once. While there are more
+    than `most` groups, which is looked at once a second, workers pause (0: never). With a `capacity` the buffer itself
+    holds puts back, exactly. Trainers train for `step_seconds` after each batch. `joined`: others put into this buffer
+    and take from it, too, and what is left there stays.
     """
 
     url: str
@@ -44,7 +45,8 @@ class BenchSettings:
     take: int = 64
     leases: bool = False
     step_seconds: float = 0.0
-    capacity: int = 1024
+    most: int = 4096
+    capacity: int = 0
     payloads: str = IN_DATABASE
     joined: bool = False
     keep: bool = False
@@ -57,11 +59,8 @@ class BenchSettings:
             raise InputError(f"--minutes must be more than 0, got {self.seconds / 60:g}")
         if 0 < self.capacity < self.take:
             raise InputError(f"a take of {self.take} groups never finds them in a buffer of --capacity {self.capacity}")
-        if not self.trainers and not self.capacity and not self.rate:
-            raise InputError(
-                "without --trainers and --capacity the buffer would grow for as long as this lasts: give --rate or one "
-                "of these"
-            )
+        if 0 < self.most < self.take:
+            raise InputError(f"a take of {self.take} groups never finds them if workers pause at --most {self.most}")
         if not self.workers and not self.joined:
             raise InputError("without --workers there is nothing to take, unless this load is to --join another one")
 
@@ -72,7 +71,7 @@ class BenchSettings:
             name=self.buffer,
             policy="fifo",
             capacity=self.capacity or None,
-            on_full="block",
+            on_full="block" if self.capacity else "evict",
             payloads=self.payloads,
             worker=worker,
         )

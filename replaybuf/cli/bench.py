@@ -39,9 +39,13 @@ def bench(
     step_seconds: Annotated[
         float, option("--step-seconds", metavar="N", min=0, help="How long a trainer trains on a batch.")
     ] = 0.0,
+    most: Annotated[
+        int, option("--most", metavar="N", min=0, help="Workers pause while there are more groups; 0: never.")
+    ] = 4096,
     capacity: Annotated[
-        int, option("--capacity", metavar="N", min=0, help="Groups in the buffer, beyond which puts wait; 0: any.")
-    ] = 1024,
+        int,
+        option("--capacity", metavar="N", min=0, help="Let the buffer hold puts back beyond N groups; 0: it doesn't."),
+    ] = 0,
     lists: Annotated[bool, option("--lists", help="Tokens as Python lists instead of arrays.")] = False,
     extra: Annotated[
         str | None, option("--extra", metavar="SIZE", help="One more array in each group: 20M for pictures, experts.")
@@ -96,6 +100,7 @@ def bench(
         take=take,
         leases=leases,
         step_seconds=step_seconds,
+        most=most,
         capacity=capacity,
         payloads=payloads,
         joined=join is not None,

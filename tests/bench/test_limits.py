@@ -14,7 +14,11 @@ from replaybuf.errors import InputError
 def results(*, room: float = 0.0, groups: float = 0.0, busy: float | None = 0.5, due: float | None = None) -> Any:
     processes = {"workers": {"processors": 0.7}, "trainers": {"processors": 0.3}}
     return {
-        "waits": {"for_room": {"part_of_time": room}, "for_groups": {"part_of_time": groups}},
+        "waits": {
+            "for_room": {"part_of_time": room},
+            "pauses": {"part_of_time": 0.0},
+            "for_groups": {"part_of_time": groups},
+        },
         "per_second": {"put": 100.0, "due": due},
         "machine": {"busy": busy, "processors": 2},
         "processes": processes,
@@ -76,7 +80,7 @@ def test_what_is_no_group_is_refused(text: str) -> None:
         {"workers": 0, "trainers": 0},
         {"seconds": 0.0},
         {"take": 64, "capacity": 63},
-        {"trainers": 0, "capacity": 0},
+        {"take": 64, "most": 63},
         {"workers": 0},
     ],
 )
