@@ -83,6 +83,7 @@ class _Child:
         self._stop, self._room = asyncio.Event(), asyncio.Event()
         self._room.set()
         self._orphaned = False
+        self._cpu = 0.0  # of this process until it was told to begin
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -103,6 +104,7 @@ class _Child:
         load = Load(self._settings, self._number, buffer, self._counter, go.start, go.until, self._stop, self._room)
         if not await load.at(go.start):
             return
+        self._cpu = time.process_time()
         running = asyncio.create_task(work(load) if self._role == "worker" else train(load))
         while not running.done():
             await asyncio.wait((running,), timeout=_REPORT_SECONDS)
@@ -112,7 +114,7 @@ class _Child:
 
     def _reported(self) -> Report:
         report = self._counter.taken_out()
-        report.cpu, report.memory = time.process_time(), _resident()
+        report.cpu, report.memory = time.process_time() - self._cpu, _resident()
         return report
 
     async def _send(self, message: Any) -> None:
