@@ -7,6 +7,7 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import replaybuf
@@ -85,7 +86,7 @@ def results_of(outcome: Outcome) -> Results:
         "database_before": outcome.before,
         "database_after": outcome.after,
         "database_meanwhile": outcome.seen,
-        "over_time": [_second(one, before) for before, one in zip(outcome.over_time, outcome.over_time[1:])],  # noqa: B905
+        "over_time": [_second(one, before) for before, one in pairwise(outcome.over_time) if _is_whole(one, before)],
     }
     return {**found, "limits": limits_of(found)}
 
@@ -180,8 +181,13 @@ def _processes(children: Sequence[Child], outcome: Outcome) -> dict[str, Any] | 
     }
 
 
+def _is_whole(one: Second, before: Second) -> bool:
+    """Return whether a second is long enough for a rate: the last one may have just begun."""
+    return one.at - before.at > 0.5
+
+
 def _second(one: Second, before: Second) -> dict[str, Any]:
-    seconds = max(one.at - before.at, 1e-3)
+    seconds = one.at - before.at
     found: dict[str, Any] = {
         "second": round(one.at, 2),
         "put_per_second": (one.put - before.put) / seconds,
