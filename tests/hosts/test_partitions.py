@@ -62,8 +62,8 @@ async def test_delay_and_loss_lose_and_double_nothing(
     for host in two_hosts:
         host.set(delay=round_trip / 2, loss=0.01)
     worker, trainer = start(two_hosts[0], "put"), start(two_hosts[1], role)
-    await worker.goes_on("put", 60, more=200)
-    await trainer.goes_on("taken", 60, more=100)
+    await worker.goes_on("put", 120, more=60)
+    await trainer.goes_on("taken", 120, more=40)
     await settle([worker], [trainer], database, figures)
 
 
