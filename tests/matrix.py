@@ -40,7 +40,7 @@ _KILLED = ("put", "take", "finish")
 _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("bad_input/test_arguments.py::*", _STRATEGY),
     ("bench/test_bench.py::test_a_load_accounts*", _DATABASES),
-    ("bench/test_bench.py::test_a_rate*", ("postgresql",)),
+    ("bench/test_bench.py::test_a_put_counts*", ("postgresql",)),
     ("bench/test_bench.py::*", ("sqlite",)),
     ("chunks/test_drawing.py::test_fetch__is_uniform*", _STRATEGY),
     ("chunks/test_races.py::*chunk_is_made_once*", ("postgresql",)),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from replaybuf import FullError, NotReadyError, ReplayBuffer, StorageError
@@ -61,7 +62,8 @@ async def work(load: Load) -> None:
     With a rate, latency is that from when a put was due as well: a put that waits because another one is slow counts
     with its wait, as a worker that isn't slowed down by the database would see it.
     """
-    maker, arrivals = GroupMaker(load.settings, load.number), _arrivals(load)
+    maker = GroupMaker(load.settings, load.number)
+    arrivals = islice(_arrivals(load), load.settings.groups or None)
 
     async def one_after_another() -> None:
         for due in arrivals:

@@ -56,7 +56,7 @@ def _kind(figures: Mapping[str, Any]) -> str:
 def _calls(results: Results) -> Iterator[str]:
     yield f"{'milliseconds':<26}{'calls':>10}{'/s':>9}" + "".join(f"{name:>9}" for name in _QUANTILES)
     for call, found in results["calls"].items():
-        if found["count"] or call in ("put", "take"):
+        if found["count"] or call != "put_waited":
             values = "".join(f"{_short(found[name]):>9}" for name in _QUANTILES.values())
             yield f"{CALLS[call]:<26}{found['count']:>10,}{found['per_second']:>9,.1f}{values}"
 

@@ -225,8 +225,9 @@ def _of_puts(results: Results) -> list[str]:
     if busy is not None and busy >= _MUCH_BUSY:
         used = sum(one["processors"] for one in results["processes"].values() if one)
         return [
-            f"{behind}This machine's {units.number_of(processors, 'processor')} were the limit ({busy:.0%} busy; this "
-            f"load itself used {used:.1f}): with more, or with workers on other hosts, the database may do more."
+            f"{behind}This machine's {units.number_of(processors, 'processor')} were the limit ({busy:.0%} busy). This "
+            f"load used {used:.1f}, other programs the rest, perhaps the database itself: workers on other hosts may "
+            "get more out of it."
         ]
     elsewhere = "" if busy is None else f" ({busy:.0%} busy)"
     return [

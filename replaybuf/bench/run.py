@@ -215,13 +215,13 @@ def _let_go(outcome: Outcome, sampler: database.Sampler, tell: Tell) -> None:
     settings = outcome.settings
     start = time.monotonic() + _SOON
     until = start + settings.seconds
-    outcome.counts_after = min(_MOST_WARM_UP, _WARM_UP * settings.seconds)
+    outcome.counts_after = 0.0 if settings.groups else min(_MOST_WARM_UP, _WARM_UP * settings.seconds)
     outcome.began = time.time() + _SOON
     for child in outcome.children:
         _send(child, Go(start, until, start + outcome.counts_after))
     workers, trainers = ([one for one in outcome.children if one.role == role] for role in ("worker", "trainer"))
     told, paused = time.monotonic(), False
-    while time.monotonic() < until and not outcome.signalled and not all(one.ended for one in outcome.children):
+    while time.monotonic() < until and not outcome.signalled and not all(one.ended for one in workers or trainers):
         _hear(outcome)
         _note_second(outcome, start)
         if settings.most and paused != (sampler.groups > settings.most):

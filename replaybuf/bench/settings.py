@@ -25,7 +25,8 @@ class BenchSettings:
     """A load: `workers` processes put, `trainers` processes take `take` groups at a time, for `seconds`.
 
     A group has `rollouts` responses of `tokens` tokens each, as arrays or `lists`, and `extra` bytes in one array. A
-    worker puts `rate` groups a second (0: as fast as it can), up to `concurrency` of them at once. While there are more
+    worker puts `rate` groups a second (0: as fast as it can), up to `concurrency` of them at once, and `groups` at the
+    most (0: any number); when all have, the load ends. While there are more
     than `most` groups, which is looked at once a second, workers pause (0: never). With a `capacity` the buffer itself
     holds puts back, exactly. Trainers train for `step_seconds` after each batch. `joined`: others put into this buffer
     and take from it, too, and what is left there stays.
@@ -40,6 +41,7 @@ class BenchSettings:
     lists: bool = False
     extra: int = 0
     seconds: float = 60.0
+    groups: int = 0
     rate: float = 0.0
     concurrency: int = 1
     take: int = 64

@@ -28,6 +28,9 @@ def bench(
         str, option("--group", metavar="NxTOKENS", help="Rollouts in a group, and response tokens of each.")
     ] = "8x4000",
     minutes: Annotated[float, option("--minutes", metavar="N", help="How long; 0.5 is half a minute.")] = 1.0,
+    groups: Annotated[
+        int, option("--groups", metavar="N", min=0, help="Groups of each worker, then it ends; 0: any number.")
+    ] = 0,
     rate: Annotated[
         float, option("--rate", metavar="N", min=0, help="Groups a second of each worker; 0: as fast as it can.")
     ] = 0.0,
@@ -95,6 +98,7 @@ def bench(
         lists=lists,
         extra=0 if extra is None else read_size(extra, "--extra"),
         seconds=minutes * 60,
+        groups=groups,
         rate=rate,
         concurrency=concurrency,
         take=take,

@@ -22,7 +22,7 @@ def rows(page: str) -> list[str]:
 
 
 def test_the_page_of_documentation_shows_what_a_load_prints(tmp_path: Path) -> None:
-    small = ("--workers", 2, "--trainers", 1, "--group", "1x8", "--take", 4, "--rate", 50, "--minutes", 0.02)
+    small = ("--workers", 2, "--trainers", 1, "--group", "1x8", "--take", 4, "--rate", 50, "--leases", "--groups", 9)
     page = run("bench", f"sqlite:///{tmp_path}/bench.db", *small).stdout
     assert _SHOWN is not None
     unlike = {"put that waited for room"}  # only where one did
