@@ -143,9 +143,9 @@ def _processes(found: Mapping[str, Any]) -> str:
 
 def _database(results: Results) -> Iterator[str]:
     before, after, seen = (results[f"database_{when}"] for when in ("before", "after", "meanwhile"))
-    sizes = f"{units.size(before['bytes'])} before, {units.size(after['bytes'])} after"
     if not after:
-        return
+        return  # it can't be read any more: the notes say so
+    sizes = f"{units.size(before['bytes'])} before, {units.size(after['bytes'])} after"
     if after["kind"] == "sqlite":
         yield (
             f"{sizes} ({units.size(after['free_bytes'])} of it free); log {units.size(after['log_bytes'])}, at most "

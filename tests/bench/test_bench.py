@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from replaybuf.bench.page import text_of
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bench.conftest import bench, left_behind
@@ -47,6 +48,8 @@ def test_a_load_accounts_for_every_group_and_leaves_nothing(url: str) -> None:
     assert found["processes"]["workers"]["count"] == 2
     assert found["processes"]["workers"]["memory_most"] > 1 << 20
     assert "url" not in json.dumps(found["settings"])
+    cut_off = {**found, "database_after": {}, "notes": ["the database can't be read any more"]}
+    assert "failed     the database can't be read any more" in text_of(cut_off)
     assert left_behind(url) == {}
 
 
