@@ -59,7 +59,7 @@ class Presence:
         self._shown: set[int] = set()  # the numbers of waits in the store
         self._beat_at = self._sign_at = 0.0
         self._minute = 0
-        # If all began a minute at once, all would note it, and wait for the first one's transaction.
+        # If all began a minute at once, all would try to note it.
         self._behind = random.uniform(0.0, _APART_SECONDS)
         self._failing_since: float | None = None
         self._complained = False
@@ -183,9 +183,11 @@ class Presence:
     async def _note_minute(self) -> None:
         minute = int((time.time() - self._behind) // HISTORY_SECONDS)
         if minute != self._minute:
-            if not await self._engine.read(is_noted, self._scope):
-                await self._engine.write(note_minute, self._scope, patience=_PATIENCE, fenced=False)
-            self._minute = minute
+            # While another process notes it, nobody waits for that: the next beat will see it.
+            if await self._engine.read(is_noted, self._scope) or await self._engine.write(
+                note_minute, self._scope, patience=_PATIENCE, fenced=False
+            ):
+                self._minute = minute
 
     def _failed(self, error: Exception) -> None:
         """Complain once: at once of what nobody expects, else of what lasts (who puts or draws has the error, too)."""
