@@ -182,12 +182,11 @@ class Presence:
 
     async def _note_minute(self) -> None:
         minute = int((time.time() - self._behind) // HISTORY_SECONDS)
-        if minute != self._minute:
-            # While another process notes it, nobody waits for that: the next beat will see it.
-            if await self._engine.read(is_noted, self._scope) or await self._engine.write(
-                note_minute, self._scope, patience=_PATIENCE, fenced=False
-            ):
-                self._minute = minute
+        if minute == self._minute:
+            return
+        noted = await self._engine.read(is_noted, self._scope)
+        if noted or await self._engine.write(note_minute, self._scope, patience=_PATIENCE, fenced=False):
+            self._minute = minute  # else another process is at it: the next beat will see it
 
     def _failed(self, error: Exception) -> None:
         """Complain once: at once of what nobody expects, else of what lasts (who puts or draws has the error, too)."""
