@@ -28,8 +28,8 @@ NAMES = (
     "production",
     "blocking",
 )
-#: Measured only when they are named: one lasts for as long as it is told to, the other needs Debian's servers.
-LONG = ("soak", "ways")
+#: Measured only when named: one lasts for as long as it is told to, the others need Debian's servers, or root.
+LONG = ("soak", "ways", "hosts")
 
 
 def main() -> int:

@@ -39,6 +39,9 @@ _KILLED = ("put", "take", "finish")
 #: Patterns of node ids, of which the first that fits holds.
 _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("bad_input/test_arguments.py::*", _STRATEGY),
+    ("bench/test_bench.py::test_a_load_accounts*", _DATABASES),
+    ("bench/test_bench.py::test_a_put_counts*", ("postgresql",)),
+    ("bench/test_bench.py::*", ("sqlite",)),
     ("chunks/test_drawing.py::test_fetch__is_uniform*", _STRATEGY),
     ("chunks/test_races.py::*chunk_is_made_once*", ("postgresql",)),
     ("chunks/test_races.py::*senders*-3*", ("postgresql",)),
@@ -189,6 +192,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
 
 #: Whole runs of seconds, and further cases of a law, by what they are tested with by default.
 _LONG = (
+    "bench/test_bench.py::test_a_signal*15*",  # Ctrl-C
+    "bench/test_bench.py::test_a_buffer_of*",
     "demo/test_demo_kills.py::test_killed_at_random*",  # at each point of a step
     "demo/test_demo_kills.py::test_workers_killed*",  # examples: trainer and workers
     "demo/test_demo_run.py::test_a_run_may_be_cut*",  # in another mode

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from replaybuf import Lease, ReplayBuffer
 from replaybuf.storage.sql.engine import sqlite_dialect
+from replaybuf.storage.sql.statements.segments import keep_for_reading
+from replaybuf.storage.sql.statements.upkeep import find_chores
 from tests.contract.lapsing import set_clock
 from tests.scripts import run
 from tests.stores import TASK, build, fill, numbers_of, until
@@ -119,3 +122,30 @@ def test_this_host_has_a_name_for_its_start() -> None:
     name = sqlite_dialect.this_start()
     assert name is None or name.startswith("start of ")
     assert (name is not None) == (sys.platform == "linux")
+
+
+@pytest.mark.parametrize("ahead", [7200.0, -7200.0])
+async def test_payloads_wait_for_their_sweep_by_the_clock_of_the_server(
+    lent_database: str, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """Of several hosts, whose clocks differ: what one removes, or is reading, another doesn't sweep too soon."""
+    async with build(lent_database) as buffer:
+        storage = buffer.storage
+        await fill(buffer, 3)
+        await storage.thread.run(storage.sweeper.stop)
+        set_clock(monkeypatch, ahead)
+        assert len(await buffer.get(2, TASK)) == 2
+        await buffer.delete({})
+
+        async def due(grace: float) -> bool:
+            look = partial(find_chores, grace=grace, now=time.time())
+            chores = await storage.thread.run(lambda: storage.engine.read(look, storage.transactions.scope))
+            return chores.due
+
+        assert not await due(60)
+        assert await due(-60)
+        await storage.thread.run(
+            lambda: storage.engine.write(lambda tx: keep_for_reading(tx, [1, 2, 3], 120.0), fenced=False)
+        )
+        assert not await due(-60)
+        assert await due(-180)

@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from replaybuf import FencedError, ReplayBuffer
+from replaybuf import FencedError, FullError, ReplayBuffer
 from replaybuf.storage.sql.tasks.group_commit import UnderWay
 from tests.cancellation.ways import end_background_work, storage_of
 from tests.faults.proxy import Link, Proxy, proxied
@@ -32,6 +32,18 @@ async def test_a_put_and_a_take_are_three_round_trips(proxy: Proxy, policy: str,
         end_announcements(buffer)
         trips = [await messages(proxy, buffer, operation) for _ in range(8)]
     assert trips[-1] == 3
+
+
+async def test_a_put_that_may_have_to_wait_for_room_locks_its_task_for_two_round_trips(proxy: Proxy) -> None:
+    """BEGIN, the lock, the put that counts, COMMIT: others who put into this task wait from the second on."""
+    async with build(proxy.url, capacity=8, on_full="reject") as buffer:
+        await end_background_work(buffer)
+        end_announcements(buffer)
+        trips = [await messages(proxy, buffer, "put") for _ in range(8)]
+        assert trips[-1] == 4
+        with pytest.raises(FullError):
+            await put(buffer, 9)
+        assert len(await take_all(buffer)) == 8
 
 
 def end_announcements(buffer: ReplayBuffer) -> None:

@@ -48,6 +48,7 @@ COMMANDS = {
     "serve": ("replaybuf.cli.serve:serve", "Show a database in the browser."),
     "doctor": ("replaybuf.cli.doctor:doctor", "Check a database, and mend what can be mended."),
     "db": ("replaybuf.cli.doctor:app", "Show or upgrade the schema of a database."),
+    "bench": ("replaybuf.cli.bench:bench", "Put load on a database, and say what it does under it."),
     "demo": ("replaybuf.demo.command:demo", "Train a small policy by GRPO through a replay buffer."),
 }
 
@@ -131,9 +132,9 @@ def replaybuf(
     """Look into a replay buffer while a run goes on.
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
-    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "resume", "import", "rm",
-    "requeue", "checkpoint restore", "checkpoint drop", "db upgrade" and "doctor --repair" only read; they don't create
-    a database and don't wait for the run.
+    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "bench", "resume", "import",
+    "rm", "requeue", "checkpoint restore", "checkpoint drop", "db upgrade" and "doctor --repair" only read; they don't
+    create a database and don't wait for the run.
 
     \b
     Examples:

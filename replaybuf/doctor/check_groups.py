@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from replaybuf.storage.sql.statements.counts import FREE, add_counts, set_aside
 from replaybuf.storage.sql.statements.lanes import Lane, need_lane
 from replaybuf.storage.sql.statements.leases import store_clock
 from replaybuf.storage.sql.statements.ordering import enter_races
-from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.statements.upkeep import sweep, wall_clock
 from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
 from replaybuf.units import some
 
@@ -176,7 +175,7 @@ def find_leaked(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
 
 def repair_leaked(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """Leave payloads that nobody needs to the sweep."""
-    count = tx.execute(text(_SWEEP_LEAKED), {"now": time.time()}).rowcount
+    count = tx.execute(text(_SWEEP_LEAKED), {"now": wall_clock(tx)}).rowcount
     return [f"left {count:,} leaked payloads to the sweep"] if count else []
 
 
@@ -192,7 +191,7 @@ def find_garbage(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding
         wanted = f"{groups(len(uids))} that are there are to be swept, too: {some(uids)}"
         found.append(repairable(wanted, level=Severity.WARNING))
     [(count, oldest)] = tx.table("SELECT count(*), min(removed_at) FROM rb_garbage")[1]
-    age = 0.0 if oldest is None else time.time() - oldest
+    age = 0.0 if oldest is None else tx.seconds() - oldest
     backlog = f"{count:,} payloads wait to be swept" + (f", the oldest for {age:,.0f} s" if count else "")
     if count >= BACKLOG and age >= BACKLOG_SECONDS:
         # Any process that has the buffer open sweeps.
@@ -204,7 +203,7 @@ def find_garbage(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding
 def repair_garbage(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """Take payloads of existing groups off the list, and sweep those that have waited long enough."""
     wanted = tx.execute(text(f"DELETE FROM rb_garbage WHERE {_WANTED}")).rowcount  # noqa: S608
-    swept = sweep(tx, time.time() - GRACE_SECONDS, _SWEPT_AT_ONCE)
+    swept = sweep(tx, wall_clock(tx) - GRACE_SECONDS, _SWEPT_AT_ONCE)
     done = [f"took {groups(wanted)} off the list of what is to be swept"] if wanted else []
     return [*done, f"swept {swept:,} payloads"] if swept else done
 

@@ -21,7 +21,10 @@ from replaybuf.cli.app import app
 from tests.cli.example import fill
 from tests.cli.test_help import COMMANDS, LIVE
 
-PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("cli.md", "doctor.md", "cli-writing.md")]
+#: Its output is measured: tests/bench/test_page.py.
+MEASURING = [("bench",)]
+
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("cli.md", "doctor.md", "cli-writing.md", "bench.md")]
 BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
 
 # What differs from machine to machine, or from day to day.
@@ -89,7 +92,7 @@ def test_outputs_are_those_of_the_commands(folder: Path, monkeypatch: pytest.Mon
         assert same(output) == same(output_of(command)), command
 
 
-@pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path not in LIVE])
+@pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path not in LIVE + MEASURING])
 def test_every_command_is_shown_with_its_output(path: tuple[str, ...]) -> None:
     assert [output for command, output in blocks() if command.startswith(f"replaybuf {' '.join(path)} ") and output]
 

@@ -6,8 +6,10 @@ import asyncio
 import time
 from typing import Any
 
+import asyncpg
 import pytest
 
+from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.schema import records
 from replaybuf.storage.sql.statements import events
 from replaybuf.storage.sql.statements.presence import (
@@ -67,3 +69,21 @@ async def test_a_minute_is_noted_once(shared_url: str, quick: None) -> None:
     figures = minutes[0].tasks[TASK]
     assert figures["put_of"] == {"completed": 3}
     assert figures["buffered"]["completed"] + figures.get("taken", 0) == 3
+
+
+async def test_nobody_waits_for_who_notes_a_minute(lent_database: str) -> None:
+    """Of many processes, all of which begin a minute at once, one notes it; the others look again later."""
+    async with build(lent_database) as buffer:
+        await fill(buffer, 1)
+        storage: Any = buffer.storage
+        other = await asyncpg.connect(lent_database)
+        try:
+            await other.execute(f"SELECT pg_advisory_lock({Lock.MINUTE:d})")
+            assert not await asyncio.wait_for(storage._write(note_minute), 5)
+        finally:
+            await other.close()
+
+        async def noted() -> bool:
+            return bool(await storage._write(note_minute))
+
+        await until(noted)

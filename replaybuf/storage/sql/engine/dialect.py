@@ -167,7 +167,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
-        """Delete the metadata of groups, and make their payloads garbage."""
+        """Delete the metadata of groups, and make their payloads garbage now, by this host's clock or the server's."""
 
     @abstractmethod
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:

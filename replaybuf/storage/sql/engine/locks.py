@@ -14,6 +14,7 @@ SQLite has one writer at a time and needs none of them.
 5. Rows of groups, by uid; lanes, by id.
 6. KEY (by name): puts with a key, so that the second of two finds the first one's group; then that group's row.
 7. SHARDS: merging the counts of connections that are gone, unless another process does.
+8. MINUTE: noting how a buffer stands, once a minute, unless another process does.
 
 Rows of 5 may be locked in another order (a draw takes them in its policy's order, and skips locked ones). PostgreSQL
 ends one of the transactions of a deadlock, and that one is repeated (`is_conflict`).
@@ -31,6 +32,7 @@ class Lock(IntEnum):
     SCHEMA = 0x5EB10
     SWEEP = 0x5EB11
     SHARDS = 0x5EB07
+    MINUTE = 0x5EB12
 
 
 class NamedLock(IntEnum):

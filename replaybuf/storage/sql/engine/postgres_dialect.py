@@ -102,7 +102,7 @@ class PostgresDialect(Dialect):
         return [part for (part,) in tx.fetch(_PARTS, uids, places, sizes)]
 
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
-        tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids), now)
+        tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids))
 
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
@@ -192,7 +192,7 @@ _NEXT_UIDS = Prepared(lambda _: select(uid_sequence.next_value()).select_from(_s
 
 def _to_garbage(dialect: Dialect) -> Any:
     gone = delete(group).where(dialect.one_of(group.c.uid, "uids")).returning(group.c.uid).cte("gone")
-    removed = select(gone.c.uid, bindparam("now", type_=garbage.c.removed_at.type))
+    removed = select(gone.c.uid, cast(_NOW.scalar_subquery(), Number))
     return insert(garbage).from_select(["uid", "removed_at"], removed)
 
 
@@ -208,7 +208,7 @@ _PARTS = Prepared(
     "sizes",
 )
 
-_REMOVE_TO_GARBAGE = Prepared(_to_garbage, "uids", "now")
+_REMOVE_TO_GARBAGE = Prepared(_to_garbage, "uids")
 
 
 @cache

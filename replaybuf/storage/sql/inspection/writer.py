@@ -1,4 +1,4 @@
-"""Opening a database to mend or upgrade it, without other writers; snapshots of a buffer, and where they go."""
+"""Opening a database to mend or upgrade it, without other writers; snapshots, and where they go; buffers forgotten."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from replaybuf.errors import ConfigError, NotADatabaseError, SchemaError
+from sqlalchemy import text
+
+from replaybuf.errors import ConfigError, InputError, NotADatabaseError, SchemaError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
@@ -125,6 +127,33 @@ def opens_read_only(reader: Reader) -> bool:
     The last connection to such a file removes the log, unless it is read-only: then an empty one would be left behind.
     """
     return not (reader.path is not None and os.access(reader.path, os.W_OK) and is_wal(reader.path))
+
+
+_OF_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
+_OF_WORKERS = "worker_id IN (SELECT id FROM rb_worker WHERE buffer = :buffer)"
+#: What a buffer has without groups and checkpoints, and whose it is.
+_TRACES = (
+    *(("rb_tally", _OF_LANES), ("rb_activity", _OF_WORKERS), ("rb_waiter", _OF_WORKERS)),
+    *((f"rb_{name}", "buffer = :buffer") for name in ("lane", "worker", "batch", "event", "history", "cursor")),
+    ("rb_buffer", "name = :buffer"),
+)
+
+
+def forget_buffer(reader: Reader, name: str) -> None:
+    """Remove all traces of a buffer that nobody has open: lanes, counts, draws, workers, events, cursors.
+
+    Raises InputError, and removes nothing, if it has groups or checkpoints.
+    """
+
+    def forget(tx: Transaction) -> None:
+        groups = tx.value(f"SELECT count(*) FROM rb_group WHERE {_OF_LANES}", buffer=name)  # noqa: S608
+        if groups or tx.value("SELECT count(*) FROM rb_checkpoint WHERE buffer = :buffer", buffer=name):
+            raise InputError(f"buffer {name} has {groups} groups, or checkpoints: it isn't forgotten")
+        for table, of_buffer in _TRACES:
+            tx.execute(text(f"DELETE FROM {table} WHERE {of_buffer}"), {"buffer": name})  # noqa: S608
+
+    with open_writer(reader) as writer:
+        writer.write(forget)
 
 
 def policy_of(file: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -69,7 +68,7 @@ def by_put(tx: Transaction, rows: Iterable[GroupRow], puts: Mapping[int, NewGrou
 
 def keep_leaving(tx: Transaction, leaving: Leaving) -> None:
     """Keep the payloads of groups that have left, and are kept apart, until their caller has read them."""
-    keep_for_reading(tx, [row.uid for row in leaving or () if row.is_apart], time.time() + READING_SECONDS)
+    keep_for_reading(tx, [row.uid for row in leaving or () if row.is_apart], READING_SECONDS)
 
 
 def told(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:

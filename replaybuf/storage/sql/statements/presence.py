@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Select, and_, case, delete, func, or_, sel
 from replaybuf.rules.circumstances import in_force
 from replaybuf.rules.transitions import Tally, expired_ever, of_tasks
 from replaybuf.storage.presence import EventKind, Waiting, WorkerEvent
+from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.records import (
     ACTIVITY_SECONDS,
@@ -176,11 +177,15 @@ def is_noted(tx: Transaction) -> bool:
     return tx.execute(noted).first() is not None
 
 
-def note_minute(tx: Transaction) -> None:
+def note_minute(tx: Transaction) -> bool:
     """Note how the buffer stands (`at` this moment), unless somebody has, and remove what has become too old.
+
+    Returns False, and does nothing, while somebody else notes a minute, of any buffer.
 
     The newest note that is too old stays: what came since is what came lately, however long nothing did before.
     """
+    if not tx.dialect.try_lock(tx, Lock.MINUTE):
+        return False
     now, tallies = tx.dialect.clock(tx), read_tallies(tx, tx.scope.buffer or "")
     tasks = {
         task: {
@@ -198,6 +203,7 @@ def note_minute(tx: Transaction) -> None:
     )
     if tx.execute(row.on_conflict_do_nothing()).rowcount:
         _prune(tx, now)
+    return True
 
 
 def _prune(tx: Transaction, now: float) -> None:

@@ -1,7 +1,11 @@
-"""Putting in one statement, where each statement is a round trip: groups that replace none and always have room.
+"""Putting in one statement, where each statement is a round trip: groups that replace none.
 
-The statement is made from what this process knows of the lanes, and stores nothing if they have changed since, or if
-the buffer was restored: the groups are then put as in `put`, in the same transaction. What they evict leaves after it.
+The statement is made from what this process knows of the lanes, and stores nothing if they have changed since, if the
+buffer was restored, or if there isn't room for all of the groups: they are then put as in `put`, in the same
+transaction. What they evict leaves after it.
+
+Puts into a buffer whose capacity holds them back are made one after the other: each holds the lock of its task, which
+it takes before the statement that counts, until its commit. So that is all that they do meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import text
 
+from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
 from replaybuf.storage.sql.engine.outage import MARK
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
@@ -46,6 +51,8 @@ def put_behind_fence(tx: Transaction, batch: PutBatch, known: KnownLanes) -> lis
         check_fence(tx)
         return put_groups(tx, batch.groups)
     names = {(one.group.task_name, one.group.status) for one in batch.groups}
+    if tx.scope.rules.limits.slows_puts:
+        lock_tasks(tx, {task for task, _ in names})
     if all(_is_settled(known.get((one.group.task_name, one.group.status)), one) for one in batch.groups):
         stored = _store(tx, batch, {name: known[name] for name in names})
         if stored:
@@ -59,9 +66,9 @@ def put_behind_fence(tx: Transaction, batch: PutBatch, known: KnownLanes) -> lis
 
 
 def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool:
-    """Return whether nothing has to be replaced, refused or locked before these groups are stored."""
+    """Return whether nothing has to be replaced, or compared with draws, before these groups are stored."""
     limits = tx.scope.rules.limits
-    if limits.slows_puts:
+    if limits.samples_per_insert is not None:
         return False
     news = [one.group for one in groups]
     if any(new.key or new.replaces or new.stays_leased for new in news):
@@ -79,9 +86,13 @@ def _is_settled(home: Lane | None, encoded: EncodedGroup) -> bool:
 
 
 def _store(tx: Transaction, batch: PutBatch, lanes: KnownLanes) -> list[Outcome]:
-    """Store and count groups, and return their uids: none, and nothing is stored, if the lanes have changed."""
-    groups, counts = batch.groups, Counts()
-    for (task, status), n in Counter((one.group.task_name, one.group.status) for one in groups).items():
+    """Store and count groups, and return their uids: none, and nothing is stored, if the lanes have changed.
+
+    Nor if there isn't room for all of them.
+    """
+    groups, counts, limits = batch.groups, Counts(), tx.scope.rules.limits
+    numbers = Counter((one.group.task_name, one.group.status) for one in groups)
+    for (task, status), n in numbers.items():
         add_step(counts, lanes, task, transitions.put(status), n)
     payloads = [payload_row(0, one) for one in groups]
     check_open(tx, (row[row_arrays.SEGMENT] for row in payloads))
@@ -100,17 +111,18 @@ def _store(tx: Transaction, batch: PutBatch, lanes: KnownLanes) -> list[Outcome]
         [name.value for _, name in counts],
         list(counts.values()),
     ]
-    if together:
-        rows = tx.fetch_marking(_PUT, *values, *row_arrays.columns(payloads)[1:])
-    else:
-        rows = tx.fetch_marking(_PUT_APART, *values)
+    if limits.slows_puts:
+        held_back = {task: n for (task, status), n in numbers.items() if status == Status.COMPLETED}
+        values += [list(held_back), list(held_back.values()), limits.capacity]
+    one_of = _PUTS[limits.slows_puts, together]
+    rows = tx.fetch_marking(one_of, *values, *(row_arrays.columns(payloads)[1:] if together else ()))
     if not rows:
         return []
     uids = list(rows[0][0])
     batch.reserved()
     if not together:
         insert_payloads(tx, [(uid, *row[1:]) for uid, row in zip(uids, payloads, strict=True)])
-    if tx.scope.rules.limits.capacity is not None:
+    if limits.capacity is not None and not limits.slows_puts:
         _evict(tx, {one.group.task_name for one in groups})
     return list(uids)
 
@@ -130,7 +142,19 @@ _MADE_GROUPS = {"uid": "unnest(uids)", "ticket": "unnest(uids) - shift"}
 _MADE_PAYLOADS = {"uid": "unnest(uids)"}
 
 
-def _put(more: str = "") -> str:
+#: Whether there is room for all groups of each task: counted after the task was locked.
+_ROOM = """, room AS (
+    SELECT coalesce(bool_and(more + there <= CAST(:capacity AS bigint)), true) AS is_enough
+    FROM unnest(CAST(:held_back AS varchar[]), CAST(:more AS bigint[])) AS wanted (of_task, more), LATERAL (
+        SELECT coalesce(sum(amount), 0) AS there FROM rb_lane JOIN rb_tally ON lane = id
+        WHERE buffer = CAST(:buffer AS varchar) AND task_name = of_task AND status = 'completed' AND name = 'size'
+    ) AS level
+)"""
+
+
+def _put(*, bounded: bool, together: bool) -> str:
+    room, there_is = (_ROOM, ", room") if bounded else ("", "")
+    payloads = f", payloads AS ({_INSERT_PAYLOADS})" if together else ""
     return f"""
 WITH fence AS (
     SELECT coalesce(max(epoch), 0) AS epoch, nullif(max(ticket_shift), 0) AS shift
@@ -142,9 +166,10 @@ WITH fence AS (
     ) AS known (id, task_name, status, step) JOIN rb_lane USING (id, task_name, status)
     WHERE buffer = CAST(:buffer AS varchar) AND rb_lane.step IS NOT DISTINCT FROM known.step
         AND uniform_clock IS NULL AND prioritized_clock IS NULL
-), new AS (
+){room}, new AS (
     SELECT shift, ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int))) AS uids
-    FROM fence, unchanged WHERE epoch = :epoch AND lanes = cardinality(CAST(:lanes AS int[]))
+    FROM fence, unchanged{there_is} WHERE epoch = :epoch AND lanes = cardinality(CAST(:lanes AS int[]))
+        {"AND is_enough" if bounded else ""}
 ), groups AS ({row_arrays.insertion(group, _MADE_GROUPS, "FROM new")}), counts AS (
     INSERT INTO rb_tally AS own (lane, name, shard, amount)
     SELECT unnest(CAST(:counted AS int[])), unnest(CAST(:tallies AS varchar[])), pg_backend_pid(),
@@ -154,7 +179,7 @@ WITH fence AS (
 ), mark AS (
     INSERT INTO rb_counter (name, value) VALUES (:mark_row, :mark_number)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value
-){more}
+){payloads}
 SELECT uids FROM new
 """  # noqa: S608
 
@@ -164,5 +189,15 @@ _KNOWN = ("buffer", "epoch", "lanes", "tasks", "statuses", "steps")
 _ROWS = ("count", *row_arrays.names(group, _MADE_GROUPS))
 _NAMES = (*_KNOWN, *_ROWS, "counted", "tallies", "amounts")
 _PAYLOADS = row_arrays.names(payload, _MADE_PAYLOADS)
-_PUT = Prepared(lambda _: text(_put(f", payloads AS ({_INSERT_PAYLOADS})")), *_NAMES, *_PAYLOADS, *MARK)
-_PUT_APART = Prepared(lambda _: text(_put()), *_NAMES, *MARK)
+#: By whether the capacity holds puts back, and whether the payloads are in the statement.
+_PUTS = {
+    (bounded, together): Prepared(
+        lambda _, bounded=bounded, together=together: text(_put(bounded=bounded, together=together)),  # type: ignore[misc]
+        *_NAMES,
+        *(("held_back", "more", "capacity") if bounded else ()),
+        *(_PAYLOADS if together else ()),
+        *MARK,
+    )
+    for bounded in (False, True)
+    for together in (False, True)
+}

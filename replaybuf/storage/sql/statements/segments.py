@@ -11,6 +11,7 @@ What keeps the order of bytes and rows:
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -307,21 +308,19 @@ def _unread(found: Select[object]) -> Select[object]:
 # Reading
 
 
-def keep_for_reading(tx: Transaction, uids: Sequence[int], until: float) -> None:
-    """Keep the payloads of groups that have left until a time, by the clock of this host: they are being read."""
+def keep_for_reading(tx: Transaction, uids: Sequence[int], seconds: float) -> None:
+    """Keep the payloads of groups that have left for so many seconds from now: they are being read."""
     if uids:
-        tx.fetch(_KEEP, until, tx.dialect.listed(uids))
+        tx.fetch(_KEEP, None if tx.dialect.is_remote else time.time(), seconds, tx.dialect.listed(uids))
 
 
-_KEEP = Prepared(
-    lambda dialect: (
-        update(garbage)
-        .where(dialect.one_of(garbage.c.uid, "uids"))
-        .values(removed_at=bindparam("until", type_=garbage.c.removed_at.type))
-    ),
-    "until",
-    "uids",
-)
+def _keep(dialect: Dialect) -> Any:
+    now, seconds = (bindparam(name, type_=garbage.c.removed_at.type) for name in ("now", "seconds"))
+    kept = update(garbage).where(dialect.one_of(garbage.c.uid, "uids"))
+    return kept.values(removed_at=dialect.clock_value(now) + seconds)
+
+
+_KEEP = Prepared(_keep, "now", "seconds", "uids")
 
 
 def read_data(tx: Transaction, uids: Sequence[int]) -> dict[int, bytes]:

@@ -6,7 +6,6 @@ if it doesn't find enough undamaged groups, they are drawn as in `take`, in the 
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -79,27 +78,29 @@ def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | 
     states = dict(zip(of_rows, rows, strict=True))
     steps = {state: transitions.drawn(row, tx.scope.rules.limits) for state, row in states.items()}
     apart = [row.uid for row in rows if row.is_apart]
-    until = time.time() + READING_SECONDS
     if not (tx.dialect.is_remote and rows and all(step.after is None for step in steps.values())):
         consume(tx, rows, train_step)
-        keep_for_reading(tx, apart, until)
+        keep_for_reading(tx, apart, READING_SECONDS)
         return
     counts: Counts = Counter()
     for state, n in Counter(of_rows).items():
         home = states[state].home
         add_step(counts, {home.name: home}, home.task_name, steps[state], n)
-    tx.finish(_removal([row.uid for row in rows], until if apart else time.time(), counts))
+    tx.finish(_removal([row.uid for row in rows], READING_SECONDS if apart else 0.0, counts))
 
 
-def _removal(uids: Sequence[int], now: float, counts: Counts) -> str:
-    """Return the statement that removes groups and counts it, with its values: nothing but numbers, and tallies."""
+def _removal(uids: Sequence[int], seconds: float, counts: Counts) -> str:
+    """Return the statement that removes groups and counts it, with its values: nothing but numbers, and tallies.
+
+    Their payloads are kept for so many seconds more, by the server's clock.
+    """
     listed = ",".join(map(str, map(int, uids)))
     amounts = ", ".join(f"({lane_id:d}, '{name.value}', {n:d})" for (lane_id, name), n in counts.items())
     return f"""
 WITH gone AS (
     DELETE FROM rb_group WHERE uid = ANY ('{{{listed}}}'::bigint[]) RETURNING uid
 ), discarded AS (
-    INSERT INTO rb_garbage (uid, removed_at) SELECT uid, {now!r} FROM gone
+    INSERT INTO rb_garbage (uid, removed_at) SELECT uid, extract(epoch FROM clock_timestamp()) + {seconds!r} FROM gone
 )
 INSERT INTO rb_tally AS own (lane, name, shard, amount)
 SELECT lane, name, pg_backend_pid(), amount FROM (VALUES {amounts}) AS new (lane, name, amount)

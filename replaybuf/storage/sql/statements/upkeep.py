@@ -119,32 +119,43 @@ def forget_old(tx: Transaction) -> None:
     tx.execute(delete(counter).where(counter.c.name.startswith(PREFIX), counter.c.value < old))
 
 
+def wall_clock(tx: Transaction) -> float:
+    """Return the time by which it is told when groups were removed: a server's, because hosts' clocks differ."""
+    return tx.dialect.clock(tx) if tx.dialect.is_remote else time.time()
+
+
 @dataclass(frozen=True, slots=True)
 class Chores:
-    """Whether leases of the buffer have expired, payloads can be swept, and dropped checkpoints have groups."""
+    """Whether leases of the buffer have expired, payloads can be swept, and dropped checkpoints have groups.
+
+    `now` is the time of `wall_clock` when this was found.
+    """
 
     overdue: bool = False
     due: bool = False
     dropped: bool = False
+    now: float = 0.0
 
 
-def find_chores(tx: Transaction, removed_before: float, now: float) -> Chores:
-    """Return what there is to do: payloads can be swept whose groups were removed before a time."""
-    clock = None if tx.dialect.is_remote else store_clock(tx)  # a server's own is part of the statement
-    [found] = tx.fetch(_CHORES, clock, tx.scope.buffer, removed_before, now)
-    return Chores(*map(bool, found))
+def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
+    """Return what there is to do: payloads can be swept whose groups were removed so many seconds ago."""
+    # A server's own clocks are part of the statement.
+    clock, wall = (None, None) if tx.dialect.is_remote else (store_clock(tx), now)
+    [(late, due, dropped, told)] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall, grace, now)
+    return Chores(bool(late), bool(due), bool(dropped), float(told))
 
 
-def _chores(dialect: Dialect) -> Select[bool, bool, bool]:
+def _chores(dialect: Dialect) -> Select[bool, bool, bool, float]:
     clock = dialect.clock_value(bindparam("clock", type_=Number))
+    removed = dialect.clock_value(bindparam("wall", type_=Number))
     late = overdue(clock).limit(1).scalar_subquery()
-    before = garbage.c.removed_at <= bindparam("before", type_=Number)
+    before = garbage.c.removed_at <= removed - bindparam("grace", type_=Number)
     due = select(garbage.c.uid).where(before).order_by(garbage.c.removed_at).limit(1).scalar_subquery()
     numbers = numbers_with_groups()
     dropped = numbers.where(numbers.selected_columns[0].not_in(select(checkpoint.c.id))).limit(1).scalar_subquery()
-    wall: ColumnElement[float] = bindparam("now", type_=Number)
-    given_up = select(checkpoint.c.id).where(silent(wall)).limit(1).scalar_subquery()
-    return select(late.is_not(None), due.is_not(None), or_(dropped.is_not(None), given_up.is_not(None)))
+    now: ColumnElement[float] = bindparam("now", type_=Number)
+    given_up = select(checkpoint.c.id).where(silent(now)).limit(1).scalar_subquery()
+    return select(late.is_not(None), due.is_not(None), or_(dropped.is_not(None), given_up.is_not(None)), removed)
 
 
-_CHORES = Prepared(_chores, "clock", "buffer", "before", "now")
+_CHORES = Prepared(_chores, "clock", "buffer", "wall", "grace", "now")

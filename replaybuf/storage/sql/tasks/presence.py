@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -30,6 +31,8 @@ from replaybuf.worker_name import host_name
 
 # Waits of which nothing was heard for 15 seconds count as those of the dead.
 _SOON_SECONDS, _NEWS_SECONDS, _WAIT_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 10.0, 30.0
+#: Within how many seconds the processes begin a minute, one after the other.
+_APART_SECONDS = 10.0
 #: Seconds that a beat waits for a lock; the next one tells what this one had to.
 _PATIENCE = 1.0
 #: Seconds for which beats fail before the log has a warning.
@@ -56,6 +59,8 @@ class Presence:
         self._shown: set[int] = set()  # the numbers of waits in the store
         self._beat_at = self._sign_at = 0.0
         self._minute = 0
+        # If all began a minute at once, all would try to note it.
+        self._behind = random.uniform(0.0, _APART_SECONDS)
         self._failing_since: float | None = None
         self._complained = False
 
@@ -176,11 +181,12 @@ class Presence:
             self._sign_at = time.monotonic()
 
     async def _note_minute(self) -> None:
-        minute = int(time.time() // HISTORY_SECONDS)
-        if minute != self._minute:
-            if not await self._engine.read(is_noted, self._scope):
-                await self._engine.write(note_minute, self._scope, patience=_PATIENCE, fenced=False)
-            self._minute = minute
+        minute = int((time.time() - self._behind) // HISTORY_SECONDS)
+        if minute == self._minute:
+            return
+        noted = await self._engine.read(is_noted, self._scope)
+        if noted or await self._engine.write(note_minute, self._scope, patience=_PATIENCE, fenced=False):
+            self._minute = minute  # else another process is at it: the next beat will see it
 
     def _failed(self, error: Exception) -> None:
         """Complain once: at once of what nobody expects, else of what lasts (who puts or draws has the error, too)."""

@@ -241,7 +241,7 @@ class Segments:
         read, self._read = self._read, []
         if read:
             try:
-                await self._write(partial(statements.keep_for_reading, uids=read, until=time.time()))
+                await self._write(partial(statements.keep_for_reading, uids=read, seconds=0.0))
             except ReplayBufError:
                 self._read += read
                 raise

@@ -95,7 +95,7 @@ class Sweeper:
     async def look_after_groups(self) -> None:
         """Look for what there is to do, end expired leases, and prune the groups that take no room."""
         scope, now = self._scope, time.time()
-        look = partial(find_chores, removed_before=now - self._grace, now=now)
+        look = partial(find_chores, grace=self._grace, now=now)
         self._chores = await self._engine.read(look, scope, brief=True, single=True)
         if self._chores.overdue:
             returned = await self._engine.write(end_leases, scope, fenced=False)
@@ -125,14 +125,14 @@ class Sweeper:
 
     async def _step(self) -> bool:
         """Run one small sweep of each kind that is due; return whether more is waiting."""
-        now = time.time()
+        now = self._chores.now
         cutoff = now - self._grace
         due = dropped = False
         if self._chores.due:
             due = await self._sweep(lambda tx, limit: sweep(tx, cutoff, limit) == limit)
         if self._chores.dropped:
             dropped = await self._sweep(lambda tx, limit: sweep_forgotten(tx, limit * _NARROW, now) > 0)
-        self._chores = Chores(due=due, dropped=dropped)
+        self._chores = Chores(due=due, dropped=dropped, now=now)
         return due or dropped
 
     async def _sweep(self, work: Callable[[Transaction, int], bool]) -> bool:

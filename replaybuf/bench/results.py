@@ -1,0 +1,260 @@
+"""What came out of a load, as plain values for JSON; and what held it back, as far as that can be said."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+import replaybuf
+from replaybuf import RolloutState, units
+from replaybuf.bench.counted import CALLS, Ledger
+from replaybuf.bench.histogram import RELATIVE_ERROR, Histogram
+from replaybuf.bench.loads import MODEL_STEP
+from replaybuf.bench.run import Child, Outcome, Second, said
+from replaybuf.bench.settings import BenchSettings, GroupMaker
+from replaybuf.codec.payload import Codec
+from replaybuf.redact import redact_words
+from replaybuf.rollouts.model_steps import fill_model_steps
+from replaybuf.rollouts.rollout_type import RolloutType
+
+#: From these parts on, something is the limit: of time waited, of processors used, of the puts that were due.
+_MUCH_WAITING, _MUCH_BUSY, _ENOUGH = 0.2, 0.9, 0.98
+_FEW_SAMPLES = 20
+
+Results = dict[str, Any]
+
+
+def results_of(outcome: Outcome) -> Results:
+    """Return the results of a load."""
+    settings = outcome.settings
+    workers, trainers = ([one for one in outcome.children if one.role == role] for role in ("worker", "trainer"))
+    put = sum((child.report.put for child in workers), Ledger())
+    taken = sum((child.report.taken for child in trainers), Ledger())
+    size, counted = bytes_of_group(settings), max(1e-3, outcome.seconds - outcome.counts_after)
+    found = {
+        "replaybuf": replaybuf.__version__,
+        "database": outcome.where,
+        "began": units.time_of(outcome.began),
+        "seconds": outcome.seconds,
+        "ended_early": bool(outcome.signalled),
+        "settings": {name: value for name, value in asdict(settings).items() if name != "url"},
+        "bytes_of_group": size,
+        "per_second": {
+            "put": put.count / outcome.seconds,
+            "taken": taken.count / outcome.seconds,
+            "put_bytes": put.count * size / outcome.seconds,
+            "due": settings.rate * settings.workers or None,
+        },
+        "relative_error": RELATIVE_ERROR,
+        "latencies_after_seconds": outcome.counts_after,
+        "calls": {call: _call(outcome.latencies.get(call), counted) for call in _calls(settings)},
+        "waits": {
+            "for_room": _waits(workers, outcome, settings.concurrency),
+            "pauses": {
+                "count": sum(child.report.pauses for child in workers),
+                "part_of_time": _part(
+                    sum(child.report.paused for child in workers), workers, outcome, settings.concurrency
+                ),
+            },
+            "for_groups": _waits(trainers, outcome, 1),
+        },
+        "late": sum(child.report.late for child in workers),
+        "ledger": ledger_of(put, taken, outcome),
+        "errors": [
+            {"call": call, "error": kind, "count": one.count, "first": redact_words(one.first)}
+            for (call, kind), one in said(outcome, "errors").items()
+        ],
+        "warnings": [
+            {"logger": logger, "count": one.count, "first": redact_words(one.first)}
+            for logger, one in said(outcome, "warnings").items()
+        ],
+        "notes": [redact_words(note) for note in outcome.notes],
+        "failed": [f"{child.name}: {redact_words(child.why)}" for child in outcome.children if child.why],
+        "processes": {"workers": _processes(workers, outcome), "trainers": _processes(trainers, outcome)},
+        "machine": {
+            "processors": os.cpu_count(),
+            "python": platform.python_version(),
+            "system": platform.system(),
+            "busy": outcome.busy,
+            "load": outcome.load,
+        },
+        "database_before": outcome.before,
+        "database_after": outcome.after,
+        "database_meanwhile": outcome.seen,
+        "over_time": [_second(one, before) for before, one in pairwise(outcome.over_time) if _is_whole(one, before)],
+    }
+    return {**found, "limits": limits_of(found)}
+
+
+def passed(results: Results) -> bool:
+    """Return whether no user would have seen an error, and no group was lost or doubled."""
+    return (
+        not (results["errors"] or results["failed"] or results["notes"]) and results["ledger"]["balanced"] is not False
+    )
+
+
+def bytes_of_group(settings: BenchSettings) -> int:
+    """Return the bytes that the store keeps for a group, without its metadata."""
+    codec = Codec(RolloutType(RolloutState))
+    group = GroupMaker(settings, 0).make()
+    for rollout in group:
+        fill_model_steps(rollout, MODEL_STEP, codec.rollout_type)
+    return len(codec.encode(group))
+
+
+def _calls(settings: BenchSettings) -> list[str]:
+    there = {
+        "put": settings.workers,
+        "put_waited": settings.workers,
+        "put_due": settings.workers and settings.rate,
+        "take": settings.trainers,
+        "acknowledge": settings.trainers and settings.leases,
+    }
+    return [call for call in CALLS if there[call]]
+
+
+def _call(found: Histogram | None, seconds: float) -> dict[str, Any]:
+    found = found or Histogram()
+    return {"count": found.count, "per_second": found.count / seconds, **found.figures()}
+
+
+def _waits(children: Sequence[Child], outcome: Outcome, at_once: int) -> dict[str, Any]:
+    waited = sum(child.report.waited for child in children)
+    return {
+        "count": sum(child.report.waits for child in children),
+        "seconds": waited,
+        "part_of_time": _part(waited, children, outcome, at_once),
+        "timeouts": sum(child.report.refused + child.report.starved for child in children),
+    }
+
+
+def _pauses(workers: Sequence[Child], outcome: Outcome, at_once: int) -> dict[str, Any]:
+    paused = sum(child.report.paused for child in workers)
+    return {
+        "count": sum(child.report.pauses for child in workers),
+        "seconds": paused,
+        "part_of_time": _part(paused, workers, outcome, at_once),
+    }
+
+
+def _part(seconds: float, children: Sequence[Child], outcome: Outcome, at_once: int) -> float:
+    """Return what part of their time so many seconds are to processes that do so many calls at once."""
+    time = outcome.seconds * len(children) * at_once
+    return min(1.0, seconds / time) if time else 0.0
+
+
+def ledger_of(put: Ledger, taken: Ledger, outcome: Outcome) -> dict[str, Any]:
+    """Return whether the groups that were put are those that were taken or are left; None where others joined in.
+
+    A put whose answer was lost, or whose process was killed, may have been stored: so many groups more may be there.
+    """
+    left, in_doubt = outcome.left or Ledger(), sum(child.report.in_doubt for child in outcome.children)
+    killed = sum(child.why is not None for child in outcome.children)
+    balanced: bool | None = put == taken + left
+    if outcome.settings.joined or outcome.left is None or (not balanced and (in_doubt or killed)):
+        balanced = None
+    return {
+        "put": put.count,
+        "taken": taken.count,
+        "left": left.count,
+        "lost": max(0, put.count - taken.count - left.count) if balanced is not None else None,
+        "doubled": max(0, taken.count + left.count - put.count) if balanced is not None else None,
+        "in_doubt": in_doubt,
+        "balanced": balanced,
+    }
+
+
+def _processes(children: Sequence[Child], outcome: Outcome) -> dict[str, Any] | None:
+    if not children:
+        return None
+    return {
+        "count": len(children),
+        "processors": sum(child.report.cpu for child in children) / outcome.seconds,
+        "memory_first": statistics.median(child.first_memory for child in children),
+        "memory_last": statistics.median(child.report.memory for child in children),
+        "memory_most": max(child.most_memory for child in children),
+    }
+
+
+def _is_whole(one: Second, before: Second) -> bool:
+    """Return whether a second is long enough for a rate: the last one may have just begun."""
+    return one.at - before.at > 0.5
+
+
+def _second(one: Second, before: Second) -> dict[str, Any]:
+    seconds = one.at - before.at
+    found: dict[str, Any] = {
+        "second": round(one.at, 2),
+        "put_per_second": (one.put - before.put) / seconds,
+        "taken_per_second": (one.taken - before.taken) / seconds,
+        "buffered": one.put - one.taken,
+    }
+    for call, histogram in one.latencies.items():
+        figures = histogram.figures()
+        found[call] = {name: figures[name] for name in ("p50_ms", "p90_ms", "p99_ms")}
+    return found
+
+
+# What held it back
+
+
+def limits_of(results: Results) -> list[str]:
+    """Return sentences about what held the load back."""
+    return [*_of_puts(results), *_of_takes(results), *_of_sessions(results)]
+
+
+def _of_puts(results: Results) -> list[str]:
+    if results["processes"]["workers"] is None:
+        return []
+    waits, due, put = results["waits"], results["per_second"]["due"], results["per_second"]["put"]
+    room = waits["for_room"]["part_of_time"] + waits["pauses"]["part_of_time"]
+    if room >= _MUCH_WAITING:
+        return [
+            f"Workers waited for room {room:.0%} of their time: the trainers, or --capacity and --most, were the "
+            "limit, not the database."
+        ]
+    if due and put >= _ENOUGH * due:
+        return [f"The {units.figure(due, 1)} groups a second that were due were put: the limit wasn't reached."]
+    behind = "" if not due else f"Of {units.figure(due, 1)} groups a second that were due, {put:,.1f} were put. "
+    busy, processors = results["machine"]["busy"], results["machine"]["processors"]
+    if busy is not None and busy >= _MUCH_BUSY:
+        used = sum(one["processors"] for one in results["processes"].values() if one)
+        return [
+            f"{behind}This machine's {units.number_of(processors, 'processor')} were the limit ({busy:.0%} busy). This "
+            f"load used {used:.1f}, other programs the rest, perhaps the database itself: workers on other hosts may "
+            "get more out of it."
+        ]
+    elsewhere = "" if busy is None else f" ({busy:.0%} busy)"
+    return [
+        f"{behind}Workers waited for the answers to their puts, and this machine's processors weren't the limit"
+        f"{elsewhere}: the database, its disk or the network was, or the number of workers."
+    ]
+
+
+def _of_takes(results: Results) -> list[str]:
+    waits = results["waits"]["for_groups"]
+    if results["processes"]["trainers"] is None or waits["part_of_time"] < _MUCH_WAITING:
+        return []
+    return [f"Trainers waited for groups {waits['part_of_time']:.0%} of their time: takes could be more."]
+
+
+def _of_sessions(results: Results) -> list[str]:
+    seen = results["database_meanwhile"]
+    waits: Mapping[str, int] = seen.get("waits", {})
+    total = sum(waits.values())
+    found = []
+    if seen.get("samples", 0) >= _FEW_SAMPLES and total:
+        most = units.some([f"{wait} {count / total:.0%}" for wait, count in list(waits.items())[:4]])
+        found.append(f"Sessions that weren't idle were seen {total / seen['samples']:.1f} at a time, in: {most}.")
+    most_connections = results["database_after"].get("max_connections")
+    if most_connections and seen.get("most_connections", 0) >= 0.8 * most_connections:
+        found.append(
+            f"{seen['most_connections']} of {most_connections} connections were in use: raise max_connections, or put "
+            "PgBouncer in between (docs/pgbouncer.md)."
+        )
+    return found

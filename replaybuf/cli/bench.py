@@ -1,0 +1,130 @@
+"""`replaybuf bench`: load on a database, and what it does under it."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replaybuf.cli.options import Url, listing, option, read_size
+from replaybuf.cli.output import Output, write
+from replaybuf.redact import escape_line
+
+_FAILED = 1
+
+
+@listing
+def bench(
+    url: Url,
+    output: Output,
+    workers: Annotated[int, option("--workers", metavar="N", min=0, max=1024, help="Processes that put groups.")] = 8,
+    trainers: Annotated[
+        int, option("--trainers", metavar="N", min=0, max=256, help="Processes that take batches.")
+    ] = 1,
+    group: Annotated[
+        str, option("--group", metavar="NxTOKENS", help="Rollouts in a group, and response tokens of each.")
+    ] = "8x4000",
+    minutes: Annotated[float, option("--minutes", metavar="N", help="How long; 0.5 is half a minute.")] = 1.0,
+    groups: Annotated[
+        int, option("--groups", metavar="N", min=0, help="Groups of each worker, then it ends; 0: any number.")
+    ] = 0,
+    rate: Annotated[
+        float, option("--rate", metavar="N", min=0, help="Groups a second of each worker; 0: as fast as it can.")
+    ] = 0.0,
+    concurrency: Annotated[
+        int, option("--concurrency", metavar="N", min=1, max=1024, help="Puts of a worker at once.")
+    ] = 1,
+    take: Annotated[int, option("--take", metavar="N", min=1, help="Groups in a batch.")] = 64,
+    leases: Annotated[bool, option("--leases", help="Lease batches and acknowledge them, instead of taking.")] = False,
+    step_seconds: Annotated[
+        float, option("--step-seconds", metavar="N", min=0, help="How long a trainer trains on a batch.")
+    ] = 0.0,
+    most: Annotated[
+        int, option("--most", metavar="N", min=0, help="Workers pause while there are more groups; 0: never.")
+    ] = 4096,
+    capacity: Annotated[
+        int,
+        option("--capacity", metavar="N", min=0, help="Let the buffer hold puts back beyond N groups; 0: it doesn't."),
+    ] = 0,
+    lists: Annotated[bool, option("--lists", help="Tokens as Python lists instead of arrays.")] = False,
+    extra: Annotated[
+        str | None, option("--extra", metavar="SIZE", help="One more array in each group: 20M for pictures, experts.")
+    ] = None,
+    payloads: Annotated[
+        str, option("--payloads", metavar="PLACE", help="Keep large payloads in this folder or object store.")
+    ] = "database",
+    join: Annotated[
+        str | None, option("--join", metavar="NAME", help="One load from several hosts: all that give this name.")
+    ] = None,
+    keep: Annotated[bool, option("--keep", help="Leave the groups and the buffer behind.")] = False,
+    picture: Annotated[
+        Path | None, option("--picture", metavar="FILE", help="Write a picture (SVG) of rates and latencies.")
+    ] = None,
+) -> None:
+    """Put load on a database: processes that put and take groups, as workers and trainers do.
+
+    It says how many groups a second went in and out, how long puts and takes took (p50, p90, p99), what the processes
+    waited for, what the database said of itself before and after, and what was the limit. Every group is accounted for.
+    It ends by itself, and removes what it has put. A database that holds groups of anybody else is refused.
+
+    Ctrl-C ends it early. Exit status 1: errors, a process that died, or groups that were lost or doubled.
+
+    \b
+    Examples:
+      replaybuf bench bench.db
+      replaybuf bench postgresql://trainer@db.cluster/bench --workers 64 --trainers 4 --minutes 5
+      replaybuf bench URL --workers 64 --rate 2 --group 16x8000 --leases --step-seconds 10
+      replaybuf bench URL --json --picture bench.svg > bench.json
+      replaybuf bench URL --join cluster --trainers 0     # on each of several hosts
+    """
+    from replaybuf.bench import page
+    from replaybuf.bench.results import passed, results_of
+    from replaybuf.bench.run import run
+    from replaybuf.bench.settings import PREFIX, BenchSettings, parse_group
+
+    if picture is not None:
+        page.check_picture()
+    rollouts, tokens = parse_group(group)
+    settings = BenchSettings(
+        url=url if "://" in url else f"sqlite:///{url}",
+        buffer=PREFIX + (join or uuid.uuid4().hex[:8]),
+        workers=workers,
+        trainers=trainers,
+        rollouts=rollouts,
+        tokens=tokens,
+        lists=lists,
+        extra=0 if extra is None else read_size(extra, "--extra"),
+        seconds=minutes * 60,
+        groups=groups,
+        rate=rate,
+        concurrency=concurrency,
+        take=take,
+        leases=leases,
+        step_seconds=step_seconds,
+        most=most,
+        capacity=capacity,
+        payloads=payloads,
+        joined=join is not None,
+        keep=keep,
+    )
+    outcome = run(settings, _tell)
+    results = results_of(outcome)
+    if picture is not None:
+        picture.write_text(page.picture_of(results), "utf-8")
+    if not output.printed(
+        lambda: results, lambda: [{"call": call, **found} for call, found in results["calls"].items()]
+    ):
+        write([page.text_of(results)])
+    if outcome.signalled:
+        raise typer.Exit(128 + outcome.signalled)
+    if not passed(results):
+        raise typer.Exit(_FAILED)
+
+
+def _tell(line: str) -> None:
+    """Write a line of progress on stderr, where that is a terminal."""
+    if sys.stderr.isatty():
+        typer.echo(escape_line(line), err=True)

@@ -1,0 +1,187 @@
+"""`replaybuf bench`: real processes on a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from replaybuf.bench.page import text_of
+from replaybuf.errors import ReplayBufError
+from replaybuf.storage.sql.inspection.reader import open_reader
+from tests.bench.conftest import bench, left_behind
+from tests.cli.conftest import run, start
+from tests.stores import build, fill
+
+FIGURES = {"count", "per_second", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms"}
+
+
+@pytest.fixture
+def url(shared_url: str) -> str:
+    return shared_url
+
+
+def test_a_load_accounts_for_every_group_and_leaves_nothing(url: str) -> None:
+    found = bench(url)
+    ledger = found["ledger"]
+    assert ledger["balanced"] is True
+    assert ledger["put"] == ledger["taken"] + ledger["left"] == 40
+    assert ledger["taken"] % 4 == 0
+    assert (found["errors"], found["failed"], found["warnings"]) == ([], [], [])
+    assert set(found["calls"]) == {"put", "put_waited", "take"}
+    figures = found["calls"]["put"]
+    assert set(figures) == set(found["calls"]["take"]) == FIGURES
+    assert 0 < figures["p50_ms"] <= figures["p90_ms"] <= figures["p99_ms"] <= figures["max_ms"]
+    assert figures["count"] == 40
+    assert found["processes"]["workers"]["count"] == 2
+    assert found["processes"]["workers"]["memory_most"] > 1 << 20
+    assert "url" not in json.dumps(found["settings"])
+    cut_off = {**found, "database_after": {}, "notes": ["the database can't be read any more"]}
+    assert "failed     the database can't be read any more" in text_of(cut_off)
+    assert left_behind(url) == {}
+
+
+def test_a_put_counts_from_when_it_was_due_and_leases_are_acknowledged(url: str) -> None:
+    found = bench(url, "--rate", 100, "--leases", "--concurrency", 2)
+    assert found["per_second"]["due"] == 200
+    assert found["seconds"] >= 0.18  # 20 groups, one each 10 ms
+    due, begun = found["calls"]["put_due"], found["calls"]["put"]
+    assert due["count"] == begun["count"] == found["ledger"]["put"] == 40
+    assert due["mean_ms"] >= begun["mean_ms"]
+    assert found["calls"]["acknowledge"]["count"] * 4 == found["ledger"]["taken"]
+    assert found["ledger"]["balanced"] is True
+
+
+def test_without_trainers_workers_wait_for_room_and_are_counted(url: str) -> None:
+    found = bench(url, "--trainers", 0, "--capacity", 4, "--minutes", 0.08)
+    assert found["ledger"] | {"put": 4, "left": 4, "taken": 0, "balanced": True} == found["ledger"]
+    assert found["waits"]["for_room"]["count"] >= 2
+    assert found["waits"]["for_room"]["part_of_time"] > 0
+
+
+def test_a_database_with_groups_of_somebody_is_refused(url: str) -> None:
+    async def put() -> None:
+        async with build(url, name="train") as buffer:
+            await fill(buffer, 3)
+
+    asyncio.run(put())
+    before = left_behind(url)
+    said = run("bench", url, "--minutes", 0.01, code=1).stderr
+    assert "holds groups of buffer train" in said
+    assert left_behind(url) == before
+
+
+def test_a_buffer_of_a_load_may_be_joined(url: str) -> None:
+    first = bench(url, "--join", "here", "--trainers", 0, "--groups", 4)
+    second = bench(url, "--join", "here", "--workers", 0, "--minutes", 0.1)
+    assert first["ledger"]["balanced"] is second["ledger"]["balanced"] is None
+    assert (first["ledger"]["put"], first["ledger"]["left"]) == (8, 8)
+    assert second["ledger"]["taken"] + second["ledger"]["left"] == 8
+
+
+def test_the_page_fits_and_the_picture_is_drawn(tmp_path: Path) -> None:
+    picture, url = tmp_path / "bench.svg", f"sqlite:///{tmp_path}/bench.db"
+    small = ("--workers", 1, "--group", "1x8", "--take", 2, "--minutes", 0.06)
+    page = run("bench", url, *small, "--picture", picture).stdout
+    assert max(map(len, page.splitlines())) <= 100
+    assert re.search(r"^ledger +[\d,]+ put, [\d,]+ taken, \d+ left: 0 lost, 0 doubled$", page, re.M)
+    assert re.search(r"^put +[\d,]+ +[\d,.]+( +[\d,.]+){6}$", page, re.M)
+    drawn = ElementTree.parse(picture)
+    lines = [one for one in drawn.iter() if one.tag.endswith("polyline")]
+    assert len(lines) >= 3
+
+
+def test_a_worker_that_is_killed_is_told_of(tmp_path: Path) -> None:
+    """The others go on, and what it had put until then is accounted for, or said not to be known."""
+    url = f"sqlite:///{tmp_path}/bench.db"
+
+    def kill_one() -> None:
+        until_begun(url)
+        killed = multiprocessing.active_children()[0]
+        os.kill(int(killed.pid or 0), signal.SIGKILL)
+
+    killing = threading.Thread(target=kill_one)
+    killing.start()
+    found = bench(url, "--groups", 0, "--minutes", 0.1, code=1)
+    killing.join()
+    assert len(found["failed"]) == 1
+    assert re.match(r"(worker|trainer) \d: it was killed \(SIGKILL\)", found["failed"][0])
+    assert found["ledger"]["balanced"] is not False
+    assert found["ledger"]["put"] > 0
+
+
+def until_begun(url: str) -> None:
+    """Wait until a load has taken a batch."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(ReplayBufError):
+            if open_reader(url).read(lambda tx: tx.value("SELECT count(*) FROM rb_batch")):
+                return
+        time.sleep(0.05)
+    raise AssertionError("the load doesn't begin")
+
+
+def test_a_database_that_is_not_there_is_an_error() -> None:
+    assert "Error: " in run("bench", "/nowhere/bench.db", "--minutes", 0.01, code=1).stderr
+
+
+# Ends
+
+
+def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The workers and trainers of a load, once all are there and busy: children of children."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = [one for one in psutil.Process(process.pid).children(recursive=True) if _is_busy(one)]
+        if len(found) >= 3:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("the processes don't begin")
+
+
+def _is_busy(process: psutil.Process) -> bool:
+    try:
+        return process.parent().pid != os.getpid() and process.num_threads() > 2  # type: ignore[union-attr]
+    except psutil.Error:
+        return False
+
+
+LONG = ("--workers", 2, "--trainers", 1, "--group", "2x16", "--take", 4, "--minutes", 5)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_load_early_with_its_results(tmp_path: Path, sent: signal.Signals) -> None:
+    process = start("bench", url := f"sqlite:///{tmp_path}/bench.db", *LONG, "--json", start_new_session=True)
+    until_begun(url)
+    there = children_of(process)
+    os.killpg(process.pid, sent) if sent == signal.SIGINT else process.send_signal(sent)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + sent, said
+    found = json.loads(out)
+    assert found["ended_early"]
+    assert found["ledger"]["balanced"] is True
+    assert not [one for one in there if one.is_running()]
+    assert left_behind(url) == {}
+
+
+def test_a_load_whose_parent_is_killed_ends_and_removes_its_groups(url: str) -> None:
+    process = start("bench", url, *LONG)
+    until_begun(url)
+    there = children_of(process)
+    process.kill()
+    process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(there, timeout=45)
+    assert not alive
+    assert "group" not in left_behind(url)

@@ -1,0 +1,129 @@
+"""Workers and trainers on hosts of their own, with delay, loss, partitions and clocks that are hours apart.
+
+Whatever the network does, each group that was put reaches one trainer, once, and everybody goes on without an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cable import Host
+from tests.faults.figures import Figures
+from tests.hosts.conftest import Process
+from tests.hosts.roles import EACH
+from tests.stores import build
+
+pytestmark = pytest.mark.long
+
+Start = Callable[..., Process]
+#: How long a partition lasts: shorter and longer than both sides wait for each other (`postgres_pool.SILENCE_SECONDS`).
+SECONDS = (10, 60)
+HOURS = 3600.0
+
+
+@pytest.fixture
+def start(database: str, tmp_path: Path) -> Iterator[Start]:
+    """Starts a process of `roles` on a host; it is killed if the test fails."""
+    with ExitStack() as ending:
+
+        def begin(host: Host, role: str, **settings: float) -> Process:
+            process = Process(host, role, database, tmp_path, **settings)  # type: ignore[arg-type]
+            ending.callback(process.kill)
+            return process
+
+        yield begin
+
+
+async def settle(
+    workers: list[Process], trainers: list[Process], url: str, figures: Figures, faults: int = 0
+) -> list[int]:
+    """End all, and compare what was put with what reached a trainer; return what was put."""
+    await asyncio.gather(*(worker.end() for worker in workers))
+    await asyncio.gather(*(trainer.end() for trainer in trainers))
+    put = [number for worker in workers for number in worker.said("put")]
+    taken = [number for trainer in trainers for number in trainer.said("taken")]
+    figures.compare(faults, put, taken)
+    assert sorted(taken) == sorted(put)
+    async with build(url) as buffer:
+        assert len(buffer) == 0
+    return put
+
+
+@pytest.mark.parametrize("round_trip", [0.002, 0.032, 0.064])
+@pytest.mark.parametrize("role", ["take", "lease"])
+async def test_delay_and_loss_lose_and_double_nothing(
+    two_hosts: list[Host], start: Start, database: str, figures: Figures, role: str, round_trip: float
+) -> None:
+    for host in two_hosts:
+        host.set(delay=round_trip / 2, loss=0.01)
+    worker, trainer = start(two_hosts[0], "put"), start(two_hosts[1], role)
+    await worker.goes_on("put", 120, more=60)
+    await trainer.goes_on("taken", 120, more=40)
+    await settle([worker], [trainer], database, figures)
+
+
+@pytest.mark.parametrize("seconds", SECONDS)
+@pytest.mark.parametrize("side", ["worker", "trainer"])
+@pytest.mark.parametrize("way", ["both", "there", "back"])
+async def test_a_partition_loses_and_doubles_nothing(
+    two_hosts: list[Host], start: Start, database: str, figures: Figures, side: str, way: str, seconds: int
+) -> None:
+    """One side, or only what it sends, or only what it is sent, doesn't arrive for a time; then both go on."""
+    worker, trainer = start(two_hosts[0], "put"), start(two_hosts[1], "take")
+    await worker.goes_on("put", 60)
+    await trainer.goes_on("taken", 60)
+    cable, other = (two_hosts[0], trainer) if side == "worker" else (two_hosts[1], worker)
+    cable.set(there=way == "back", back=way == "there")
+    before = len(other.said("put"))
+    await asyncio.sleep(seconds)
+    if side == "trainer":
+        assert len(other.said("put")) > before + 2 * seconds  # nobody waits for who is cut off
+    cable.mend()
+    await worker.goes_on("put", 60)
+    await trainer.goes_on("taken", 60)
+    await settle([worker], [trainer], database, figures, 1)
+
+
+@pytest.mark.parametrize("seconds", SECONDS)
+async def test_leases_of_a_host_that_is_cut_off_go_to_another(
+    two_hosts: list[Host], start: Start, database: str, figures: Figures, seconds: int
+) -> None:
+    """A lease runs out whose holder isn't heard of; a late acknowledgement is refused: each group counts once."""
+    here, there = two_hosts
+    worker, near, far = start(here, "put"), start(here, "lease", number=1), start(there, "lease", number=2)
+    await far.goes_on("taken", 60)
+    there.cut()
+    await asyncio.sleep(seconds)
+    await near.goes_on("taken", 30)
+    there.mend()
+    await far.goes_on("taken", 90)
+    await settle([worker], [near, far], database, figures, 1)
+
+
+@pytest.mark.parametrize("role", ["take", "lease"])
+async def test_clocks_that_are_hours_apart_lose_and_double_nothing(
+    two_hosts: list[Host], start: Start, database: str, figures: Figures, role: str
+) -> None:
+    """Nor with a partition; nobody takes another for dead, or sweeps what is needed, because of a clock."""
+    here, there = two_hosts
+    for host in two_hosts:
+        host.set(delay=0.002)
+    ahead, behind = (start(here, "put", ahead=3 * HOURS), start(there, "put", ahead=-3 * HOURS, number=1))
+    trainers = [
+        start(here, role, ahead=-5 * HOURS, number=2),
+        start(there, role, ahead=5 * HOURS, number=3),
+    ]
+    for trainer in trainers:
+        await trainer.goes_on("taken", 60, more=100)
+    there.cut()
+    await asyncio.sleep(12)
+    there.mend()
+    for trainer in trainers:
+        await trainer.goes_on("taken", 90)
+    put = await settle([ahead, behind], trainers, database, figures, 1)
+    assert {number // EACH for number in put} == {0, 1}
