@@ -92,5 +92,5 @@ def test_the_names_for_users_of_xtuner_exist() -> None:
 
 def test_the_pages_name_every_script() -> None:
     texts = [path.read_text("utf-8") for path in PAGE.path.parent.glob("*.md")]
-    named = {name for text in texts for name in re.findall(r"docs/examples/[\w.]+\w", text)}
+    named = {name for text in texts for name in re.findall(r"docs/examples/\w+\.\w+", text)}
     assert {PAGE.path.parents[1] / name for name in named} == {*(PAGE.path.parent / "examples").glob("*.*")}

@@ -64,6 +64,7 @@ def test_a_put_counts_from_when_it_was_due_and_leases_are_acknowledged(url: str)
     assert found["ledger"]["balanced"] is True
 
 
+@pytest.mark.long
 def test_without_trainers_workers_wait_for_room_and_are_counted(url: str) -> None:
     found = bench(url, "--trainers", 0, "--capacity", 4, "--minutes", 0.08)
     assert found["ledger"] | {"put": 4, "left": 4, "taken": 0, "balanced": True} == found["ledger"]
@@ -91,6 +92,7 @@ def test_a_buffer_of_a_load_may_be_joined(url: str) -> None:
     assert second["ledger"]["taken"] + second["ledger"]["left"] == 8
 
 
+@pytest.mark.long
 def test_the_page_fits_and_the_picture_is_drawn(tmp_path: Path) -> None:
     picture, url = tmp_path / "bench.svg", f"sqlite:///{tmp_path}/bench.db"
     small = ("--workers", 1, "--group", "1x8", "--take", 2, "--minutes", 0.06)
@@ -103,6 +105,7 @@ def test_the_page_fits_and_the_picture_is_drawn(tmp_path: Path) -> None:
     assert len(lines) >= 3
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_is_told_of(tmp_path: Path) -> None:
     """The others go on, and what it had put until then is accounted for, or said not to be known."""
     url = f"sqlite:///{tmp_path}/bench.db"
@@ -161,7 +164,7 @@ def _is_busy(process: psutil.Process) -> bool:
 LONG = ("--workers", 2, "--trainers", 1, "--group", "2x16", "--take", 4, "--minutes", 5)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_ends_a_load_early_with_its_results(tmp_path: Path, sent: signal.Signals) -> None:
     process = start("bench", url := f"sqlite:///{tmp_path}/bench.db", *LONG, "--json", start_new_session=True)
     until_begun(url)
@@ -176,6 +179,7 @@ def test_a_signal_ends_a_load_early_with_its_results(tmp_path: Path, sent: signa
     assert left_behind(url) == {}
 
 
+@pytest.mark.long
 def test_a_load_whose_parent_is_killed_ends_and_removes_its_groups(url: str) -> None:
     process = start("bench", url, *LONG)
     until_begun(url)

@@ -36,7 +36,7 @@ def test_every_page_is_named() -> None:
 def test_every_option_is_on_the_page() -> None:
     command = typer.main.get_command(app).get_command(None, "serve")  # type: ignore[attr-defined, arg-type]
     options = [one for one in command.params if one.param_type_name == "option" and one.name != "help"]
-    assert len(options) == 5
+    assert len(options) == 6
     for one in options:
         assert f"`{one.opts[0]}`, `{one.envvar}`" in PAGE.text
 
