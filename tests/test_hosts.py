@@ -12,7 +12,7 @@ from replaybuf.redact import redact
 from replaybuf.storage.sql.engine.hosts import Host, hosts_of, url_at
 from replaybuf.storage.sql.engine.outage import next_identity
 from replaybuf.storage.sql.engine.postgres_servers import Seen
-from replaybuf.storage.sql.engine.servers import Followed, Found, Standing, choose
+from replaybuf.storage.sql.engine.servers import PREFER_PRIMARY, Followed, Found, Standing, choose
 from replaybuf.storage.sql.engine.urls import parse_url, public_url
 
 pytestmark = pytest.mark.fast
@@ -116,6 +116,13 @@ def test_servers_are_chosen_as_target_session_attrs_says() -> None:
         choose([server(B, 1, read_only=True)], "read-write", None, "url")
     with pytest.raises(AccessError, match="a:5432 is a standby, which takes no writes; name the primary"):
         choose([server(A, None)], "read-write", None, "url")
+
+
+def test_who_reads_and_says_nothing_reads_the_newest_primary_wherever_it_is_in_the_url() -> None:
+    old, standby, new = server(A, 1), server(B, None), server(Host("c", 5434), 2)
+    for found in ([old, standby, new], [standby, new, old], [new, old, standby]):
+        assert choose(found, PREFER_PRIMARY, None, "url") is new
+    assert choose([Found(A, problem="does not answer"), standby], PREFER_PRIMARY, None, "url") is standby
 
 
 def test_a_mark_stands_for_the_transactions_that_were_known_to_be_committed_before_it_began() -> None:

@@ -21,7 +21,16 @@ from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.engine.errors import NoPrimaryError, is_telling
 from replaybuf.storage.sql.engine.hosts import Host, hosts_of, session_attrs
 from replaybuf.storage.sql.engine.outage import Identity, next_identity
-from replaybuf.storage.sql.engine.servers import ASK, ASK_LESS, ASK_LITTLE, Followed, Found, Standing, choose
+from replaybuf.storage.sql.engine.servers import (
+    ASK,
+    ASK_LESS,
+    ASK_LITTLE,
+    PREFER_PRIMARY,
+    Followed,
+    Found,
+    Standing,
+    choose,
+)
 from replaybuf.storage.sql.engine.urls import public_url
 
 #: How long servers that haven't answered yet are waited for, once one has that would do.
@@ -111,7 +120,7 @@ class Servers:
         self._where = public_url(url)
         self._hosts: list[Host | None] = [*dict.fromkeys(hosts_of(url))] or [None]
         given = session_attrs(url)
-        self._attrs = given or ("any" if not writes else "read-write" if len(self._hosts) > 1 else "primary")
+        self._attrs = given or (PREFER_PRIMARY if not writes else "read-write" if len(self._hosts) > 1 else "primary")
         if writes and self._attrs in ("read-only", "standby", "prefer-standby"):
             raise ConfigError(
                 f"the PostgreSQL url: target_session_attrs={self._attrs} is for readers; an open buffer writes, and "

@@ -36,6 +36,10 @@ class Standing(NamedTuple):
         return self.system, self.started
 
 
+#: What readers ask for who don't say: the newest primary, since an old one may be back without some commits; else a
+#: standby.
+PREFER_PRIMARY = "prefer-primary"
+
 #: Of a server that wasn't asked.
 UNKNOWN = Standing()
 
@@ -92,12 +96,14 @@ class Followed:
 def choose(found: Sequence[Found], attrs: str, followed: Followed | None, where: str) -> Found:
     """Return the server to use, of those that were asked, in the order of the URL.
 
-    `attrs` is one of `SESSION_ATTRS`; of several primaries it is the one with the highest timeline. Raises
-    NoPrimaryError, OnlyStandbysError.
+    `attrs` is one of `SESSION_ATTRS`, or PREFER_PRIMARY; of several primaries it is the one with the highest timeline.
+    Raises NoPrimaryError, OnlyStandbysError.
     """
     there = [one for one in found if one.standing is not None]
     if attrs == "prefer-standby":
         there.sort(key=lambda one: not one.standing.is_standby)  # type: ignore[union-attr]
+    elif attrs == PREFER_PRIMARY:
+        there.sort(key=lambda one: -_timeline(one))  # those of standbys aren't known
     fit = [one for one in there if not _why_not(one.standing, attrs, followed)]  # type: ignore[arg-type]
     if not fit:
         raise _none(found, attrs, followed, where)
@@ -185,4 +191,5 @@ _WANTED = {
     "read-only": "read-only",
     "standby": "a standby",
     "prefer-standby": "there",
+    PREFER_PRIMARY: "there",
 }
