@@ -1,4 +1,4 @@
-"""What the processes of a load count, and how the parent adds it up."""
+"""Counters of the processes of a load (latency histograms, uid ledgers, errors), and their sums in the parent."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Said:
 
 @dataclass(slots=True)
 class Report:
-    """What a process has counted since it began, but for `latencies`, which are those since its last report.
+    """The counters of a process since it began, but for `latencies`, which are those since its last report.
 
     `refused`: puts that found no room within their time, and were put again. `starved`: takes that found no batch
     within theirs. `late`: puts that were due, and weren't begun when the time was over. `in_doubt`: puts of which it

@@ -1,4 +1,4 @@
-"""What a database says of itself before and after a load, and every second meanwhile; and whose groups are in it."""
+"""Database statistics before and after a load (sizes, WAL, dead rows), session samples, and whose groups are in it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ FROM pg_stat_user_tables WHERE relname LIKE 'rb\\_%' ORDER BY 2 DESC"""
 
 
 def figures(reader: Reader) -> dict[str, Any]:
-    """Return what the database says of itself now: sizes, and counters since it was made."""
+    """Return the statistics of the database: sizes, and cumulative counters."""
     return reader.read(_figures_of_file if reader.path is not None else _figures_of_server)
 
 
@@ -159,7 +159,7 @@ class Sampler:
         return tx.tuples(_SESSIONS) if self._reader.path is None else ()
 
     def figures(self) -> dict[str, Any]:
-        """Return what was seen."""
+        """Return the sums of the samples."""
         if self._reader.path is not None:
             return {"longest_log_bytes": self.log_bytes}
         waits = dict(self.waits.most_common())

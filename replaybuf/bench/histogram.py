@@ -76,7 +76,7 @@ class Histogram:
         return {name: None if value is None else value * 1000 for name, value in seconds.items()}
 
     def packed(self) -> Packed:
-        """Return what is not zero, to be sent to another process."""
+        """Return the buckets that are not zero, to be sent to another process."""
         places = np.flatnonzero(self.counts)
         return dict(zip(places.tolist(), self.counts[places].tolist(), strict=True)), self.total, self.longest
 

@@ -1,4 +1,4 @@
-"""What a worker and a trainer do for the time of a load, over the public calls of a buffer."""
+"""The load of a worker (puts) and of a trainer (takes, or leases), by the public calls of a buffer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Load:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be begun."""
+        """Whether no further call may begin."""
         return self.stop.is_set() or time.monotonic() >= self.until
 
     async def at(self, due: float) -> bool:

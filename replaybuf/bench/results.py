@@ -1,4 +1,4 @@
-"""What came out of a load, as plain values for JSON; and what held it back, as far as that can be said."""
+"""Results of a load as plain values for JSON: rates, quantiles, waits, and the bottleneck as far as it is known."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _pauses(workers: Sequence[Child], outcome: Outcome, at_once: int) -> dict[st
 
 
 def _part(seconds: float, children: Sequence[Child], outcome: Outcome, at_once: int) -> float:
-    """Return what part of their time so many seconds are to processes that do so many calls at once."""
+    """Return the fraction of the time of processes with so many concurrent calls that these seconds are."""
     time = outcome.seconds * len(children) * at_once
     return min(1.0, seconds / time) if time else 0.0
 

@@ -1,4 +1,4 @@
-"""A load from beginning to end, by the parent of its processes."""
+"""The parent process of a load: it starts the others, collects their counters, and cleans up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a load is: its settings, checked before anything starts, and the groups that it puts."""
+"""The settings of a load, checked before a process starts, and the groups that it puts."""
 
 from __future__ import annotations
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import pytest
 
 from tests.cluster.servers import Cluster, running_cluster
-from tests.faults.figures import Figures
-from tests.faults.processes import reap
-from tests.faults.summary import report
+from tests.faults.conftest import _no_process_is_left, figures
+
+__all__ = ["_no_process_is_left", "figures"]
 
 
 @pytest.fixture(scope="package")
@@ -31,18 +30,3 @@ def asynchronous(_cluster: Cluster) -> Cluster:
     """Its commits don't."""
     _cluster.get_ready(synchronous=False)
     return _cluster
-
-
-@pytest.fixture
-def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
-    """The counts of this test; add to them before asserting anything of them."""
-    counts = Figures()
-    yield counts
-    if counts:
-        report(request.node, asdict(counts))
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    yield
-    reap()
