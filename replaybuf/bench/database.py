@@ -11,7 +11,10 @@ from typing import Any
 from replaybuf import units
 from replaybuf.bench.settings import PREFIX
 from replaybuf.errors import InputError, NotADatabaseError, ReplayBufError, UnreachableError
+from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.groups import opened_buffers
+from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
 _SAMPLE_SECONDS = 1.0
@@ -114,11 +117,6 @@ FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend' GROUP BY 1"""
 
 
-_BUFFERED = """
-SELECT sum(amount) FROM rb_tally JOIN rb_lane ON rb_lane.id = rb_tally.lane
-WHERE buffer = :buffer AND status = 'completed' AND name = 'size'"""
-
-
 class Sampler:
     """Looks at the database every second, in a thread of its own, until it is stopped.
 
@@ -155,7 +153,8 @@ class Sampler:
             self.waits.update({str(wait): int(count) for wait, count in seen if wait})
 
     def _look(self, tx: ReadTransaction) -> Sequence[Sequence[Any]]:
-        self.groups = int(tx.value(_BUFFERED, buffer=self._buffer) or 0)
+        tallies = tallies_of(tx, self._buffer)[self._buffer]
+        self.groups = sum(n for (_, *name), n in tallies.items() if name == [Status.COMPLETED, Tally.SIZE])
         return tx.tuples(_SESSIONS) if self._reader.path is None else ()
 
     def figures(self) -> dict[str, Any]:

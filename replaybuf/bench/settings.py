@@ -26,10 +26,10 @@ class BenchSettings:
 
     A group has `rollouts` responses of `tokens` tokens each, as arrays or `lists`, and `extra` bytes in one array. A
     worker puts `rate` groups a second (0: as fast as it can), up to `concurrency` of them at once, and `groups` at the
-    most (0: any number); when all have, the load ends. While there are more
-    than `most` groups, which is looked at once a second, workers pause (0: never). With a `capacity` the buffer itself
-    holds puts back, exactly. Trainers train for `step_seconds` after each batch. `joined`: others put into this buffer
-    and take from it, too, and what is left there stays.
+    most (0: any number); when all have, the load ends. While there are more than `most` groups, which is looked at once
+    a second, workers pause (0: never). With a `capacity` the buffer itself holds puts back, exactly. Trainers train for
+    `step_seconds` after each batch. `joined`: others put into this buffer and take from it, too, and what is left there
+    stays.
     """
 
     url: str

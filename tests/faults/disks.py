@@ -10,11 +10,15 @@ import resource
 import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import DiskFullError
-from tests.faults.ledger import Ledger
+from tests.faults.figures import Figures
+from tests.faults.ledger import Ledger, entries, numbers
 from tests.postgres import own_server
 from tests.stores import TASK, build, group, numbers_of, take_all
 
@@ -22,6 +26,21 @@ LIMIT = 4_000_000
 _SIZE = 60_000
 
 Room = Callable[[], None]
+
+
+def check(ledger: Path, figures: Figures, named: str) -> None:
+    """Every call that failed says why and names the database; all groups whose put returned are there, each once."""
+    if refusal := entries(ledger, "not-permitted"):
+        pytest.skip(f"mounting is refused: {refusal[0]}")
+    full, put = entries(ledger, "full"), numbers(ledger, "put")
+    found = numbers(ledger, "take") + numbers(ledger, "left")
+    figures.add(
+        faults=len(full), groups=len(put), lost=len(set(put) - set(found)), doubled=len(found) - len(set(found))
+    )
+    assert len(full) >= 2
+    assert all(named in message and "free some space" in message for message in full)
+    assert len(put) > 20
+    assert sorted(found) == sorted(set(put))
 
 
 def under_a_limit(ledger: Ledger, folder: str) -> None:
