@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
-from replaybuf.codec.payload import Codec, Texts
+from replaybuf.codec.payload import Codec
+from replaybuf.codec.texts import Texts
 from replaybuf.doctor import CheckContext
 from replaybuf.doctor.check_payloads import repair_texts
 from replaybuf.rollouts.outline import preview, reward_parts

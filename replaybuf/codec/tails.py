@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from replaybuf.codec.payload import Codec, is_apart
+from replaybuf.codec.payload import Codec
+from replaybuf.codec.payload_format import is_apart
 from replaybuf.codec.stored import bring_up_to_date, decode_stored
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent

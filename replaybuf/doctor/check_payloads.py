@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 from sqlalchemy import select, update
 
-from replaybuf.codec.payload import Texts, is_apart
+from replaybuf.codec.payload_format import is_apart
 from replaybuf.codec.tails import Places, joined, read_tails
+from replaybuf.codec.texts import Texts
 from replaybuf.doctor.check_groups import FORGET, MISSING, set_groups_aside
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, groups, problem, repairable, warning
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError

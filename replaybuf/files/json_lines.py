@@ -13,7 +13,7 @@ from typing import IO, Any, Final
 
 import pydantic_core
 
-from replaybuf.codec.payload import zstandard_module
+from replaybuf.codec.payload_format import zstandard_module
 from replaybuf.errors import FileEndsError, FileError
 from replaybuf.files.row_format import ROLLOUTS, Placed, Row, is_of_rollout, to_json
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replaybuf.codec import payload as codec_module
+from replaybuf.codec import payload_format
 from replaybuf.codec.payload import Codec
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, ZSTD, ndarrays, same
@@ -135,8 +135,8 @@ def test_an_array_that_is_changed_while_it_is_encoded_gives_no_damaged_payload(m
         array[:] = 1
         return xxh3(head, body)
 
-    xxh3 = codec_module._xxh3
-    monkeypatch.setattr(codec_module, "_xxh3", changing)
+    xxh3 = payload_format.xxh3
+    monkeypatch.setattr(payload_format, "xxh3", changing)
     payload = DICTS.encode([{"a": array}])
     monkeypatch.undo()
     assert (DICTS.decode(payload)[0]["a"] == 0).all()

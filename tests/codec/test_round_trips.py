@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from replaybuf.codec import payload as codec_module
+from replaybuf.codec import payload_format
 from replaybuf.codec.payload import Codec
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -178,6 +178,6 @@ def test_the_format_is_what_the_docstring_says() -> None:
     assert DICTS.encode([{"a": [np.arange(128, dtype="<i2")]}]) == sealed(
         body + bytes(-(24 + len(body)) % 64) + np.arange(128, dtype="<i2").tobytes()
     )
-    assert codec_module.VERSION == 3  # that of larger payloads (test_split)
+    assert payload_format.VERSION == 3  # that of larger payloads (test_split)
     assert UUID(int=1) == round_trip(UUID(int=1))
     assert round_trip(date(2024, 1, 1)) == date(2024, 1, 1)

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 from pydantic_core import to_json
 
-from replaybuf.codec.payload import Codec, SplitPayload, Texts
+from replaybuf.codec.payload import Codec
+from replaybuf.codec.payload_format import SplitPayload
+from replaybuf.codec.texts import Texts
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import add_unreadable, outline, prompt_preview
 from replaybuf.rollouts.rewards import numeric_parts

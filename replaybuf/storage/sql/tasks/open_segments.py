@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from replaybuf.codec.payload import SplitPayload
+from replaybuf.codec.payload_format import SplitPayload
 from replaybuf.errors import PayloadStoreError
 from replaybuf.segments.extents import Extent, file_name
 from replaybuf.segments.frames import ALIGNMENT, Frame

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from replaybuf.codec.payload import Codec, is_apart
+from replaybuf.codec.payload import Codec
+from replaybuf.codec.payload_format import is_apart
 from replaybuf.codec.stored import Deferral
 from replaybuf.errors import DecodeError, PayloadStoreError
 from replaybuf.segments.extents import Extent

@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from replaybuf.codec.payload import Codec, SplitPayload
+from replaybuf.codec.payload import Codec
+from replaybuf.codec.payload_format import SplitPayload
 from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError, ReplayBufError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
 from replaybuf.segments.markers import in_frames
