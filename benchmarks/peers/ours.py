@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import groups
-from benchmarks.databases import TASK, put_all
+from benchmarks.databases import MODEL_STEP, TASK, TRAIN_STEP, put_all
 from benchmarks.floor import copy_log_back
 from benchmarks.peers.adapter import Adapter, Group, Place
 from replaybuf import ReplayBufferConfig
@@ -45,6 +45,16 @@ class ReplayBuf(Adapter):
 
     def tokens(self, taken: Any) -> int:
         return super().tokens([{"tokens": rollout.tokens} for rollout in taken])
+
+
+class ReplayBufMany(ReplayBuf):
+    """The same with puts by `put_many`, one call after the other."""
+
+    async def put(self, prepared: Sequence[Any]) -> None:
+        for start in range(0, len(prepared), self.batch):
+            await self._buffer.put_many(
+                prepared[start : start + self.batch], TASK, model_step=MODEL_STEP, current_train_step=TRAIN_STEP
+            )
 
 
 class ReplayBufWithFolder(ReplayBuf):

@@ -69,6 +69,13 @@ PEERS = {
         f"{_NORMAL}; all with durability=full",
         "decoded, checksums verified; one process or many",
     ),
+    "replaybuf-sqlite-many": Peer(
+        "replaybuf, SQLite, put_many of 64",
+        "ours:ReplayBufMany",
+        "",
+        f"{_NORMAL}; all with durability=full",
+        "as above; 64 groups are committed together",
+    ),
     "replaybuf-sqlite-folder": Peer(
         "replaybuf, SQLite and a folder",
         "ours:ReplayBufWithFolder",
@@ -139,6 +146,14 @@ PEERS = {
         "files",
         "all but the last seconds; groups of more than 32 KB are files that nobody synced",
         "pickled; groups of more than 32 KB are files of their own",
+        package="diskcache",
+    ),
+    "diskcache-many": Peer(
+        "diskcache, 64 puts a transaction",
+        "small:DiskCacheMany",
+        "files",
+        "all but the last seconds; groups of more than 32 KB are files that nobody synced",
+        "as above; 64 puts are lost or kept together",
         package="diskcache",
     ),
     "persist-queue": Peer(

@@ -39,6 +39,16 @@ class DiskCache(Adapter):
         copy_log_back(f"{self.place.folder}/cache.db")
 
 
+class DiskCacheMany(DiskCache):
+    """The same with 64 puts in a transaction."""
+
+    async def put(self, prepared: Sequence[Any]) -> None:
+        for start in range(0, len(prepared), self.batch):
+            with self._cache.transact():
+                for group in prepared[start : start + self.batch]:
+                    self._cache.push(group)
+
+
 class PersistQueue(Adapter):
     """`SQLiteQueue` with auto_commit, a transaction for each put and each group taken."""
 
