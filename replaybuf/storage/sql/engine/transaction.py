@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import compress
@@ -174,18 +173,6 @@ class Transaction(ReadTransaction):
     def run(self, sql: str, *values: Any) -> Sequence[Row]:
         """Run a statement that is SQL in the driver's own form, and return its rows, if it has any."""
         return self.session.fetch(sql, values)
-
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
-        """Undo what this block does if it raises an exception, and go on with the transaction."""
-        self.run("SAVEPOINT replaybuf")
-        try:
-            yield
-        except Exception:
-            self.run("ROLLBACK TO SAVEPOINT replaybuf")
-            raise
-        finally:
-            self.run("RELEASE SAVEPOINT replaybuf")
 
 
 Row = Sequence[Any]
