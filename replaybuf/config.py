@@ -11,7 +11,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, ImportString, TypeA
 from typing_extensions import TypeVar
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
-from replaybuf.buffer.reader import KEEP_CHECKPOINTS
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_history, check_seconds, check_task_name
 from replaybuf.codec.payload import Codec
@@ -25,7 +24,7 @@ from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
 from replaybuf.segments.places import IN_DATABASE, PAYLOAD_THRESHOLD
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import HISTORY
+from replaybuf.storage.values import HISTORY, KEEP_CHECKPOINTS
 from replaybuf.sync import SyncReplayBuffer
 
 #: The class of the rollouts, for type checkers.

@@ -20,11 +20,8 @@ from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy, parse_order
 from replaybuf.rules.transitions import Tally, levels, sizes_of
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import R, StorageItem
+from replaybuf.storage.values import KEEP_CHECKPOINTS, R, StorageItem
 from replaybuf.worker_name import check_worker, worker_name
-
-#: The number of step checkpoints kept by default.
-KEEP_CHECKPOINTS = 3
 
 
 class BufferReader(Generic[R]):

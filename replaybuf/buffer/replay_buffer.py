@@ -13,7 +13,6 @@ from replaybuf.buffer.copies import BufferCopies
 from replaybuf.buffer.drawing import AtLeast, Wanted
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.putting import PUT_TIMEOUT, PutOptions, Putting, check_dropped
-from replaybuf.buffer.reader import KEEP_CHECKPOINTS
 from replaybuf.buffer.task_names import TaskNames
 from replaybuf.checks import (
     Tags,
@@ -33,7 +32,18 @@ from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.rules.diagnosis import Diagnosis
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import UNSET, Changes, Leased, R, Refresh, StorageItem, Unset, check_database
+from replaybuf.storage.values import (
+    KEEP_CHECKPOINTS,
+    LEASE_SECONDS,
+    UNSET,
+    Changes,
+    Leased,
+    R,
+    Refresh,
+    StorageItem,
+    Unset,
+    check_database,
+)
 from replaybuf.tracing import traced
 
 
@@ -244,7 +254,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         timeout: float | None = 0,
         at_least: AtLeast | None = None,
         beta: float | None = None,
-        seconds: float = 60.0,
+        seconds: float = LEASE_SECONDS,
         heartbeat: bool = True,
         deferred: Iterable[str] = (),
     ) -> Leasing[R]:
@@ -277,7 +287,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
 
         return Leasing(begin)
 
-    def adopt(self, handle: Leased, *, seconds: float = 60.0, heartbeat: bool = True) -> Lease[R]:
+    def adopt(self, handle: Leased, *, seconds: float = LEASE_SECONDS, heartbeat: bool = True) -> Lease[R]:
         """Go on in this process with a lease that another one has begun, given its `Lease.handle`.
 
         Its items have no rollouts. `seconds` and `heartbeat` are as in `lease_batch`. The store isn't asked:

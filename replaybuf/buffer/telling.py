@@ -14,7 +14,8 @@ from replaybuf.storage.sql.backend import SQLStorage
 
 #: Seconds after which a wait is reported in the log, and between reports.
 REPORT_SECONDS = 30.0
-#: Seconds after which other processes are shown a wait, and between two looks for its reason.
+#: Seconds after which other processes are shown a wait, and from which on its end by a timeout is an event; seconds
+#: between two looks for its reason.
 SHOW_SECONDS, REASON_SECONDS = 1.0, 10.0
 # The end of a wait is written for at most so long before its error is raised.
 _FLUSH_SECONDS = 2.0

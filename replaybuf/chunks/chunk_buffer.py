@@ -25,6 +25,7 @@ from replaybuf.chunks.fragments import (
 from replaybuf.chunks.ledger import ATTEMPTS, Ledger, ModelState
 from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
 from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.values import LEASE_SECONDS
 
 OnProblem = Literal["error", "drop"]
 BeginSessions = Literal["advance", "put"]
@@ -71,7 +72,7 @@ class ChunkBuffer:
         max_staleness: int | None = None,
         on_problem: OnProblem = "error",
         begin_sessions: BeginSessions = "advance",
-        lease_seconds: float = 60.0,
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         if begin_sessions not in ("advance", "put"):
             raise ConfigError(f"begin_sessions must be 'advance' or 'put', got {begin_sessions!r:.100}")

@@ -10,6 +10,7 @@ from replaybuf.chunks.chunk_buffer import ChunkBuffer
 from replaybuf.config import Password, ReplayBufferConfig
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
+from replaybuf.storage.values import LEASE_SECONDS
 from replaybuf.sync.buffer import SyncBuffer, SyncReplayBuffer, mirrored, shared
 from replaybuf.sync.loop import end, run
 
@@ -91,7 +92,7 @@ class ChunkBufferConfig(ReadableConfig):
     reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
     password: Password = None
     allow_network_filesystem: bool = False
-    lease_seconds: float = Field(default=60.0, gt=0, le=86_400)
+    lease_seconds: float = Field(default=LEASE_SECONDS, gt=0, le=86_400)
 
     def build(self) -> ChunkBuffer:
         """Return the chunk buffer that this config describes; it connects at first use. Raises ConfigError."""

@@ -24,7 +24,7 @@ from replaybuf.units import some
 # REINDEX mends an index that differs from its table.
 _OF_AN_INDEX = re.compile(r"missing from index |wrong # of entries in index |non-unique entry in index |out of order")
 
-#: A log is copied into the database whenever it has grown by LOG_BYTES, unless a reader holds it back.
+#: The log is copied into the database whenever it has grown by LONG_PAGES pages, unless a reader holds it back.
 LARGE_LOG = 16 * LONG_PAGES * PAGE_SIZE
 #: Free space on the disk below which the next puts may fail.
 LITTLE_SPACE = 64 * 1024 * 1024

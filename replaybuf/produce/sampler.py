@@ -1,4 +1,7 @@
-"""Samplers, which draw the prompts to be generated next, and the division of a batch among tasks."""
+"""Samplers: prompt ledgers that make a group of k rollouts of each item; and the division of a batch among tasks.
+
+The order of prompts is that of `PromptLedger.draw`.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from replaybuf.prompts.datasets import FAR
 from replaybuf.prompts.prompt_ledger import Again, Prompt, PromptLedger
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
+from replaybuf.storage.values import LEASE_SECONDS
 from replaybuf.sync import SyncReplayBuffer
 
 T = TypeVar("T")
@@ -52,7 +56,7 @@ class Sampler(PromptLedger):
         shuffle: int | None = None,
         make_rollout: Callable[[Any], Any] = to_rollout,
         name: str | None = None,
-        seconds: float = 60.0,
+        seconds: float = LEASE_SECONDS,
     ) -> None:
         self.prompt_repeat_k = check_whole(prompt_repeat_k, "prompt_repeat_k", 1)
         self._make_rollout = make_rollout

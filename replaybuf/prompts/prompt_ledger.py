@@ -32,7 +32,7 @@ from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import reset_response
 from replaybuf.rollouts.statuses import Statuses, StatusLike
 from replaybuf.rules.transitions import Tally, total
-from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
+from replaybuf.storage.values import LEASE_SECONDS, UNSET, Cursor, NewGroup, StorageItem, Unset
 from replaybuf.sync import SyncReplayBuffer
 
 
@@ -174,7 +174,7 @@ class PromptLedger:
         shuffle: int | None = None,
         partial_rollouts: bool = False,
         again: Iterable[StatusLike] = AGAIN,
-        seconds: float = 60.0,
+        seconds: float = LEASE_SECONDS,
     ) -> None:
         times = whole(epochs)
         if epochs is not None and (times is None or times < 0):

@@ -351,7 +351,7 @@ class Limits:
         return _rate(self.samples_per_insert, self.error_buffer, self.min_size)
 
     def why_full(self, level: Level, status: Status) -> str:
-        """Return what a put waits for, for people."""
+        """Return why there is no room for a put: the middle of the sentence of FullError."""
         if self.capacity is not None and self.on_full != "evict" and level.completed >= self.capacity:
             return f"{level.completed} completed groups are buffered, and the capacity is {self.capacity}"
         return (

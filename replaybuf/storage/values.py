@@ -18,6 +18,10 @@ from replaybuf.rollouts.statuses import Status
 #: The class of the rollouts in a buffer, for type checkers.
 R = TypeVar("R", default=Any)
 
+#: Seconds that a lease lasts, by default, from its last renewal.
+LEASE_SECONDS = 60.0
+#: The number of step checkpoints kept by default.
+KEEP_CHECKPOINTS = 3
 #: The number of draws of a buffer of which it is kept by default who drew what.
 HISTORY = 10_000
 

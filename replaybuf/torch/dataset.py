@@ -29,7 +29,7 @@ from replaybuf.redact import redact
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.rules.diagnosis import Diagnosis
-from replaybuf.storage.values import Leased, StorageItem
+from replaybuf.storage.values import LEASE_SECONDS, Leased, StorageItem
 from replaybuf.sync import SyncReplayBuffer, run
 from replaybuf.sync.loop import end
 
@@ -177,7 +177,7 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
         at_least: AtLeast | None = None,
         beta: float | None = None,
         timeout: float | None = 600.0,
-        seconds: float = 60.0,
+        seconds: float = LEASE_SECONDS,
         deferred: Iterable[str] = (),
     ) -> None:
         super().__init__()

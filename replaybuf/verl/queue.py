@@ -11,6 +11,7 @@ from replaybuf.checks import check_whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, MissingDriverError
 from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.storage.values import LEASE_SECONDS
 from replaybuf.sync import run
 from replaybuf.verl.data_proto import from_groups, to_groups
 
@@ -29,7 +30,12 @@ class BufferQueueClient:
     """
 
     def __init__(
-        self, config: ReplayBufferConfig, required_samples: int, *, task_name: str = "train", seconds: float = 60.0
+        self,
+        config: ReplayBufferConfig,
+        required_samples: int,
+        *,
+        task_name: str = "train",
+        seconds: float = LEASE_SECONDS,
     ) -> None:
         """Raise ConfigError for options with which this is no queue of samples."""
         check_whole(required_samples, "required_samples", 1, ConfigError)

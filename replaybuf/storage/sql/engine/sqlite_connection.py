@@ -34,6 +34,7 @@ T = TypeVar("T")
 PAGE_SIZE = 16 * 1024
 #: Pages of a write-ahead log that are kept for the next one.
 _LOG_PAGES = 4 * LONG_PAGES
+#: Of each connection, SQLite's cache of pages.
 CACHE_KIB = 16 * 1024
 #: How many connections are lent at the same time, and how many of them stay open.
 _MOST_LENT, _MOST_IDLE = 8, 6

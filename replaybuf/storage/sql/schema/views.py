@@ -1,4 +1,4 @@
-"""The views for people: of groups and rollouts (`group_views`), and of what was done (`record_views`)."""
+"""The views for people: of groups and rollouts (`GROUP_VIEWS`), and of what was done (`RECORD_VIEWS`)."""
 
 from __future__ import annotations
 

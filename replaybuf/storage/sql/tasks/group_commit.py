@@ -29,6 +29,7 @@ from replaybuf.storage.sql.tasks.presence import Presence
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
 
+#: The most groups, and bytes of payloads, of one commit.
 MAX_GROUPS = 512
 MAX_BYTES = 16 * 1024 * 1024
 #: How much has to wait for a concurrent transaction to be worth it, and how much one holds.

@@ -24,6 +24,7 @@ from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.upkeep import Chores, any_to_prune, find_chores, forget_old, prune, sweep
 from replaybuf.storage.sql.tasks.presence import Presence
 
+#: Seconds for which the payloads of taken groups are kept, for a take that is undone.
 GRACE_SECONDS = 2.0
 _LONGEST_SECONDS = 0.02
 # On a busy machine even the smallest sweep takes longer than that. With fewer payloads a sweep, it would then fall
