@@ -95,9 +95,12 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("cancellation/*::test_a_process_that_ends*", ("sqlite",)),
     ("cancellation/*::test_a_loop_that_is_closed*", ("sqlite",)),
     ("cancellation/*", _DATABASES),
-    ("test_forks.py::*postgresql-pass-os*", _DATABASES),
-    ("test_forks.py::*in_memory*", _STRATEGY),
-    *((f"test_{name}.py::*", ("sqlite",)) for name in ("forks", "heartbeats", "pickling", "threads", "unclosed")),
+    ("buffer/test_forks.py::*postgresql-pass-os*", _DATABASES),
+    ("buffer/test_forks.py::*in_memory*", _STRATEGY),
+    *(
+        (f"buffer/test_{name}.py::*", ("sqlite",))
+        for name in ("forks", "heartbeats", "pickling", "threads", "unclosed")
+    ),
     ("sync/test_sync_calls.py::*thread*", _SHARED),
     ("sync/test_sync_calls.py::*", _STRATEGY),
     ("sync/test_sync_processes.py::*fork*postgresql-pass-*", _DATABASES),
@@ -119,10 +122,10 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("presence/test_workers.py::*any_text*x1b*", _DATABASES),
     ("presence/*", ("sqlite",)),  # on both databases: cli/test_why.py
     *(
-        (f"test_circumstances.py::*{law}*", ("sqlite",))
+        (f"storage/test_circumstances.py::*{law}*", ("sqlite",))
         for law in ("second_short", "dead_producer", "spurts", "steady_puts", "young_buffer", "not_kept")
     ),
-    ("test_waits.py::*", ("sqlite",)),
+    ("buffer/test_waits.py::*", ("sqlite",)),
     ("faults/test_steady.py::*", ("sqlite",)),
     ("faults/test_restored.py::*postgresql-staleness*", _DATABASES),
     ("faults/test_restored.py::*postgresql-prioritized-*", _DATABASES),
@@ -182,7 +185,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("torch/test_ranks.py::*lockstep_goes_on*", _DATABASES),
     ("torch/test_ranks.py::*split*source*", ("postgresql",)),
     ("torch/test_ranks.py::*", ("sqlite",)),
-    ("test_frameworks.py::*", _DATABASES),
+    ("rollouts/test_frameworks.py::*", _DATABASES),
     ("examples/test_killed.py::test_trainer_and_workers*", ("postgresql",)),
     ("examples/test_killed.py::*", ("sqlite",)),
     ("examples/test_endpoint_run.py::test_it_trains*", ("postgresql",)),
@@ -272,26 +275,20 @@ def mark_long(items: list[pytest.Item]) -> None:
 #: What can break in seconds: pure functions, the layers above a store, and the contract in memory and on a SQLite file.
 _FAST = (
     "bad_input/test_arguments.py",
+    "buffer/test_buffers.py",
     "chunks/",
+    "codec/",
     "contract/test_sqlite.py",
     "contract/test_sqlite_memory.py",
-    "test_same_draws.py",
     "produce/",
-    "query/",
-    "test_buffers.py",
-    "test_checkpoints.py",
-    "codec/",
-    "test_balance.py",
-    "test_config.py",
-    "test_diagnosis.py",
-    "test_marks.py",
-    "test_frameworks.py",
     "prompts/",
+    "query/",
+    "rollouts/",
+    "rules/",
+    "storage/test_checkpoints.py",
+    "storage/test_same_draws.py",
+    "test_config.py",
     "test_redact.py",
-    "test_rollout_type.py",
-    "test_rules.py",
-    "test_statuses.py",
-    "test_transitions.py",
 )
 _SLOW = (
     "chunks/test_configs.py",

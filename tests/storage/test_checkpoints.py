@@ -245,7 +245,7 @@ async def test_nobody_waits_for_a_checkpoint_that_is_being_made(
 async def test_what_is_replaced_while_a_checkpoint_is_made_does_not_come_back_beside_it(
     postgres_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a restore that keeps new groups. On SQLite: tests/test_checkpoints_in_pieces.py."""
+    """By a restore that keeps new groups. On SQLite: tests/storage/test_checkpoints_in_pieces.py."""
     copied = Copied(monkeypatch)
     async with build(postgres_database) as buffer, build(postgres_database) as other:
         uid = await buffer.put(group(1), TASK)

@@ -23,8 +23,8 @@ from replaybuf.storage.sql.tasks.making import Making
 from tests.contract.checkpointing import go_on, state_of
 from tests.contract.leasing import LONG
 from tests.contract.persistence import fill as fill_with_everything
+from tests.storage.test_checkpoints import swept, take
 from tests.stores import TASK, build, fill, group, take_all
-from tests.test_checkpoints import swept, take
 
 
 class Held:
