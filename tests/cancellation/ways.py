@@ -49,15 +49,11 @@ async def ended(task: asyncio.Task[Any]) -> Any:
         return None
 
 
-async def cancelled_after(call: Coroutine[Any, Any, Any], delay: float) -> Any:
+async def by_cancel(call: Coroutine[Any, Any, Any], delay: float) -> Any:
     task = asyncio.create_task(call)
     await asyncio.sleep(delay)
     task.cancel()
     return await ended(task)
-
-
-def by_cancel(call: Coroutine[Any, Any, Any], delay: float) -> Coroutine[Any, Any, Any]:
-    return cancelled_after(call, delay)
 
 
 async def by_wait_for(call: Coroutine[Any, Any, Any], delay: float) -> Any:
@@ -67,15 +63,8 @@ async def by_wait_for(call: Coroutine[Any, Any, Any], delay: float) -> Any:
         return None
 
 
-async def by_timeout(call: Coroutine[Any, Any, Any], delay: float) -> Any:
-    try:
-        async with asyncio.timeout(delay):
-            return await call
-    except TimeoutError:
-        return None
-
-
-ENDINGS = [by_cancel, by_wait_for, by_timeout]
+#: (`asyncio.timeout` cancels the task that is in it, as `by_cancel` does.)
+ENDINGS = [by_cancel, by_wait_for]
 
 Ending = Callable[[Coroutine[Any, Any, Any], float], Coroutine[Any, Any, Any]]
 

@@ -164,39 +164,6 @@ class TakingLaws(Harness):
         *_, one, other = await asyncio.gather(*threads)
         assert sorted([*one, *other]) == list(range(100))  # type: ignore[misc]
 
-    async def test_a_cancelled_take_loses_nothing(self, buffer: ReplayBuffer) -> None:
-        """Either the caller has the groups or the store has, wherever the cancellation hits."""
-        for i in range(60):
-            await buffer.put(group(i), "math")
-        received: list[int] = []
-
-        async def take() -> None:
-            received.extend(ids(await buffer.get(2, "math")))
-
-        for turns in range(25):
-            task = asyncio.create_task(take())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
-        left = [item.item[0].rollout_id for item in await found(buffer)]
-        assert sorted(received + left) == list(range(60))
-        assert left == sorted(left)
-
-    async def test_a_cancelled_put_is_whole_or_not_at_all(self, buffer: ReplayBuffer) -> None:
-        """A cancelled put has stored its group or nothing, and the next one works."""
-        for turns in range(20):
-            task = asyncio.create_task(buffer.put(group(turns, turns), "math"))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
-        last = await buffer.put(group(99), "math")
-        items = await found(buffer)
-        assert [item.uid for item in items][-1] == last
-        assert all(len({rollout.rollout_id for rollout in item.item}) == 1 for item in items)
-        assert len(buffer) == len(items)
-
 
 class CountingLaws(Harness):
     """Counts are right at any time, inside and outside of an event loop."""

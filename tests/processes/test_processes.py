@@ -127,18 +127,6 @@ async def fill_with_three(buffer: object, count: int) -> None:
     await asyncio.gather(*puts)
 
 
-def test_others_go_on_while_a_process_dies(crew: Crew, shared_url: str) -> None:
-    victim, lost = crew.start("produce", 0, 100_000)
-    witness, log = crew.start("produce", 200_000, 60)
-    wait_for_lines(lost, 20)
-    victim.kill()
-    crew.end(witness)
-    found = left_over(shared_url)
-    assert twice(found) == []
-    assert {*numbers(lost), *numbers(log)} <= set(found)
-    assert len(numbers(log)) == 60
-
-
 def test_a_waiting_take_wakes_when_another_process_puts(crew: Crew, shared_url: str) -> None:
     waiting, log = crew.start("wait", 2)
     wait_for_lines(log, 1)
@@ -202,18 +190,6 @@ def test_a_locked_database_is_asked_again_until_the_time_is_over() -> None:
         with pytest.raises(sqlite3.OperationalError):
             _patiently(ask, 0.02)
         assert answers
-
-
-def test_a_save_that_is_killed_leaves_the_snapshot_before_it(crew: Crew, shared_url: str, tmp_path: Path) -> None:
-    with opened(shared_url) as buffer:
-        asyncio.run(fill(buffer, 200))
-    for attempt in range(2):
-        process, log = crew.start("save_again_and_again", tmp_path / "snapshot")
-        wait_for_lines(log, 1 + attempt)
-        process.kill()
-    with opened("sqlite:///:memory:") as copy:
-        asyncio.run(copy.resume(tmp_path / "snapshot"))
-        assert sorted(asyncio.run(take_all(copy))) == list(range(200))
 
 
 def test_a_database_of_a_dead_process_can_be_used_at_once(crew: Crew, shared_url: str) -> None:

@@ -116,13 +116,6 @@ async def create_many(url: str, log: Log, start: str, count: str) -> None:
         log.write(number)
 
 
-async def save_again_and_again(url: str, log: Log, folder: str) -> None:
-    async with build(url) as buffer:
-        for number in range(1000):
-            await buffer.save(folder)
-            log.write(number)
-
-
 async def open_and_stay(url: str, log: Log) -> None:
     async with build(url) as buffer:
         await fill(buffer, 3)
