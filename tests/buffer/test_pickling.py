@@ -7,13 +7,7 @@ import pickle
 
 import pytest
 
-from replaybuf import (
-    AsyncReplayBufferConfig,
-    FIFOPolicy,
-    ReplayBufError,
-    ReplayBufferConfig,
-    SyncReplayBufferConfig,
-)
+from replaybuf import AsyncReplayBufferConfig, FIFOPolicy, ReplayBufError, ReplayBufferConfig, SyncReplayBufferConfig
 from tests.scripts import run
 from tests.stores import TASK, group, opened
 

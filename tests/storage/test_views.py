@@ -27,8 +27,7 @@ def rollout(**values: Any) -> RolloutState:
 
 
 async def rows(buffer: ReplayBuffer, query: str) -> list[tuple[Any, ...]]:
-    storage: Any = buffer.storage
-    found = await storage._read(lambda tx: tx.run(query))
+    found = await buffer.storage._read(lambda tx: tx.run(query))
     return [tuple(row) for row in found]
 
 
@@ -170,8 +169,7 @@ async def test_no_view_fails_for_a_payload_that_is_not_what_it_was(database_url:
     """One that is cut short, and the outlines of older versions."""
     async with build(database_url) as buffer:
         await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
-        storage: Any = buffer.storage
-        await storage._write(lambda tx: tx.run(spoil))
+        await buffer.storage._write(lambda tx: tx.run(spoil))
         assert await rows(buffer, "SELECT full_prompt, messages FROM groups") == [(None, None)]
         assert await rows(buffer, "SELECT full_response FROM rollouts") == [(None,)]
 
@@ -209,10 +207,9 @@ async def test_whole_texts_stay_whole_wherever_groups_go(tmp_path: Path) -> None
     whole = [(LONG, LONG)]
     async with build(url) as buffer:
         await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
-        storage: Any = buffer.storage
         spoil = "UPDATE rb_payload SET outline = CAST(x'5ba5' AS TEXT)"
-        await storage._write(lambda tx: tx.run(spoil))
-        await storage._write(lambda tx: repair_texts(tx, CheckContext("")))
+        await buffer.storage._write(lambda tx: tx.run(spoil))
+        await buffer.storage._write(lambda tx: repair_texts(tx, CheckContext("")))
         assert await rows(buffer, query) == whole
         await buffer.save(tmp_path / "saved")
         state = buffer.state_dict()
