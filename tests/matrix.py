@@ -200,7 +200,6 @@ _LONG = (
     "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_policy.py
     "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_endpoint_run.py::test_a_finished*",  # a run that is killed goes on
-    "examples/test_endpoint_run.py::test_a_server_that_always_fails*",  # of the engine: test_endpoint_engine.py
     "examples/test_endpoint_run.py::test_a_mistake*arguments[12]*",  # the first mistake
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
     "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
