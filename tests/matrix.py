@@ -210,10 +210,7 @@ _LONG = (
     "sync/test_sync_processes.py::*multiprocessing*spawn*",  # test_pickling.py
     "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
     "torch/test_loading.py::*errors_of_workers*spawned*",  # forked; every group with spawned ones
-    *(
-        f"sync/test_sync_processes.py::*ends_quietly*{end}*"
-        for end in ("never", "collected", "cycle", "block", "closed")
-    ),
+    *(f"sync/test_sync_processes.py::*ends_quietly*{end}*" for end in ("block", "closed")),
     # In one transaction like others of which a kill is tested
     *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("put several", "take again", "take at random", "extend")),
     *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("give back", "update priorities", "refresh dropping")),

@@ -33,7 +33,7 @@ async def test_every_call_that_runs_into_a_close_ends(url: str) -> None:
     durable = ":memory:" not in url
     expected: list[int] = []
     delivered: list[int] = []
-    for round_ in range(12):
+    for round_ in range(6):
         buffer = build(url)
         await fill(buffer, 5, 5 * round_)
         expected += range(5 * round_, 5 * round_ + 5)

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.figures import Figures
-from tests.faults.ledger import entries
+from tests.faults.ledger import entries, wait_for_lines
 from tests.faults.processes import end, start
 from tests.faults.runs import POLICIES, STEPS, old_run, train
-from tests.processes.test_processes import wait_for_lines
 from tests.stores import build, fill, take_all
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from replaybuf.errors import NotADatabaseError
 from tests.faults.figures import Figures
-from tests.faults.ledger import Ledger, numbers
+from tests.faults.ledger import Ledger, numbers, wait_for_lines
 from tests.faults.processes import end, kill, start
-from tests.processes.test_processes import wait_for_lines
 from tests.stores import TASK, build, fill, group, take_all
 
 COUNT = 30

@@ -12,9 +12,8 @@ import pytest
 from replaybuf.errors import LockedError
 from tests.faults import disks
 from tests.faults.figures import Figures
-from tests.faults.ledger import Ledger, entries, numbers
+from tests.faults.ledger import Ledger, entries, numbers, wait_for_lines
 from tests.faults.processes import end, kill, start
-from tests.processes.test_processes import wait_for_lines
 from tests.stores import TASK, build, fill, group, take_all
 
 
