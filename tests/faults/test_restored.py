@@ -72,5 +72,5 @@ def test_who_is_left_of_the_run_before_a_restore_is_fenced_off(
     found = asyncio.run(main())
     for kind in kinds:
         assert "step 7" in entries(ledgers[kind], "fenced")[0], kind
-    figures.add(faults=len(kinds), groups=200, lost=200 - len(set(found)), doubled=len(found) - len(set(found)))
+    figures.compare(len(kinds), range(200), found)
     assert found == list(range(200))

@@ -63,5 +63,5 @@ def test_a_lock_that_another_process_holds(tmp_path: Path, figures: Figures) -> 
             return await take_all(buffer)
 
     found = asyncio.run(main())
-    figures.add(faults=4, groups=6, lost=len(set(range(6)) - set(found)), doubled=len(found) - len(set(found)))
+    figures.compare(4, range(6), found)
     assert found == list(range(6))
