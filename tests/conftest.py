@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.compiled import share_compiled_statements
+from tests.compiled import share_compiled_definitions
 from tests.faults.summary import Summary
 from tests.matrix import mark_fast, mark_long
 from tests.postgres import Databases, new_database, running_server
@@ -23,7 +23,7 @@ from tests.postgres import Databases, new_database, running_server
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
-share_compiled_statements()
+share_compiled_definitions()
 
 #: Of tests' files: more than all of them take.
 _MEMORY_BYTES = 4 * 2**30

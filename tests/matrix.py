@@ -90,14 +90,15 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     *((f"faults/test_kills.py::*postgresql-{name}-*", _DATABASES) for name in _KILLED),
     ("faults/test_kills.py::*", ("sqlite",)),
     ("cancellation/*postgresql-by_wait_for*", ("sqlite",)),
-    ("cancellation/*postgresql-by_timeout*", ("sqlite",)),
-    ("cancellation/*::test_whatever_is_cancelled*", ("sqlite",)),
     ("cancellation/*::test_a_process_that_ends*", ("sqlite",)),
     ("cancellation/*::test_a_loop_that_is_closed*", ("sqlite",)),
     ("cancellation/*", _DATABASES),
-    ("test_forks.py::*postgresql-pass-os*", _DATABASES),
-    ("test_forks.py::*in_memory*", _STRATEGY),
-    *((f"test_{name}.py::*", ("sqlite",)) for name in ("forks", "heartbeats", "pickling", "threads", "unclosed")),
+    ("buffer/test_forks.py::*postgresql-pass-os*", _DATABASES),
+    ("buffer/test_forks.py::*in_memory*", _STRATEGY),
+    *(
+        (f"buffer/test_{name}.py::*", ("sqlite",))
+        for name in ("forks", "heartbeats", "pickling", "threads", "unclosed")
+    ),
     ("sync/test_sync_calls.py::*thread*", _SHARED),
     ("sync/test_sync_calls.py::*", _STRATEGY),
     ("sync/test_sync_processes.py::*fork*postgresql-pass-*", _DATABASES),
@@ -111,18 +112,16 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("values/test_stores.py::*", _DATABASES),
     ("processes/test_processes.py::test_what_put_acknowledged*", ("sqlite",)),
     ("processes/test_processes.py::test_a_consumer_that_dies*", ("postgresql",)),
-    ("processes/test_processes.py::test_others_go_on*", ("postgresql",)),
-    ("processes/test_processes.py::test_a_save_that_is_killed*", ("sqlite",)),
     ("processes/test_processes.py::test_a_database_of_a_dead*", ("sqlite",)),
     ("processes/test_leases.py::*", ("postgresql",)),
     ("presence/test_workers.py::*killed*", ("postgresql",)),
     ("presence/test_workers.py::*any_text*x1b*", _DATABASES),
     ("presence/*", ("sqlite",)),  # on both databases: cli/test_why.py
     *(
-        (f"test_circumstances.py::*{law}*", ("sqlite",))
+        (f"storage/test_circumstances.py::*{law}*", ("sqlite",))
         for law in ("second_short", "dead_producer", "spurts", "steady_puts", "young_buffer", "not_kept")
     ),
-    ("test_waits.py::*", ("sqlite",)),
+    ("buffer/test_waits.py::*", ("sqlite",)),
     ("faults/test_steady.py::*", ("sqlite",)),
     ("faults/test_restored.py::*postgresql-staleness*", _DATABASES),
     ("faults/test_restored.py::*postgresql-prioritized-*", _DATABASES),
@@ -182,7 +181,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("torch/test_ranks.py::*lockstep_goes_on*", _DATABASES),
     ("torch/test_ranks.py::*split*source*", ("postgresql",)),
     ("torch/test_ranks.py::*", ("sqlite",)),
-    ("test_frameworks.py::*", _DATABASES),
+    ("rollouts/test_frameworks.py::*", _DATABASES),
     ("examples/test_killed.py::test_trainer_and_workers*", ("postgresql",)),
     ("examples/test_killed.py::*", ("sqlite",)),
     ("examples/test_endpoint_run.py::test_it_trains*", ("postgresql",)),
@@ -201,7 +200,6 @@ _LONG = (
     "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_policy.py
     "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_endpoint_run.py::test_a_finished*",  # a run that is killed goes on
-    "examples/test_endpoint_run.py::test_a_server_that_always_fails*",  # of the engine: test_endpoint_engine.py
     "examples/test_endpoint_run.py::test_a_mistake*arguments[12]*",  # the first mistake
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
     "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
@@ -212,10 +210,7 @@ _LONG = (
     "sync/test_sync_processes.py::*multiprocessing*spawn*",  # test_pickling.py
     "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
     "torch/test_loading.py::*errors_of_workers*spawned*",  # forked; every group with spawned ones
-    *(
-        f"sync/test_sync_processes.py::*ends_quietly*{end}*"
-        for end in ("never", "collected", "cycle", "block", "closed")
-    ),
+    *(f"sync/test_sync_processes.py::*ends_quietly*{end}*" for end in ("block", "closed")),
     # In one transaction like others of which a kill is tested
     *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("put several", "take again", "take at random", "extend")),
     *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("give back", "update priorities", "refresh dropping")),
@@ -272,26 +267,20 @@ def mark_long(items: list[pytest.Item]) -> None:
 #: What can break in seconds: pure functions, the layers above a store, and the contract in memory and on a SQLite file.
 _FAST = (
     "bad_input/test_arguments.py",
+    "buffer/test_buffers.py",
     "chunks/",
+    "codec/",
     "contract/test_sqlite.py",
     "contract/test_sqlite_memory.py",
-    "test_same_draws.py",
     "produce/",
-    "query/",
-    "test_buffers.py",
-    "test_checkpoints.py",
-    "codec/",
-    "test_balance.py",
-    "test_config.py",
-    "test_diagnosis.py",
-    "test_marks.py",
-    "test_frameworks.py",
     "prompts/",
+    "query/",
+    "rollouts/",
+    "rules/",
+    "storage/test_checkpoints.py",
+    "storage/test_same_draws.py",
+    "test_config.py",
     "test_redact.py",
-    "test_rollout_type.py",
-    "test_rules.py",
-    "test_statuses.py",
-    "test_transitions.py",
 )
 _SLOW = (
     "chunks/test_configs.py",

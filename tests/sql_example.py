@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, insert
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, activity, event, waiter, worker
 from replaybuf.worker_name import working_as
-from tests.test_schema import run
+from tests.storage.test_schema import run
 
 STEPS = (411, 412, 413)
 WORKERS = ("gpu-1", "gpu-2", "gpu-3")

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import replaybuf
+import replaybuf.errors
+import replaybuf.verl
 
 HEAVY = {"sqlalchemy", "pydantic", "numpy", "typer", "rich", "alembic", "yaml", "asyncio", "replaybuf.errors"}
 
@@ -44,6 +46,30 @@ def test_a_command_loads_no_other_command() -> None:
     )
     assert "replaybuf.demo.command" in modules
     assert not {"sqlalchemy", "numpy", "replaybuf.cli.stats", "replaybuf.demo.trainer"} & modules
+
+
+def test_what_rollouts_may_be_made_with_is_loaded_for_its_own_classes() -> None:
+    assert not {"attr", "attrs", "msgspec", "torch"} & loaded_by("import replaybuf.config, replaybuf.rules.balance")
+
+
+WITHOUT_TORCH = """
+sys.modules["torch"] = None
+from replaybuf.errors import MissingDriverError
+try:
+    import replaybuf.torch
+except MissingDriverError as error:
+    assert isinstance(error, ImportError)
+    assert str(error) == "replaybuf.torch needs torch, which is not installed: pip install torch"
+else:
+    raise AssertionError
+"""
+
+
+def test_what_needs_a_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded_by(WITHOUT_TORCH)
+    monkeypatch.setitem(sys.modules, "verl", None)
+    with pytest.raises(replaybuf.errors.MissingDriverError, match="pip install verl"):
+        replaybuf.verl.from_groups([[replaybuf.RolloutState(message=[])]])
 
 
 def test_type_checkers_see_what_there_is_at_run_time() -> None:

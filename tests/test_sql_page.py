@@ -28,7 +28,7 @@ from tests.cli.conftest import run as command
 from tests.pages import DOCS
 from tests.postgres import new_url
 from tests.sql_example import fill
-from tests.test_schema import create, run
+from tests.storage.test_schema import create, run
 
 PAGE = DOCS / "sql.md"
 TEXT = PAGE.read_text("utf-8")

@@ -18,9 +18,6 @@ STDIN, STDOUT, STDERR = range(3)
 
 
 def _preload() -> None:
-    import tests.processes.worker
-    import tests.sync.test_sync_processes
-    import tests.test_pickling  # noqa: F401
     from replaybuf import ReplayBufferConfig
 
     for url in ("memory://", "postgresql://nobody@nowhere/none"):

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf import (
-    Lease,
-    ReplayBufError,
-    ReplayBuffer,
-    RolloutState,
-)
+from replaybuf import Lease, ReplayBufError, ReplayBuffer, RolloutState
 from replaybuf.buffer.lease import Leasing
 from tests.stores import TASK, build, group
 

@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from replaybuf import (
-    ReplayBuffer,
-)
+from replaybuf import ReplayBuffer
 from tests.postgres import new_url
 from tests.stores import build, fill
 

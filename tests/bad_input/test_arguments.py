@@ -50,13 +50,10 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "task: long": (put(task_name="x" * 201), InputError, "201 characters; the limit is 200"),
     "model_step: text": (put(model_step="4"), InputError, "model_step must be a whole number"),
     "model_step: bool": (put(model_step=True), InputError, "model_step must be a whole number"),
-    "model_step: NaN": (put(model_step=math.nan), InputError, "model_step must be a whole number"),
     "model_step: float": (put(model_step=1.5), InputError, "model_step must be a whole number"),
     "model_step: huge": (put(model_step=2**63), InputError, "model_step must be a whole number"),
-    "train step: text": (put(current_train_step="5"), InputError, "current_train_step must be a whole number"),
     "train step: huge": (put(current_train_step=2**70), InputError, "current_train_step must be a whole number"),
     "threshold: 0": (put(stale_threshold=0), InputError, "stale_threshold must be positive.*None"),
-    "threshold: negative": (put(stale_threshold=-3), InputError, "stale_threshold must be positive"),
     "threshold: text": (put(stale_threshold="4"), InputError, "stale_threshold must be positive"),
     "threshold: NaN": (put(stale_threshold=math.nan), InputError, "stale_threshold must be positive"),
     "threshold: bool": (put(stale_threshold=True), InputError, "stale_threshold must be positive"),
@@ -128,7 +125,6 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     ),
     "wait: negative": (lambda b: b.wait_ready({TASK: 1}, timeout=-0.1), InputError, "timeout must be a number"),
     "count: a long status": (lambda b: b.count(TASK, "x" * 10**6), InputError, "unknown status 'x{50}"),
-    "count: status": (lambda b: b.count(TASK, "x"), InputError, "unknown status 'x'"),
     "count: task": (lambda b: b.count(None, "completed"), InputError, "task_name must be a text"),  # type: ignore[arg-type]
     "counts: lone task": (lambda b: b.count_statuses("math", ["completed"]), InputError, "tasks must be a list"),
     "counts: lone status": (lambda b: b.count_statuses([TASK], "completed"), InputError, "statuses must be a list"),
@@ -140,22 +136,15 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "find: order": (find(order_by="nope"), QueryError, "order_by: can't order by 'nope'"),
     "find: a long order": (find(order_by="x" * 10**6), QueryError, "order_by: can't order by 'x{50}"),
     "find: order twice": (find(order_by="--uid"), QueryError, "did you mean 'uid'"),
-    "find: order by number": (find(order_by=5), QueryError, "order_by: expected a field name"),
     "find: order by list": (find(order_by=[[]]), QueryError, "order_by: expected a field name"),
     "find: order by term": (find(order_by=OrderTerm([])), QueryError, "can't order by"),  # type: ignore[arg-type]
     "delete: None": (lambda b: b.delete(None), QueryError, "expected a query"),  # type: ignore[arg-type]
     "delete: SQL": (lambda b: b.delete("1 = 1"), QueryError, "expected a query"),  # type: ignore[arg-type]
-    "update: status": (lambda b: b.update({}, status="x"), InputError, "unknown status"),
     "update: priority": (lambda b: b.update({}, priority=math.nan), InputError, "priority must be"),
     "update: tags": (lambda b: b.update({}, tags={"a": []}), InputError, r"tags\['a'\]"),  # type: ignore[dict-item]
     "refresh: 0": (refresh({TASK: 0}), InputError, "stale_threshold must be positive"),
-    "refresh: text": (refresh({TASK: "4"}), InputError, "stale_threshold must be positive"),
-    "refresh: NaN": (refresh({TASK: math.nan}), InputError, "stale_threshold must be positive"),
     "refresh: list": (refresh([TASK]), InputError, "task_stale_thresholds must be a dict"),
-    "refresh: step": (refresh({TASK: 4}, "a"), InputError, "current_train_step must be a whole number"),
-    "refresh: NaN step": (refresh({TASK: 4}, math.nan), InputError, "current_train_step must be a whole number"),
     "refresh: huge step": (refresh({TASK: 4}, 2**70), InputError, "current_train_step must be a whole number"),
-    "refresh: status": (refresh({TASK: 4}, statuses=["x"]), InputError, "unknown status"),
     "refresh: lone status": (refresh({TASK: 4}, statuses="completed"), InputError, "statuses must be a list"),
     "refresh: other task": (
         refresh({}, task_token_stale_thresholds={TASK: 3}),
@@ -200,12 +189,10 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "replaces: an array without dimensions": (put(rollouts(), replaces=np.array(3)), InputError, "must be a list"),
     "replaces: many": (put(rollouts(), replaces=range(5, 10**5)), ConflictError, "group 5, "),
     "priorities: NaN": (lambda b: b.update_priorities({1: math.nan}), InputError, "priority must be a finite"),
-    "priorities: text": (lambda b: b.update_priorities({1: "1"}), InputError, "priority must be a finite"),  # type: ignore[dict-item]
     "sample: negative beta": (lambda b: b.sample({TASK: 1}, beta=-1), InputError, "beta"),
     "sample: beta of text": (lambda b: b.sample({TASK: 1}, beta="1"), InputError, "beta"),  # type: ignore[arg-type]
     "sample: NaN beta": (lambda b: b.sample({TASK: 1}, beta=math.nan), InputError, "beta"),
     "ready: float": (lambda b: b.is_ready({TASK: 1.5}), InputError, "must be a whole number"),  # type: ignore[dict-item]
-    "wait: float": (lambda b: b.wait_ready({TASK: 1.5}, timeout=0), InputError, "must be a whole number"),  # type: ignore[dict-item]
     "lease: no time": (lambda b: leased(b, seconds=0), InputError, "seconds must be"),
     "update: query": (lambda b: b.update({"nope": 1}, priority=1), QueryError, "nope: there is no field"),
     "delete: query": (

@@ -18,7 +18,7 @@ from replaybuf.errors import AccessError, LockedError, NotADatabaseError, Unreac
 from replaybuf.storage.sql.engine import sqlite_others
 from tests.bad_input.calls import refused
 from tests.postgres import execute
-from tests.stores import TASK, build, fill, group, numbers_of, take_all
+from tests.stores import TASK, build, fill, group, take_all
 
 
 async def test_a_port_where_nobody_listens() -> None:
@@ -211,19 +211,3 @@ async def test_a_database_locked_by_another_says_so_in_time(shared_url: str) -> 
             assert await buffer.count_where({}) == 2  # readers don't wait
         await buffer.put(group(4), TASK)
         assert await take_all(buffer) == [0, 1, 4]
-
-
-async def test_a_payload_that_is_damaged_is_set_aside_and_not_lost(shared_url: str) -> None:
-    async with build(shared_url) as buffer:
-        await fill(buffer, 4)
-        if shared_url.startswith("sqlite"):
-            with sqlite3.connect(shared_url.removeprefix("sqlite:///")) as connection:
-                connection.execute("UPDATE rb_payload SET data = CAST(x'00' || data AS BLOB) WHERE uid = 2")
-            connection.close()
-        else:
-            execute(shared_url, "UPDATE rb_payload SET data = '\\x00'::bytea || data WHERE uid = 2")
-        batch, _ = await buffer.take_batch({TASK: 3}, timeout=5)
-        assert numbers_of(batch[TASK]) == [0, 2, 3]
-        (damaged,) = [item async for item in buffer.find({})]
-        assert (damaged.uid, damaged.status, damaged.item) == (2, "failed", [])
-        assert "not a replaybuf payload" in (damaged.error or "")

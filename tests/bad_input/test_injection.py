@@ -7,10 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from replaybuf import (
-    ConfigError,
-    ReplayBufError,
-)
+from replaybuf import ConfigError, ReplayBufError
 from tests.bad_input.calls import find
 from tests.stores import build, fill, group, numbers_of, take_all
 

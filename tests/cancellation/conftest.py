@@ -10,9 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from replaybuf import ReplayBuffer
-from tests.cancellation.ways import (
-    no_connection_out,
-)
+from tests.cancellation.ways import no_connection_out
 from tests.stores import build
 
 

@@ -10,11 +10,7 @@ import threading
 import pytest
 
 from replaybuf import ClosedError
-from tests.cancellation.ways import (
-    by_cancel,
-    locked,
-    storage_of,
-)
+from tests.cancellation.ways import by_cancel, locked
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
 
@@ -26,7 +22,7 @@ async def test_a_cancelled_close_still_closes(url: str) -> None:
         assert put is not None
         await by_cancel(buffer.close(), chance.random() * 0.01)
         await buffer.close()
-        assert not storage_of(buffer).thread._thread.is_alive()
+        assert not buffer.storage.thread._thread.is_alive()
         with pytest.raises(ClosedError):
             await buffer.get(1, TASK)
 
@@ -37,7 +33,7 @@ async def test_every_call_that_runs_into_a_close_ends(url: str) -> None:
     durable = ":memory:" not in url
     expected: list[int] = []
     delivered: list[int] = []
-    for round_ in range(12):
+    for round_ in range(6):
         buffer = build(url)
         await fill(buffer, 5, 5 * round_)
         expected += range(5 * round_, 5 * round_ + 5)

@@ -10,12 +10,7 @@ import asyncpg
 import pytest
 
 from replaybuf import NotReadyError, ReplayBuffer
-from tests.cancellation.ways import (
-    ENDINGS,
-    Ending,
-    by_cancel,
-    storage_of,
-)
+from tests.cancellation.ways import ENDINGS, Ending, by_cancel
 from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
@@ -98,7 +93,7 @@ async def test_a_take_that_was_cancelled_is_settled_before_the_next_call(buffer:
 
 async def test_a_take_that_is_cancelled_before_it_began_blocks_no_later_call(buffer: ReplayBuffer) -> None:
     await fill(buffer, 3)
-    storage_of(buffer).thread.post(time.sleep, 0.1)  # so that the call and its end are noticed together
+    buffer.storage.thread.post(time.sleep, 0.1)  # so that the call and its end are noticed together
     await by_cancel(buffer.get(3, TASK), 0.02)
     async with asyncio.timeout(5):
         assert await take_all(buffer) == [0, 1, 2]

@@ -12,16 +12,7 @@ import pytest
 
 from replaybuf import ReplayBuffer, Status
 from replaybuf.storage.sql.statements.upkeep import sweep
-from replaybuf.storage.sql.tasks.delivery import Drawing
-from replaybuf.storage.values import Draw
-from tests.cancellation.ways import (
-    by_cancel,
-    ended,
-    hold_decoding,
-    locked,
-    storage_of,
-    taken_from,
-)
+from tests.cancellation.ways import by_cancel, ended, hold_decoding, locked, take, taken_from
 from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, take_all
 
@@ -31,10 +22,8 @@ async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_
         await fill(buffer, 4)
         assert len(await buffer.get(2, TASK)) == 2
         before = +Counter(await buffer.storage.tallies())
-        state = storage_of(buffer)
-        drawing = Drawing(state.draws, Draw({TASK: 4}))
-        taken = await state.thread.run(drawing.run)
-        await state.thread.run(lambda: drawing.undo(taken))
+        undo = await take(buffer, 4)
+        await undo()
         assert +Counter(await buffer.storage.tallies()) == before
 
 
@@ -45,11 +34,9 @@ async def test_an_undone_draw_joins_a_race_that_began_in_the_meantime(shared_url
         build(shared_url, policy="uniform", max_times_sampled=times) as other,
     ):
         await fill(buffer, 2)
-        state = storage_of(buffer)
-        drawing = Drawing(state.draws, Draw({TASK: 1}))
-        taken = await state.thread.run(drawing.run)
+        undo = await take(buffer, 1)
         assert len(await other.get(1, TASK)) == 1
-        await state.thread.run(lambda: drawing.undo(taken))
+        await undo()
         assert len(await other.get(2, TASK)) == (1 if times else 2)
 
 
@@ -83,7 +70,7 @@ async def test_a_group_that_was_given_back_is_the_same_as_before(buffer: ReplayB
             group(number, 2), TASK, model_step=number, current_train_step=9, tags={"n": number}, key=str(number)
         )
     before = [item async for item in buffer.find({})]
-    storage_of(buffer).thread.post(time.sleep, 0.1)
+    buffer.storage.thread.post(time.sleep, 0.1)
     await by_cancel(buffer.get(4, TASK), 0.05)
     release = threading.Event()
     hold_decoding(buffer, release)
@@ -101,7 +88,7 @@ async def test_groups_that_come_back_after_their_payloads_were_swept_are_whole(b
     hold_decoding(buffer, release)
     task = asyncio.create_task(buffer.get(3, TASK))
     await taken_from(buffer)
-    state = storage_of(buffer)
+    state = buffer.storage
     sweeping = state.engine.write(lambda tx: sweep(tx, time.time() + 60, 100))
     assert await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sweeping, state.thread.loop)) == 3
     task.cancel()
@@ -113,7 +100,7 @@ async def test_groups_that_come_back_after_their_payloads_were_swept_are_whole(b
 async def test_payloads_stay_until_their_time_of_grace_is_over(buffer: ReplayBuffer) -> None:
     await fill(buffer, 3)
     assert await take_all(buffer) == [0, 1, 2]
-    state = storage_of(buffer)
+    state = buffer.storage
 
     async def swept(before: float) -> int:
         sweeping = state.engine.write(lambda tx: sweep(tx, before, 100))

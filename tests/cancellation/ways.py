@@ -8,20 +8,25 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from replaybuf import ReplayBuffer
-from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.transaction import Transaction
-from tests.stores import build, until
+from replaybuf.storage.sql.tasks.delivery import Drawing
+from replaybuf.storage.values import Draw
+from tests.stores import TASK, build, until
 
 
-def storage_of(buffer: ReplayBuffer) -> SQLStorage:
-    assert isinstance(buffer.storage, SQLStorage)
-    return buffer.storage
+async def take(buffer: ReplayBuffer, size: int, seconds: float | None = None, **options: Any) -> Callable[[], Any]:
+    """Take or lease groups that nobody receives; what undoes it, as when the call is cancelled."""
+    storage = buffer.storage
+    await storage.open()
+    drawing = Drawing(storage.draws, Draw({TASK: size}, **options), seconds)
+    taken = await storage.thread.run(drawing.run)
+    return lambda: storage.thread.run(lambda: drawing.undo(taken))
 
 
 async def end_background_work(buffer: ReplayBuffer) -> None:
     """End the sweeps, and what they have begun."""
-    state = storage_of(buffer)
+    state = buffer.storage
 
     async def end() -> None:
         await state.sweeper.stop()
@@ -33,7 +38,7 @@ async def end_background_work(buffer: ReplayBuffer) -> None:
 
 async def no_connection_out(buffer: ReplayBuffer) -> None:
     """Wait until all connections are back, except for the one that listens for changes."""
-    state = storage_of(buffer)
+    state = buffer.storage
 
     async def all_back() -> bool:
         return state.engine.lent <= (getattr(state.watch._changes, "_listening", None) is not None)
@@ -49,15 +54,11 @@ async def ended(task: asyncio.Task[Any]) -> Any:
         return None
 
 
-async def cancelled_after(call: Coroutine[Any, Any, Any], delay: float) -> Any:
+async def by_cancel(call: Coroutine[Any, Any, Any], delay: float) -> Any:
     task = asyncio.create_task(call)
     await asyncio.sleep(delay)
     task.cancel()
     return await ended(task)
-
-
-def by_cancel(call: Coroutine[Any, Any, Any], delay: float) -> Coroutine[Any, Any, Any]:
-    return cancelled_after(call, delay)
 
 
 async def by_wait_for(call: Coroutine[Any, Any, Any], delay: float) -> Any:
@@ -67,22 +68,15 @@ async def by_wait_for(call: Coroutine[Any, Any, Any], delay: float) -> Any:
         return None
 
 
-async def by_timeout(call: Coroutine[Any, Any, Any], delay: float) -> Any:
-    try:
-        async with asyncio.timeout(delay):
-            return await call
-    except TimeoutError:
-        return None
-
-
-ENDINGS = [by_cancel, by_wait_for, by_timeout]
+#: (`asyncio.timeout` cancels the task that is in it, as `by_cancel` does.)
+ENDINGS = [by_cancel, by_wait_for]
 
 Ending = Callable[[Coroutine[Any, Any, Any], float], Coroutine[Any, Any, Any]]
 
 
 def hold_decoding(buffer: ReplayBuffer, release: threading.Event) -> None:
     """From now on groups are decoded only after `release` is set."""
-    codec = storage_of(buffer).codec
+    codec = buffer.storage.codec
     decode = codec.decode
 
     def decode_later(data: Any, **options: Any) -> Any:
@@ -99,7 +93,7 @@ async def taken_from(buffer: ReplayBuffer) -> None:
         return not tx.run("SELECT count(*) FROM rb_group")[0][0]
 
     async def empty() -> bool:
-        state = storage_of(buffer)
+        state = buffer.storage
         future = asyncio.run_coroutine_threadsafe(state.engine.read(is_empty), state.thread.loop)
         return await asyncio.wrap_future(future)
 
@@ -108,7 +102,7 @@ async def taken_from(buffer: ReplayBuffer) -> None:
 
 def locked(url: str) -> Any:
     """Another connection that holds the lock which every write needs."""
-    database = open_database(storage_of(build(url)).url, lock_timeout=5)
+    database = open_database(build(url).storage.url, lock_timeout=5)
 
     class Locked:
         async def __aenter__(self) -> None:

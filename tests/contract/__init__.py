@@ -15,7 +15,7 @@ the first one is open.
 
 Laws about groups and metadata are tested on the storage itself, those about rules of the buffer (staleness, expiry,
 waiting) on a `ReplayBuffer` over it. The laws of chance (`chances.py`) take long. A database whose draws are compared
-with those of the model (`tests/test_same_draws.py`) can do without them: `ExactContract` is the rest.
+with those of the model (`tests/storage/test_same_draws.py`) can do without them: `ExactContract` is the rest.
 """
 
 from pathlib import Path

@@ -21,7 +21,6 @@ from tests.contract.harness import (
     group,
     ids,
     payload_of,
-    plain,
 )
 
 
@@ -108,18 +107,6 @@ class DamageLaws(Harness):
         buffer, uids = await self._damaged(kind, open_storage)
         assert await buffer.refresh_staleness(task_stale_thresholds={"math": 1}, current_train_step=9) == {"math": 0}
         assert [item.uid for item in await found(buffer)] == uids
-
-    async def test_another_rollout_type_is_not_lost(self, open_storage: Open, open_buffer: OpenBuffer) -> None:
-        """Groups set aside because of the rollout type can be read with the right one."""
-        others = await open_storage(OTHER_CODEC)
-        fields = {"status": "completed", "of_another_type": 1}
-        await others.put(NewGroup("math", Status.COMPLETED, 3, [fields], 1.0))
-        buffer = await open_buffer()
-        buffer.storage.load_state_dict(others.state_dict())
-        assert await buffer.get(1, "math") == []
-        right = await open_buffer(codec=OTHER_CODEC)
-        right.load_state_dict(buffer.state_dict())
-        assert plain(await right.get(1, "math", "failed")) == plain([[fields]])
 
     async def test_snapshots_keep_damaged_groups(self, open_storage: Open, open_buffer: OpenBuffer) -> None:
         """A state dict with a damaged group can be loaded, and the group is as damaged as before."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import InputError, NotReadyError
+from replaybuf.errors import NotReadyError
 from replaybuf.rollouts.rollout import Status
 from tests.contract.harness import SOON, Harness, fill, group, ids
 
@@ -107,12 +107,6 @@ class DrawingLaws(Harness):
             await buffer.lease_batch({"math": 5}, at_least=2, heartbeat=False)
         await lease.give_back()
         assert len(await buffer.get(5, "math", at_least=3)) == 3
-
-    @pytest.mark.parametrize("way", WAYS)
-    async def test_archived_groups_are_never_drawn(self, buffer: ReplayBuffer, way: str) -> None:
-        """InputError says how they are read."""
-        with pytest.raises(InputError, match="find"):
-            await WAYS[way](buffer, 1, group_status="archived")
 
     async def test_readiness_can_be_narrowed(self, buffer: ReplayBuffer) -> None:
         """As a draw would be."""

@@ -12,18 +12,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import NewGroup
-from tests.contract.harness import (
-    CODEC,
-    OTHER_CODEC,
-    SOON,
-    Harness,
-    Open,
-    OpenBuffer,
-    found,
-    group,
-    ids,
-    plain,
-)
+from tests.contract.harness import CODEC, OTHER_CODEC, SOON, Harness, Open, OpenBuffer, found, group, ids, plain
 from tests.contract.persistence import everything, fill
 from tests.contract.waiting import waiting
 

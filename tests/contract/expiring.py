@@ -91,13 +91,6 @@ class ExpiryLaws(Harness):
         assert put[0].response == "the answer"
         assert (await buffer.dropped("math"), await buffer.dropped("code")) == (1, 0)
 
-    async def test_dropped_counts_add_up(self, buffer: ReplayBuffer) -> None:
-        """Every dropped group counts, per task."""
-        for task in ("math", "code", "math"):
-            await buffer.put(group(1, seq_staleness=1), task, stale_threshold=1, expired_groups_retryable=False)
-        await buffer.put(group(1), "math", stale_threshold=1, expired_groups_retryable=False)
-        assert (await buffer.dropped("math"), await buffer.dropped("code"), len(buffer)) == (2, 1, 1)
-
     @pytest.mark.parametrize("status", [Status.INIT, Status.FAILED, Status.FILTERED, Status.ARCHIVED])
     async def test_other_statuses_do_not_expire(self, buffer: ReplayBuffer, status: Status) -> None:
         """Only completed, aborted and expired groups do; staleness is computed all the same."""

@@ -11,17 +11,7 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, FullError, InputError, NotReadyError
 from replaybuf.rollouts.rollout import Status
-from tests.contract.harness import (
-    CODEC,
-    SOON,
-    Harness,
-    OpenBuffer,
-    fill,
-    found,
-    group,
-    ids,
-    total,
-)
+from tests.contract.harness import CODEC, SOON, Harness, OpenBuffer, fill, found, group, ids, total
 
 
 async def numbers(buffer: ReplayBuffer, query: Any = None) -> list[int]:

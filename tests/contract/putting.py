@@ -14,17 +14,7 @@ from replaybuf.checks import Tags
 from replaybuf.errors import EncodeError, RolloutError
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.storage.sql.backend import SQLStorage
-from tests.contract.harness import (
-    OTHER_CODEC,
-    Harness,
-    OpenBuffer,
-    found,
-    group,
-    new_group,
-    only,
-    plain,
-    rollout,
-)
+from tests.contract.harness import OTHER_CODEC, Harness, OpenBuffer, found, group, new_group, only, plain, rollout
 
 
 class PuttingLaws(Harness):

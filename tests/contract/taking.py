@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import InputError, NotReadyError, QueryError
+from replaybuf.errors import InputError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.storage.sql.backend import SQLStorage
@@ -73,17 +73,6 @@ class TakingLaws(Harness):
         assert await buffer.get(9, "none such") == []
         assert len(buffer) == 1
 
-    async def test_get_narrows_by_a_query(self, buffer: ReplayBuffer) -> None:
-        """`where` leaves the groups that don't match where they are."""
-        for i in range(4):
-            await buffer.put(group(i, reward=i / 4), "math", tags={"even": i % 2 == 0}, priority=i)
-        assert ids(await buffer.get(9, "math", where={"tags.even": True, "reward": {"$gt": 0}})) == [2]
-        assert ids(await buffer.get(9, "math", where={"priority": {"$in": [1, 9]}})) == [1]
-        assert ids(await buffer.get(9, "math", where={"status": "failed"})) == []
-        with pytest.raises(QueryError):
-            await buffer.get(9, "math", where={"nonsense": 1})
-        assert len(buffer) == 2
-
     async def test_a_size_of_nothing_gives_nothing(self, buffer: ReplayBuffer) -> None:
         """0 is an empty batch, whatever the buffer holds; less is a mistake."""
         size = 0
@@ -103,25 +92,6 @@ class TakingLaws(Harness):
         assert {task: ids(groups) for task, groups in batch.items()} == {"math": [0, 1], "code": [9], "none": []}
         assert counts == {"math": 2, "code": 1, "none": 0}
         assert len(buffer) == 1
-
-    async def test_take_batch_with_timeout_takes_all_or_nothing(self, buffer: ReplayBuffer) -> None:
-        """At the timeout nothing was taken, and the error says what was missing."""
-        for i in range(12):
-            await buffer.put(group(i), "math")
-        await buffer.put(group(20), "code")
-        with pytest.raises(NotReadyError, match="task math: 12 of 64 completed groups") as caught:
-            await buffer.take_batch({"code": 1, "math": 64}, timeout=0.01)
-        assert isinstance(caught.value, TimeoutError)
-        assert "code" not in str(caught.value)
-        assert len(buffer) == 13
-
-    async def test_take_batch_takes_other_statuses(self, buffer: ReplayBuffer) -> None:
-        """`group_status` is that of the groups to take, and the message names it."""
-        await buffer.put(group(1, status=Status.ABORTED), "math")
-        with pytest.raises(NotReadyError, match="task math: 1 of 2 aborted groups"):
-            await buffer.take_batch({"math": 2}, group_status="aborted", timeout=0.01)
-        batch, _ = await buffer.take_batch({"math": 1}, group_status=Status.ABORTED, timeout=SOON)
-        assert ids(batch["math"]) == [1]
 
     async def test_a_take_of_enough_or_nothing(self, storage: SQLStorage) -> None:
         """On the backend itself: None and nothing taken unless every task has at least as many as it has to."""
@@ -163,39 +133,6 @@ class TakingLaws(Harness):
         threads = [asyncio.to_thread(asyncio.run, work) for work in (put(0), put(25), put(50), put(75), take(), take())]
         *_, one, other = await asyncio.gather(*threads)
         assert sorted([*one, *other]) == list(range(100))  # type: ignore[misc]
-
-    async def test_a_cancelled_take_loses_nothing(self, buffer: ReplayBuffer) -> None:
-        """Either the caller has the groups or the store has, wherever the cancellation hits."""
-        for i in range(60):
-            await buffer.put(group(i), "math")
-        received: list[int] = []
-
-        async def take() -> None:
-            received.extend(ids(await buffer.get(2, "math")))
-
-        for turns in range(25):
-            task = asyncio.create_task(take())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
-        left = [item.item[0].rollout_id for item in await found(buffer)]
-        assert sorted(received + left) == list(range(60))
-        assert left == sorted(left)
-
-    async def test_a_cancelled_put_is_whole_or_not_at_all(self, buffer: ReplayBuffer) -> None:
-        """A cancelled put has stored its group or nothing, and the next one works."""
-        for turns in range(20):
-            task = asyncio.create_task(buffer.put(group(turns, turns), "math"))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
-        last = await buffer.put(group(99), "math")
-        items = await found(buffer)
-        assert [item.uid for item in items][-1] == last
-        assert all(len({rollout.rollout_id for rollout in item.item}) == 1 for item in items)
-        assert len(buffer) == len(items)
 
 
 class CountingLaws(Harness):

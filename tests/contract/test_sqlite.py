@@ -28,7 +28,7 @@ class Sqlite:
 
 
 class TestSqlite(Sqlite, ExactContract, DurableContract):
-    """The laws of chance are kept in memory, and the same draws in a file (`tests/test_same_draws.py`)."""
+    """The laws of chance are kept in memory, and the same draws in a file (`tests/storage/test_same_draws.py`)."""
 
 
 @pytest.mark.long

@@ -25,7 +25,7 @@ class TestSqliteMemory(
     """Reads and writes in turn, waits without other processes, and the end; statements are those of a file.
 
     The laws of chance are here because no disk slows their many draws; other databases draw the same
-    (`tests/test_same_draws.py`). What expires in a put does before a database sees it.
+    (`tests/storage/test_same_draws.py`). What expires in a put does before a database sees it.
     """
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib.util
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -38,7 +38,7 @@ def endpoint() -> Iterator[Endpoint]:
         yield endpoint
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def engine_of(endpoint: Endpoint, **options: Any) -> AsyncIterator[Any]:
     defaults = {"model": "tiny", "max_tokens": 100, "temperature": 1.0, "server_timeout": 0.5}
     async with httpx.AsyncClient(base_url=endpoint.url, trust_env=False, timeout=options.pop("timeout", 30)) as client:
@@ -209,13 +209,17 @@ async def test_that_one_waits_for_the_server_is_said_each_time_that_it_goes(
             assert capsys.readouterr().err == f"waiting for the server at {endpoint.url}/: HTTP {status}: busy\n"
 
 
-async def test_a_server_that_sends_nothing_is_away(endpoint: Endpoint) -> None:
+@pytest.mark.parametrize(("there", "why"), [(True, "ReadTimeout"), (False, "ConnectError")])
+async def test_a_server_that_sends_nothing_is_away(there: bool, why: str) -> None:
     group = group_of(1)
-    endpoint.script = lambda body, attempt: Script(seconds=2)
-    async with engine_of(endpoint, timeout=0.1) as engine:
-        await engine.generate_group(group, partial=True)
-        with pytest.raises(ProduceError, match="ReadTimeout"):
-            engine.check(None)
+    with contextlib.ExitStack() as server:
+        endpoint = server.enter_context(serving(Endpoint(lambda body, attempt: Script(seconds=2))))
+        if not there:
+            server.close()
+        async with engine_of(endpoint, timeout=0.1) as engine:
+            await engine.generate_group(group, partial=True)
+            with pytest.raises(ProduceError, match=why):
+                engine.check(None)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,12 +23,8 @@ async def fill(url: str) -> None:
             await buffer.put(original(number), TASK, model_step=number % 7, current_train_step=8, tags={"n": number})
 
 
-def use(ledger: Ledger, url: str) -> None:
+async def use(ledger: Ledger, url: str) -> None:
     """Read, refresh, take and put; `given N` for each group that came as it was put, `wrong` for any other."""
-    asyncio.run(_use(ledger, url))
-
-
-async def _use(ledger: Ledger, url: str) -> None:
     buffer = build(url, lock_timeout=2)
 
     def check(rollouts: list[Any], how: str) -> None:

@@ -34,9 +34,7 @@ def check(ledger: Path, figures: Figures, named: str) -> None:
         pytest.skip(f"mounting is refused: {refusal[0]}")
     full, put = entries(ledger, "full"), numbers(ledger, "put")
     found = numbers(ledger, "take") + numbers(ledger, "left")
-    figures.add(
-        faults=len(full), groups=len(put), lost=len(set(put) - set(found)), doubled=len(found) - len(set(found))
-    )
+    figures.compare(len(full), put, found)
     assert len(full) >= 2
     assert all(named in message and "free some space" in message for message in full)
     assert len(put) > 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 
@@ -29,3 +30,11 @@ def entries(path: Path, what: str) -> list[str]:
 def numbers(path: Path, what: str) -> list[int]:
     """As `entries`, where they are numbers, several to a line."""
     return [int(number) for about in entries(path, what) for number in about.split()]
+
+
+def wait_for_lines(path: Path, count: int) -> None:
+    """Wait until so many lines were written, of any kind."""
+    deadline = time.monotonic() + 120
+    while (there := path.read_text().count("\n") if path.exists() else 0) < count:
+        assert time.monotonic() < deadline, f"{path.name} has {there} lines of {count}"
+        time.sleep(0.005)

@@ -3,4 +3,5 @@
 import tests.faults.operations
 import tests.faults.roles
 import tests.faults.runs
-import tests.faults.steady  # noqa: F401
+import tests.faults.steady
+import tests.processes.worker  # noqa: F401

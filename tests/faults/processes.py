@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import multiprocessing
 import signal
 import traceback
@@ -24,8 +26,8 @@ def barrier(count: int) -> Barrier:
     return _context.Barrier(count)
 
 
-def start(function: Callable[..., None], ledger: Path, *arguments: object) -> BaseProcess:
-    """Run `function(Ledger(ledger), *arguments)` in a process of its own."""
+def start(function: Callable[..., Any], ledger: Path, *arguments: object) -> BaseProcess:
+    """Run `function(Ledger(ledger), *arguments)`, which may be a coroutine function, in a process of its own."""
     process = _context.Process(target=_run, args=(function, ledger, arguments), daemon=True)
     process.start()
     _started.append(process)
@@ -40,10 +42,12 @@ def reap() -> None:
             kill(process)
 
 
-def _run(function: Callable[..., None], path: Path, arguments: tuple[Any, ...]) -> None:
+def _run(function: Callable[..., Any], path: Path, arguments: tuple[Any, ...]) -> None:
     ledger = Ledger(path)
     try:
-        function(ledger, *arguments)
+        result = function(ledger, *arguments)
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
     except BaseException:
         ledger.write("problem", repr(traceback.format_exc()))
         raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable
 
 from replaybuf import LeaseLostError, Prompt, PromptLedger, ReplayBuffer, Status
 from tests.faults.ledger import Ledger
@@ -21,10 +20,14 @@ STEPS = 1_000
 LEASE_SECONDS = 0.7
 
 
-def produce(ledger: Ledger, url: str, stop: str, first: int, seed: int) -> None:
-    """Put groups of both tasks, eight at a time, until FILE exists; numbers from `first` on."""
+def opened(url: str) -> ReplayBuffer:
+    """Whoever comes by ends leases, by its own rules: no group is set aside however often its trainer dies."""
+    return build(url, max_deliveries=0)
 
-    async def work(buffer: ReplayBuffer) -> None:
+
+async def produce(ledger: Ledger, url: str, stop: str, first: int, seed: int) -> None:
+    """Put groups of both tasks, eight at a time, until FILE exists; numbers from `first` on."""
+    async with opened(url) as buffer:
         number = first
         chance = random.Random(seed)
         while not os.path.exists(stop):  # noqa: ASYNC240
@@ -33,8 +36,6 @@ def produce(ledger: Ledger, url: str, stop: str, first: int, seed: int) -> None:
             ledger.write("begin", *chosen)
             await asyncio.gather(*(_put(ledger, buffer, n, chance) for n in chosen))
             await asyncio.sleep(0.01)
-
-    _run(url, work)
 
 
 async def _put(ledger: Ledger, buffer: ReplayBuffer, number: int, chance: random.Random) -> None:
@@ -50,13 +51,12 @@ async def _put(ledger: Ledger, buffer: ReplayBuffer, number: int, chance: random
     ledger.write("put", number)
 
 
-def train(ledger: Ledger, url: str, done: str, seed: int) -> None:
+async def train(ledger: Ledger, url: str, done: str, seed: int) -> None:
     """Lease batches and acknowledge them; some are given back, some are left to run out. To the end, when FILE exists.
 
     Nothing of this task is left then.
     """
-
-    async def work(buffer: ReplayBuffer) -> None:
+    async with opened(url) as buffer:
         chance = random.Random(seed)
         while True:
             last = os.path.exists(done)  # noqa: ASYNC240
@@ -79,8 +79,6 @@ def train(ledger: Ledger, url: str, done: str, seed: int) -> None:
             elif last and not await _left(buffer, LEASED):
                 return
 
-    _run(url, work)
-
 
 async def _left(buffer: ReplayBuffer, task: str) -> int:
     """How many groups of a task there are, whatever their status, leased ones too."""
@@ -88,10 +86,9 @@ async def _left(buffer: ReplayBuffer, task: str) -> int:
     return int(sum(numbers["buffered"].values()) + numbers["leased"])
 
 
-def generate(ledger: Ledger, url: str, prompts: int, epochs: int, seed: int) -> None:
+async def generate(ledger: Ledger, url: str, prompts: int, epochs: int, seed: int) -> None:
     """Generate for the prompts of a dataset until all are finished; some are given back, some saved half-way."""
-
-    async def work(buffer: ReplayBuffer) -> None:
+    async with opened(url) as buffer:
         chance = random.Random(seed)
         source = PromptLedger(
             buffer,
@@ -106,8 +103,6 @@ def generate(ledger: Ledger, url: str, prompts: int, epochs: int, seed: int) -> 
             ledger.write("drawn", *(number_of(prompt.group) for prompt in drawn))
             for prompt in drawn:
                 await _generate(ledger, prompt, chance)
-
-    _run(url, work)
 
 
 async def _generate(ledger: Ledger, prompt: Prompt, chance: random.Random) -> None:
@@ -127,10 +122,9 @@ async def _generate(ledger: Ledger, prompt: Prompt, chance: random.Random) -> No
         ledger.write("late", number)
 
 
-def take(ledger: Ledger, url: str, done: str, size: int) -> None:
+async def take(ledger: Ledger, url: str, done: str, size: int) -> None:
     """Take batches, until FILE exists and nothing is left."""
-
-    async def work(buffer: ReplayBuffer) -> None:
+    async with opened(url) as buffer:
         while True:
             last = os.path.exists(done)  # noqa: ASYNC240
             found = numbers_of(await buffer.get(size, TAKEN))
@@ -139,13 +133,10 @@ def take(ledger: Ledger, url: str, done: str, size: int) -> None:
                 return
             await asyncio.sleep(0.01)
 
-    _run(url, work)
 
-
-def refresh(ledger: Ledger, url: str, done: str) -> None:
+async def refresh(ledger: Ledger, url: str, done: str) -> None:
     """Move on from step to step, and change priorities and tags, until FILE exists. Nothing expires by it."""
-
-    async def work(buffer: ReplayBuffer) -> None:
+    async with opened(url) as buffer:
         step = 51
         while not os.path.exists(done):  # noqa: ASYNC240
             step += 1
@@ -156,25 +147,11 @@ def refresh(ledger: Ledger, url: str, done: str) -> None:
             ledger.write("step", step)
             await asyncio.sleep(0.02)
 
-    _run(url, work)
 
-
-def save(ledger: Ledger, url: str, done: str, folder: str) -> None:
+async def save(ledger: Ledger, url: str, done: str, folder: str) -> None:
     """Save a snapshot again and again, until FILE exists."""
-
-    async def work(buffer: ReplayBuffer) -> None:
+    async with opened(url) as buffer:
         while not os.path.exists(done):  # noqa: ASYNC240
             await buffer.save(folder)
             ledger.write("saved")
             await asyncio.sleep(0.05)
-
-    _run(url, work)
-
-
-def _run(url: str, work: Callable[[ReplayBuffer], Awaitable[None]]) -> None:
-    async def main() -> None:
-        # Whoever comes by ends leases, by its own rules: no group is set aside however often its trainer dies.
-        async with build(url, max_deliveries=0) as buffer:
-            await work(buffer)
-
-    asyncio.run(main())

@@ -77,12 +77,8 @@ async def _step(ledger: Ledger, buffer: ReplayBuffer, step: int, prompts: Prompt
 # Processes of the run before a restore
 
 
-def old_run(ledger: Ledger, url: str, what: str, first: int) -> None:
+async def old_run(ledger: Ledger, url: str, what: str, first: int) -> None:
     """Go on with one thing until it is fenced off."""
-    asyncio.run(_old_run(ledger, url, what, first))
-
-
-async def _old_run(ledger: Ledger, url: str, what: str, first: int) -> None:
     async with build(url) as buffer:
         calls: dict[str, Callable[[int], Awaitable[object]]] = {
             "put": lambda number: buffer.put(group(number), TASK),

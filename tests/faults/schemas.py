@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 
@@ -59,12 +58,8 @@ SCHEMAS: dict[str, tuple[Callable[[Connection], None], Callable[[Connection], No
 }
 
 
-def open_together(_: Ledger, url: str, number: int, barrier: Barrier) -> None:
+async def open_together(_: Ledger, url: str, number: int, barrier: Barrier) -> None:
     """A process that opens a new database at the same moment as others, and puts a group into it."""
-
-    async def main() -> None:
-        barrier.wait(60)
-        async with build(url) as buffer:
-            await buffer.put(group(number), TASK)
-
-    asyncio.run(main())
+    barrier.wait(60)
+    async with build(url) as buffer:
+        await buffer.put(group(number), TASK)

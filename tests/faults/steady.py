@@ -17,17 +17,13 @@ TEXT = 20_000
 STEP_SECONDS = 0.03
 
 
-def flow(ledger: Ledger, url: str, seconds: float, grace: float) -> None:
+async def flow(ledger: Ledger, url: str, seconds: float, grace: float) -> None:
     """Steps of put, refresh, take and checkpoint; `step GROUPS-SO-FAR MEGABYTES-OF-MEMORY` after each.
 
     `grace` is how long payloads of taken groups wait for the sweep: less than two seconds for a run that is quicker
     than real ones.
     """
     Sweeper.__init__.__defaults__ = (grace,)
-    asyncio.run(_flow(ledger, url, seconds))
-
-
-async def _flow(ledger: Ledger, url: str, seconds: float) -> None:
     async with build(url, policy="prioritized", seed=3, keep_checkpoints=2) as buffer:
         began, step = time.monotonic(), 0
         while time.monotonic() < began + seconds:
@@ -55,14 +51,10 @@ def _resident_megabytes() -> float:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def look_on(ledger: Ledger, url: str, seconds: float) -> None:
+async def look_on(ledger: Ledger, url: str, seconds: float) -> None:
     """Read all the time, so that there is always somebody who reads."""
-
-    async def main() -> None:
-        async with build(url) as buffer:
-            ends = time.monotonic() + seconds
-            while time.monotonic() < ends:
-                found = [numbers_of([item.item]) async for item in buffer.find({}) if item.item]
-                ledger.write("saw", len(found))
-
-    asyncio.run(main())
+    async with build(url) as buffer:
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            found = [numbers_of([item.item]) async for item in buffer.find({}) if item.item]
+            ledger.write("saw", len(found))

@@ -110,12 +110,7 @@ def test_an_operation_that_is_killed_is_done_or_not_begun(
         found, ledger = run.kill(point)
         assert entries(ledger, "killed") == [points[point]]
         expected = after.setdefault(points[: point + 1].count("after commit"), found)
-        figures.add(
-            faults=1,
-            groups=len(expected.left),
-            lost=len(set(expected.left) - set(found.left)),
-            doubled=len(found.left) - len(set(found.left)),
-        )
+        figures.compare(1, expected.left, found.left)
         assert found.state == expected.state, points[point]
         assert found.left == expected.left, points[point]
         assert found.snapshot in (after[0].snapshot, done.snapshot)

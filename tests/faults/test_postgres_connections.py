@@ -12,7 +12,7 @@ import pytest
 
 from replaybuf import Lease, ReplayBuffer, Status
 from replaybuf.rules.transitions import Tally
-from tests.cancellation.ways import end_background_work, no_connection_out, storage_of
+from tests.cancellation.ways import end_background_work, no_connection_out
 from tests.faults.figures import Figures
 from tests.faults.proxy import COMMIT, Link, Proxy, once, proxied
 from tests.postgres import execute
@@ -42,7 +42,7 @@ async def all_told(buffer: ReplayBuffer) -> None:
     """Wait until nothing is announced any more, so that the next COMMIT is that of the next call."""
 
     async def quiet() -> bool:
-        return storage_of(buffer).watch._announcing is None
+        return buffer.storage.watch._announcing is None
 
     await until(quiet)
 
@@ -334,7 +334,7 @@ async def test_outcomes_that_nobody_asks_for_any_more_are_forgotten(postgres_dat
     async with build(postgres_database) as buffer:
         await fill(buffer, 1)
         execute(postgres_database, "INSERT INTO rb_counter VALUES ('connection of last month', 1)")
-        storage_of(buffer).sweeper._tidy_at = 0
+        buffer.storage.sweeper._tidy_at = 0
 
         async def forgotten() -> bool:
             connection = await asyncpg.connect(postgres_database)

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.figures import Figures
-from tests.faults.ledger import entries
+from tests.faults.ledger import entries, wait_for_lines
 from tests.faults.processes import end, start
 from tests.faults.runs import POLICIES, STEPS, old_run, train
-from tests.processes.test_processes import wait_for_lines
 from tests.stores import build, fill, take_all
 
 
@@ -73,5 +72,5 @@ def test_who_is_left_of_the_run_before_a_restore_is_fenced_off(
     found = asyncio.run(main())
     for kind in kinds:
         assert "step 7" in entries(ledgers[kind], "fenced")[0], kind
-    figures.add(faults=len(kinds), groups=200, lost=200 - len(set(found)), doubled=len(found) - len(set(found)))
+    figures.compare(len(kinds), range(200), found)
     assert found == list(range(200))

@@ -10,9 +10,8 @@ import pytest
 
 from replaybuf.errors import NotADatabaseError
 from tests.faults.figures import Figures
-from tests.faults.ledger import Ledger, numbers
+from tests.faults.ledger import Ledger, numbers, wait_for_lines
 from tests.faults.processes import end, kill, start
-from tests.processes.test_processes import wait_for_lines
 from tests.stores import TASK, build, fill, group, take_all
 
 COUNT = 30
@@ -39,7 +38,7 @@ async def test_a_log_that_is_deleted_while_it_is_open(tmp_path: Path, replaced: 
     async with build(url) as buffer:
         await buffer.put(group(COUNT), TASK)
         found = await take_all(buffer)
-    figures.add(faults=1, groups=COUNT + 1, lost=COUNT + 1 - len(set(found)), doubled=len(found) - len(set(found)))
+    figures.compare(1, range(COUNT + 1), found)
     assert found == list(range(COUNT + 1))
 
 
@@ -75,18 +74,15 @@ async def test_a_database_that_is_deleted_or_replaced_while_it_is_open(tmp_path:
     figures.add(faults=2)
 
 
-def put_and_stay(ledger: Ledger, url: str) -> None:
-    async def main() -> None:
-        async with build(url) as buffer:
-            for number in range(COUNT):
-                await buffer.put(group(number, text="x" * 50_000), TASK)
-                ledger.write("put", number)
-                if number == COUNT // 2:
-                    _checkpoint(url)
-            ledger.write("ready")
-            await asyncio.sleep(60)
-
-    asyncio.run(main())
+async def put_and_stay(ledger: Ledger, url: str) -> None:
+    async with build(url) as buffer:
+        for number in range(COUNT):
+            await buffer.put(group(number, text="x" * 50_000), TASK)
+            ledger.write("put", number)
+            if number == COUNT // 2:
+                _checkpoint(url)
+        ledger.write("ready")
+        await asyncio.sleep(60)
 
 
 def _checkpoint(url: str) -> None:
@@ -133,7 +129,7 @@ async def test_a_log_that_is_put_back_brings_everything(tmp_path: Path, figures:
     log.rename(beside(path, "-wal"))
     async with build(f"sqlite:///{path}") as buffer:
         found = await take_all(buffer)
-    figures.add(faults=2, groups=COUNT, lost=COUNT - len(set(found)), doubled=len(found) - len(set(found)))
+    figures.compare(2, range(COUNT), found)
     assert found == list(range(COUNT))
 
 
@@ -149,20 +145,15 @@ async def test_a_torn_end_of_the_log_is_what_was_not_yet_committed(tmp_path: Pat
     assert found == list(range(len(found)))
 
 
-def open_and_close(ledger: Ledger, url: str, seconds: float) -> None:
+async def open_and_close(ledger: Ledger, url: str, seconds: float) -> None:
     """Open the database, use it and close it, again and again: with its last user the log goes."""
-
-    async def main() -> None:
-        ends = time.monotonic() + seconds
-        count = 0
-        while time.monotonic() < ends:
-            async with build(url) as buffer:
-                await buffer.put(group(count), TASK)
-                assert await buffer.get(1, TASK)
-            count += 1
-        ledger.write("opened", count)
-
-    asyncio.run(main())
+    ends, count = time.monotonic() + seconds, 0
+    while time.monotonic() < ends:
+        async with build(url) as buffer:
+            await buffer.put(group(count), TASK)
+            assert await buffer.get(1, TASK)
+        count += 1
+    ledger.write("opened", count)
 
 
 @pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.long)])

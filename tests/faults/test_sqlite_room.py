@@ -12,9 +12,8 @@ import pytest
 from replaybuf.errors import LockedError
 from tests.faults import disks
 from tests.faults.figures import Figures
-from tests.faults.ledger import Ledger, entries, numbers
+from tests.faults.ledger import Ledger, entries, numbers, wait_for_lines
 from tests.faults.processes import end, kill, start
-from tests.processes.test_processes import wait_for_lines
 from tests.stores import TASK, build, fill, group, take_all
 
 
@@ -64,23 +63,5 @@ def test_a_lock_that_another_process_holds(tmp_path: Path, figures: Figures) -> 
             return await take_all(buffer)
 
     found = asyncio.run(main())
-    figures.add(faults=4, groups=6, lost=len(set(range(6)) - set(found)), doubled=len(found) - len(set(found)))
+    figures.compare(4, range(6), found)
     assert found == list(range(6))
-
-
-def test_who_waits_for_a_lock_goes_on_when_it_is_free(tmp_path: Path, figures: Figures) -> None:
-    path, ledger = tmp_path / "run.db", tmp_path / "ledger"
-
-    async def main() -> list[int]:
-        async with build(f"sqlite:///{path}", lock_timeout=30) as buffer:
-            await fill(buffer, 3)
-            holder = start(hold_the_lock, ledger, str(path), 0.5)
-            wait_for_lines(ledger, 1)
-            await asyncio.gather(fill(buffer, 3, 3), buffer.get(1, TASK))
-            assert entries(ledger, "free") == [""]
-            end(holder, ledger)
-            return await take_all(buffer)
-
-    found = asyncio.run(main())
-    figures.add(faults=1, groups=6)
-    assert found == list(range(1, 6))

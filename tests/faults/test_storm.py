@@ -16,10 +16,9 @@ import pytest
 from replaybuf.rules.transitions import Tally
 from tests.faults import roles
 from tests.faults.figures import Figures
-from tests.faults.ledger import entries, numbers
+from tests.faults.ledger import entries, numbers, wait_for_lines
 from tests.faults.processes import end, kill, start
 from tests.faults.roles import LEASED, TAKEN, TASKS
-from tests.processes.test_processes import wait_for_lines
 from tests.stores import build, take_all
 
 TAKER_SIZE = 4

@@ -93,8 +93,10 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("name", [*FILES, "math.verl.parquet"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [*(("sync", name) for name in (*FILES, "math.verl.parquet")), ("async", FILES[0]), ("disaggregated", FILES[0])],
+)
 async def test_every_problem_is_trained_once_with_its_answer(mode: str, name: str, tmp_path: Path) -> None:
     produce, strategy = MODES[mode]
     prompts = dataset(name, tmp_path)

@@ -58,16 +58,6 @@ async def test_an_event_names_the_lowest_uids_in_order(shared_url: str) -> None:
     assert event.uids == [1, 2, 3]
 
 
-async def test_events_are_read_page_by_page(shared_url: str) -> None:
-    async with build(shared_url, keep_checkpoints=None) as buffer:
-        for step in range(5):
-            await buffer.checkpoint(step)
-    newest = await seen(shared_url, list_events, limit=2)
-    older = await seen(shared_url, list_events, limit=10, before=newest[-1].id)
-    assert [one.step for one in (*newest, *older)] == [4, 3, 2, 1, 0]
-    assert await seen(shared_url, list_events, kind="deleted") == []
-
-
 async def test_refusals_in_a_row_are_one_event(shared_url: str) -> None:
     async with build(shared_url, capacity=1, on_full="reject", worker="me") as buffer:
         await fill(buffer, 1)

@@ -31,7 +31,6 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
     async with build(shared_url, keep_checkpoints=None) as buffer:
         for step in range(8):
             await buffer.checkpoint(step)
-        storage: Any = buffer.storage
 
         def fill_tables(tx: Any) -> None:
             for place, since in enumerate((now, now - KEEP_WORKERS - 100)):
@@ -47,8 +46,8 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
                 wait = {"worker_id": 100, "number": int(seen_at), "kind": "groups", "wants": {}, "limits": {}}
                 tx.execute(records.waiter.insert(), wait | {"since": now, "seen_at": seen_at, "reason": ""})
 
-        await storage._write(fill_tables)
-        await storage._write(note_minute)
+        await buffer.storage._write(fill_tables)
+        await buffer.storage._write(note_minute)
         assert [await count(buffer, table) for table in tables] == [1, 2, 1, 1]
         assert [one.step for one in await seen(shared_url, list_events)] == [7, 6, 5, 4, 3]
 
@@ -75,15 +74,14 @@ async def test_nobody_waits_for_who_notes_a_minute(lent_database: str) -> None:
     """Of many processes, all of which begin a minute at once, one notes it; the others look again later."""
     async with build(lent_database) as buffer:
         await fill(buffer, 1)
-        storage: Any = buffer.storage
         other = await asyncpg.connect(lent_database)
         try:
             await other.execute(f"SELECT pg_advisory_lock({Lock.MINUTE:d})")
-            assert not await asyncio.wait_for(storage._write(note_minute), 5)
+            assert not await asyncio.wait_for(buffer.storage._write(note_minute), 5)
         finally:
             await other.close()
 
         async def noted() -> bool:
-            return bool(await storage._write(note_minute))
+            return bool(await buffer.storage._write(note_minute))
 
         await until(noted)

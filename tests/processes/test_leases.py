@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from replaybuf.rules.transitions import Tally
-from tests.processes.test_processes import Crew, crew, numbers, twice, wait_for_lines
+from tests.faults.ledger import wait_for_lines
+from tests.faults.processes import kill
+from tests.processes import worker
+from tests.processes.test_processes import Crew, crew, done, twice
 from tests.stores import build
 
 __all__ = ["crew"]  # the fixture
@@ -26,24 +29,24 @@ async def tallies(url: str) -> Counter[Tally]:
 @pytest.mark.parametrize("each", [60, pytest.param(3000, marks=pytest.mark.long)])
 def test_what_was_put_is_what_became_of_it(crew: Crew, shared_url: str, tmp_path: Path, each: int) -> None:
     """Delivered + evicted + dropped = put, whoever was killed; and nothing is acknowledged twice."""
-    done = tmp_path / "done"
-    producers = [crew.start("produce_beyond_capacity", first, each) for first in (0, 10_000)]
-    doomed, doomed_log = crew.start("produce_beyond_capacity", 20_000, 100_000)
+    over = tmp_path / "over"
+    producers = [crew.start(worker.produce_beyond_capacity, first, each) for first in (0, 10_000)]
+    doomed, doomed_log = crew.start(worker.produce_beyond_capacity, 20_000, 100_000)
     wait_for_lines(doomed_log, 20)
-    doomed.kill()
-    dropping, _ = crew.start("drop_old_groups", done)
-    victim, victim_log = crew.start("lease", done, 1)
+    kill(doomed)
+    dropping = crew.start(worker.drop_old_groups, over)
+    victim, victim_log = crew.start(worker.lease, over, 1)
     wait_for_lines(victim_log, 3)
-    consumers = [crew.start("lease", done, size) for size in (3, 4)]
-    victim.kill()
-    crew.end(*(process for process, _ in producers))
-    done.touch()
-    crew.end(*(process for process, _ in consumers), dropping)
+    consumers = [crew.start(worker.lease, over, size) for size in (3, 4)]
+    kill(victim)
+    crew.end(*producers)
+    over.touch()
+    crew.end(*consumers, dropping)
 
-    acknowledged = numbers(victim_log, *(log for _, log in consumers))
+    acknowledged = done(victim_log, *(log for _, log in consumers))
     assert twice(acknowledged) == []
     totals = asyncio.run(tallies(shared_url))
-    put = numbers(doomed_log, *(log for _, log in producers))
+    put = done(doomed_log, *(log for _, log in producers))
     assert len(put) <= totals[Tally.PUT] <= len(put) + 1  # a put may be committed by whom was killed before it said so
     left = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
     assert totals[Tally.PUT] == sum(totals[name] for name in left)

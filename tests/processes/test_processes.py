@@ -6,63 +6,47 @@ import asyncio
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy.ext.asyncio
 
 from replaybuf.storage.sql.engine.sqlite_connection import _patiently
 from replaybuf.storage.sql.engine.urls import parse_url
-from tests.scripts import Script
+from tests.faults.ledger import entries, numbers, wait_for_lines
+from tests.faults.processes import end, kill, reap, start
+from tests.processes import worker
 from tests.stores import TASK, build, fill, group, numbers_of, opened, take_all, until
-
-_WORKER = "from tests.processes.worker import work; work(*sys.argv[1:])"
 
 
 class Crew:
-    """Processes that run `tests.processes.worker`, each with a file of its own."""
+    """Processes with roles of `tests.processes.worker`, each with a ledger of its own."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self._folder, self._url = folder, url
-        self.processes: list[Script] = []
+        self._folder, self._url, self._numbers = folder, url, count()
 
-    def start(self, role: str, *arguments: object) -> tuple[Script, Path]:
-        log = self._folder / f"{len(self.processes)}-{role}.log"
-        process = Script(_WORKER, role, self._url, log, *arguments)
-        self.processes.append(process)
-        return process, log
+    def start(self, role: Callable[..., Any], *arguments: object) -> tuple[BaseProcess, Path]:
+        ledger = self._folder / f"{next(self._numbers)}-{role.__name__}.ledger"
+        return start(role, ledger, self._url, *arguments), ledger
 
-    def end(self, *processes: Script) -> None:
+    def end(self, *started: tuple[BaseProcess, Path]) -> None:
         """Wait for processes that have to end well."""
-        for process in processes:
-            assert process.end(60) == (0, "", "")
-
-    def reap(self) -> None:
-        for process in self.processes:
-            process.kill()
+        for process, ledger in started:
+            assert end(process, ledger) == 0
 
 
 @pytest.fixture
 def crew(tmp_path: Path, shared_url: str) -> Iterator[Crew]:
-    crew = Crew(tmp_path, shared_url)
-    yield crew
-    crew.reap()
+    yield Crew(tmp_path, shared_url)
+    reap()
 
 
-def lines(*logs: Path) -> list[str]:
-    return [line for log in logs if log.exists() for line in log.read_text().splitlines()]
-
-
-def numbers(*logs: Path) -> list[int]:
-    return list(map(int, lines(*logs)))
-
-
-def wait_for_lines(log: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while len(lines(log)) < count:
-        assert time.monotonic() < deadline, f"{log.name} has {len(lines(log))} lines of {count}"
-        time.sleep(0.005)
+def done(*ledgers: Path) -> list[int]:
+    return [number for ledger in ledgers for number in numbers(ledger, "did")]
 
 
 def left_over(url: str) -> list[int]:
@@ -76,50 +60,50 @@ def twice(values: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("each", [40, pytest.param(1500, marks=pytest.mark.long)])
 def test_every_group_goes_to_exactly_one_process(crew: Crew, shared_url: str, tmp_path: Path, each: int) -> None:
-    done = tmp_path / "done"
-    consumers = [crew.start("consume", done, size) for size in (1, 4)]
-    producers = [crew.start("produce", first, each) for first in (0, 10_000)]
-    crew.end(*(process for process, _ in producers))
-    done.touch()
-    crew.end(*(process for process, _ in consumers))
-    taken = numbers(*(log for _, log in consumers))
+    over = tmp_path / "over"
+    consumers = [crew.start(worker.consume, over, size) for size in (1, 4)]
+    producers = [crew.start(worker.produce, first, each) for first in (0, 10_000)]
+    crew.end(*producers)
+    over.touch()
+    crew.end(*consumers)
+    taken = done(*(log for _, log in consumers))
     assert twice(taken) == []
-    assert sorted(taken) == sorted(numbers(*(log for _, log in producers)))
+    assert sorted(taken) == sorted(done(*(log for _, log in producers)))
     assert len(taken) == 2 * each
     assert left_over(shared_url) == []
 
 
 @pytest.mark.parametrize("after", [20, pytest.param(400, marks=pytest.mark.long)])
 def test_what_put_acknowledged_survives_the_death_of_the_process(crew: Crew, shared_url: str, after: int) -> None:
-    process, log = crew.start("produce", 0, 100_000)
+    process, log = crew.start(worker.produce, 0, 100_000)
     wait_for_lines(log, after)
-    process.kill()
+    kill(process)
     started = time.monotonic()
     found = left_over(shared_url)
     assert time.monotonic() - started < 20  # nothing waits for the dead
     assert twice(found) == []
-    assert set(numbers(log)) <= set(found)
+    assert set(done(log)) <= set(found)
     # What was being put when it died is there or not; nobody was told.
-    assert len(found) <= len(numbers(log)) + 4
+    assert len(found) <= len(done(log)) + 4
 
 
 @pytest.mark.parametrize("after", [8, pytest.param(400, marks=pytest.mark.long)])
 def test_a_consumer_that_dies_takes_at_most_its_last_batch_with_it(
     crew: Crew, shared_url: str, tmp_path: Path, after: int
 ) -> None:
-    count, size = 10 * after, 4
+    groups, size = 10 * after, 4
     with opened(shared_url) as buffer:
-        asyncio.run(fill_with_three(buffer, count))
-    done = tmp_path / "done"
-    victim, lost = crew.start("consume", done, size)
+        asyncio.run(fill_with_three(buffer, groups))
+    over = tmp_path / "over"
+    victim, lost = crew.start(worker.consume, over, size)
     wait_for_lines(lost, after)
-    survivor, kept = crew.start("consume", done, size)
-    victim.kill()
-    done.touch()
-    crew.end(survivor)
-    taken = numbers(kept, lost) + left_over(shared_url)
+    survivor, kept = crew.start(worker.consume, over, size)
+    kill(victim)
+    over.touch()
+    crew.end((survivor, kept))
+    taken = done(kept, lost) + left_over(shared_url)
     assert twice(taken) == []
-    assert count - size <= len(taken) <= count
+    assert groups - size <= len(taken) <= groups
 
 
 async def fill_with_three(buffer: object, count: int) -> None:
@@ -127,28 +111,16 @@ async def fill_with_three(buffer: object, count: int) -> None:
     await asyncio.gather(*puts)
 
 
-def test_others_go_on_while_a_process_dies(crew: Crew, shared_url: str) -> None:
-    victim, lost = crew.start("produce", 0, 100_000)
-    witness, log = crew.start("produce", 200_000, 60)
-    wait_for_lines(lost, 20)
-    victim.kill()
-    crew.end(witness)
-    found = left_over(shared_url)
-    assert twice(found) == []
-    assert {*numbers(lost), *numbers(log)} <= set(found)
-    assert len(numbers(log)) == 60
-
-
 def test_a_waiting_take_wakes_when_another_process_puts(crew: Crew, shared_url: str) -> None:
-    waiting, log = crew.start("wait", 2)
+    waiting, log = crew.start(worker.wait, 2)
     wait_for_lines(log, 1)
     with opened(shared_url) as buffer:
         time.sleep(0.3)
         asyncio.run(fill(buffer, 2))
         acknowledged = time.time()
         wait_for_lines(log, 2)
-    crew.end(waiting)
-    assert float(lines(log)[1]) - acknowledged < 2  # a few milliseconds on a quiet machine
+    crew.end((waiting, log))
+    assert float(entries(log, "did")[0]) - acknowledged < 2  # a few milliseconds on a quiet machine
 
 
 async def test_a_waiting_take_wakes_although_its_listening_connection_died(postgres_database: str) -> None:
@@ -185,8 +157,8 @@ async def test_a_waiting_take_wakes_although_its_listening_connection_died(postg
 def test_many_files_are_made_by_several_processes_at_once(tmp_path: Path) -> None:
     """SQLite doesn't wait for a lock at one moment of this, which once in 2,000 times was the moment of two."""
     crew = Crew(tmp_path, f"sqlite:///{tmp_path}/buffer.db")
-    start = time.time() + 3
-    crew.end(*(crew.start("create_many", start, 300)[0] for _ in range(5)))
+    begin = time.time() + 3
+    crew.end(*(crew.start(worker.create_many, begin, 300) for _ in range(5)))
 
 
 def test_a_locked_database_is_asked_again_until_the_time_is_over() -> None:
@@ -204,22 +176,10 @@ def test_a_locked_database_is_asked_again_until_the_time_is_over() -> None:
         assert answers
 
 
-def test_a_save_that_is_killed_leaves_the_snapshot_before_it(crew: Crew, shared_url: str, tmp_path: Path) -> None:
-    with opened(shared_url) as buffer:
-        asyncio.run(fill(buffer, 200))
-    for attempt in range(2):
-        process, log = crew.start("save_again_and_again", tmp_path / "snapshot")
-        wait_for_lines(log, 1 + attempt)
-        process.kill()
-    with opened("sqlite:///:memory:") as copy:
-        asyncio.run(copy.resume(tmp_path / "snapshot"))
-        assert sorted(asyncio.run(take_all(copy))) == list(range(200))
-
-
 def test_a_database_of_a_dead_process_can_be_used_at_once(crew: Crew, shared_url: str) -> None:
-    process, log = crew.start("open_and_stay")
+    process, log = crew.start(worker.open_and_stay)
     wait_for_lines(log, 1)
-    process.kill()
+    kill(process)
     with opened(shared_url, lock_timeout=1.0) as buffer:
         started = time.monotonic()
         asyncio.run(fill(buffer, 1, 3))

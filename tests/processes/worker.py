@@ -1,6 +1,6 @@
-"""What the processes of these tests do: `python -m tests.processes.worker ROLE URL FILE ...`.
+"""What the processes of these tests do.
 
-Every number is written to the file, and synced, after the call that it stands for has returned.
+Every number is in the ledger, as `did N ...`, after the call that it stands for has returned.
 """
 
 from __future__ import annotations
@@ -8,81 +8,74 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from pathlib import Path
 
 from replaybuf import NotReadyError
+from tests.faults.ledger import Ledger
 from tests.stores import TASK, build, fill, group, numbers_of
 
 
-class Log:
-    """A file of numbers that survives the death of its writer."""
-
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def write(self, *numbers: object) -> None:
-        os.write(self._file, "".join(f"{number}\n" for number in numbers).encode())
-        os.fsync(self._file)
-
-
-async def produce(url: str, log: Log, first: str, count: str, width: str = "4") -> None:
+async def produce(log: Ledger, url: str, first: int, count: int) -> None:
     """Put groups, several at a time, and write down those that are acknowledged."""
-    numbers = iter(range(int(first), int(first) + int(count)))
+    numbers = iter(range(first, first + count))
 
     async def put_one_by_one() -> None:
         for number in numbers:
             await buffer.put(group(number, 3, text="x" * 2000), TASK, key=str(number))
-            log.write(number)
+            log.write("did", number)
 
     async with build(url) as buffer:
-        await asyncio.gather(*(put_one_by_one() for _ in range(int(width))))
+        await asyncio.gather(*(put_one_by_one() for _ in range(4)))
 
 
-async def consume(url: str, log: Log, until: str, size: str) -> None:
+async def consume(log: Ledger, url: str, until: Path, size: int) -> None:
     """Take groups until the file `until` exists and nothing is left."""
     async with build(url) as buffer:
         while True:
-            last = os.path.exists(until)  # noqa: ASYNC240
-            groups = await buffer.get(int(size), TASK)
+            last = until.exists()  # noqa: ASYNC240
+            groups = await buffer.get(size, TASK)
             assert all(len(rollouts) == 3 for rollouts in groups)
-            log.write(*numbers_of(groups))
-            if last and not groups:
+            if groups:
+                log.write("did", *numbers_of(groups))
+            elif last:
                 return
-            if not groups:
+            else:
                 await asyncio.sleep(0.005)
 
 
 BOUNDED = {"capacity": 40, "max_deliveries": 0}
 
 
-async def produce_beyond_capacity(url: str, log: Log, first: str, count: str) -> None:
+async def produce_beyond_capacity(log: Ledger, url: str, first: int, count: int) -> None:
     """Put groups of older and older models into a buffer that holds 40."""
     async with build(url, **BOUNDED) as buffer:
-        for number in range(int(first), int(first) + int(count)):
+        for number in range(first, first + count):
             await buffer.put(group(number), TASK, model_step=number % 7, current_train_step=8)
-            log.write(number)
+            log.write("did", number)
 
 
-async def lease(url: str, log: Log, until: str, size: str) -> None:
+async def lease(log: Ledger, url: str, until: Path, size: int) -> None:
     """Lease groups and acknowledge them, until the file `until` exists and nothing is left; some leases fail."""
     turn = 0
     async with build(url, **BOUNDED) as buffer:
         while True:
-            last = os.path.exists(until)  # noqa: ASYNC240
+            last = until.exists()  # noqa: ASYNC240
             turn += 1
             try:
-                async with buffer.lease_batch({TASK: int(size)}, seconds=1) as batch:
+                async with buffer.lease_batch({TASK: size}, seconds=1) as batch:
                     await asyncio.sleep(0.01)
                     if turn % 5 == 0:
                         raise OSError("the consumer fails")
                     found = numbers_of(batch.batch[TASK])
             except OSError:
                 continue
-            log.write(*found)
-            if last and not found and not (await buffer.metrics())["tasks"][TASK]["leased"]:
+            if found:
+                log.write("did", *found)
+            elif last and not (await buffer.metrics())["tasks"][TASK]["leased"]:
                 return
 
 
-async def drop_old_groups(url: str, log: Log, until: str) -> None:
+async def drop_old_groups(log: Ledger, url: str, until: Path) -> None:
     """Refresh again and again, to steps at which some groups are too old, and drop those."""
     async with build(url, **BOUNDED) as buffer:
         while not os.path.exists(until):  # noqa: ASYNC240
@@ -94,41 +87,30 @@ async def drop_old_groups(url: str, log: Log, until: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def wait(url: str, log: Log, size: str) -> None:
+async def wait(log: Ledger, url: str, size: int) -> None:
     """Wait for a batch, and write down when it came."""
     async with build(url) as buffer:
         await buffer.count_where({})
         log.write("waiting")
         try:
-            await buffer.take_batch({TASK: int(size)}, timeout=20)
+            await buffer.take_batch({TASK: size}, timeout=20)
         except NotReadyError:
-            log.write("nothing")
+            log.write("did", "nothing")
         else:
-            log.write(time.time())
+            log.write("did", time.time())
 
 
-async def create_many(url: str, log: Log, start: str, count: str) -> None:
+async def create_many(log: Ledger, url: str, start: float, count: int) -> None:
     """Open new databases, one every 100 ms, each at the same time as others do."""
-    for number in range(int(count)):
-        await asyncio.sleep(max(0.0, float(start) + number / 10 - time.time()))
+    for number in range(count):
+        await asyncio.sleep(max(0.0, start + number / 10 - time.time()))
         async with build(f"{url}.{number}") as buffer:
             await buffer.put(group(number), TASK)
-        log.write(number)
+        log.write("did", number)
 
 
-async def save_again_and_again(url: str, log: Log, folder: str) -> None:
-    async with build(url) as buffer:
-        for number in range(1000):
-            await buffer.save(folder)
-            log.write(number)
-
-
-async def open_and_stay(url: str, log: Log) -> None:
+async def open_and_stay(log: Ledger, url: str) -> None:
     async with build(url) as buffer:
         await fill(buffer, 3)
         log.write("open")
         await asyncio.sleep(60)
-
-
-def work(role: str, target: str, path: str, *rest: str) -> None:
-    asyncio.run(globals()[role](target, Log(path), *rest))

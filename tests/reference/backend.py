@@ -1,7 +1,7 @@
 """A model of the store: dicts, scanned and sorted at every draw, and no SQL.
 
-Random operations must leave a database indistinguishable from it (`tests/test_statemachine.py`), draws included
-(`tests/test_same_draws.py`). What happens to a group is decided by `replaybuf.rules`, as in SQL.
+Random operations must leave a database indistinguishable from it (`tests/side_by_side`), draws included
+(`tests/storage/test_same_draws.py`). What happens to a group is decided by `replaybuf.rules`, as in SQL.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ A hypothesis state machine runs the same random operations on both and compares 
 results, errors, groups with their rollouts, counts, and the SQL views of databases.
 """
 
-from tests.side_by_side.machine import SideBySide
+import pytest
+
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("keeping", "leasing", "machine", "pair", "seen")))
+
+from tests.side_by_side.machine import SideBySide  # noqa: E402
 
 __all__ = ["SideBySide"]

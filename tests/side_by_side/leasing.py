@@ -11,7 +11,7 @@ from hypothesis.stateful import precondition, rule
 from replaybuf import ReplayBuffer, Status
 from replaybuf.buffer.lease import Lease
 from replaybuf.storage.values import NewGroup
-from tests.drawn import (
+from tests.side_by_side.drawn import (
     TASKS,
     make_prompt,
     sizes,

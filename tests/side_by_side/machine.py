@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from replaybuf import ReplayBuffer, Status
-from tests.drawn import (
+from tests.side_by_side.drawn import (
     TASKS,
     by_task,
     changes,

@@ -19,15 +19,11 @@ from replaybuf.buffer.lease import Lease
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.values import StorageItem
 from tests.contract.harness import CODEC
-from tests.drawn import (
-    make_group,
-    puts,
-    rules,
-)
-from tests.places import Place
 from tests.reference.backend import Reference
+from tests.side_by_side.drawn import make_group, puts, rules
+from tests.side_by_side.places import Place
 from tests.side_by_side.seen import all_items, caught, everything, outcome, plain_error, seen
-from tests.view_rows import expected_views
+from tests.side_by_side.view_rows import expected_views
 
 
 class Pair(RuleBasedStateMachine):

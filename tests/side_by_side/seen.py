@@ -9,7 +9,7 @@ from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.values import StorageItem
 from tests.contract.harness import plain
-from tests.drawn import (
+from tests.side_by_side.drawn import (
     TASKS,
 )
 

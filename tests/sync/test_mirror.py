@@ -51,6 +51,28 @@ def test_a_call_is_there_with_its_signature_and_docstring(kind: type, name: str)
     assert not inspect.iscoroutinefunction(ours)
 
 
+class Answering:
+    """A buffer, a lease or cursors all of whose calls have the same answer."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def answer(*args: Any, **options: Any) -> Any:
+            return name, args, options
+
+        return answer
+
+
+COROUTINES = [call for call in CALLS if inspect.iscoroutinefunction(getattr(*call)) and call[1] != "claim"]
+
+
+@pytest.mark.parametrize(("kind", "name"), COROUTINES, ids=lambda value: getattr(value, "__name__", value))
+def test_a_call_is_made_with_its_arguments_and_its_end_waited_for(kind: type, name: str) -> None:
+    """So that each law of the contract is a law of the synchronous calls, too."""
+    face = object.__new__(FACES[kind])
+    face.asynchronous = Answering()
+    answer = getattr(face, name)(1, a=2)
+    assert answer == (None if name == "close" else (name, (1,), {"a": 2}))
+
+
 @pytest.mark.parametrize("kind", FACES)
 def test_no_property_is_missing(kind: type) -> None:
     missing = {name for name, value in public(kind) if isinstance(value, property)} - set(dir(FACES[kind]))

@@ -83,13 +83,6 @@ def test_a_lease_is_adopted_by_its_handle(buffer: SyncReplayBuffer) -> None:
     assert (adopted.token, found(buffer)) == (lease.token, [])
 
 
-def test_a_heartbeat_outlasts_a_long_block(buffer: SyncReplayBuffer) -> None:
-    fill(buffer, 1)
-    with buffer.lease_batch({TASK: 1}, seconds=0.3):
-        time.sleep(0.6)
-        assert buffer.get(1, TASK) == []
-
-
 def test_errors_keep_their_types_and_a_readable_traceback(buffer: SyncReplayBuffer) -> None:
     with pytest.raises(NotReadyError, match="task math: 0 of 4 completed groups") as caught:
         buffer.take_batch({TASK: 4}, timeout=0.01)
@@ -113,23 +106,6 @@ def test_a_full_buffer_and_a_closed_one_refuse(open_sync: Callable[..., SyncRepl
         buffer.put(group(1), TASK)
     with pytest.raises(ClosedError), buffer:
         pass
-
-
-def test_checkpoints_snapshots_and_cursors(buffer: SyncReplayBuffer, tmp_path: Any) -> None:
-    fill(buffer, 3)
-    buffer.checkpoint(1)
-    buffer.get(2, TASK)
-    buffer.restore(1)
-    assert found(buffer) == [0, 1, 2]
-    assert [checkpoint.step for checkpoint in buffer.checkpoints()] == [1]
-    state = buffer.state_dict()
-    buffer.drop_checkpoint(1)
-    buffer.delete({})
-    buffer.load_state_dict(state)
-    assert found(buffer) == [0, 1, 2]
-    cursor = buffer.cursors.read("place")
-    assert (cursor.version, buffer.cursors.move(cursor), buffer.cursors.move(cursor)) == (0, True, False)
-    assert buffer.refresh_staleness(task_stale_thresholds={TASK: None}, current_train_step=2) == {TASK: 0}
 
 
 def test_find_reads_as_it_goes_and_may_be_left(buffer: SyncReplayBuffer) -> None:

@@ -281,11 +281,9 @@ def test_a_handler_may_call_while_the_first_call_starts_the_thread(inside: str) 
 
 # Ends
 
+#: What becomes of a store that nobody closes is in `tests/buffer/test_unclosed.py`.
 ENDS = {
     "open": "fill(buffer, 3)",
-    "never used": "other = build(url); fill(other, 3); other.close()",
-    "collected": "fill(buffer, 3); del buffer; gc.collect(); time.sleep(0.1); gc.collect()",
-    "in a cycle": "fill(buffer, 3); buffer.itself = buffer",
     "an iteration": "fill(buffer, 3); items = buffer.find({}); next(items)",
     "a lease that is open": "fill(buffer, 3); lease = buffer.lease_batch({TASK: 1}, seconds=0.1).begin()",
     "sys.exit in a block": """

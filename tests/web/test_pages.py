@@ -22,8 +22,8 @@ from replaybuf.storage.sql.inspection.waits import glance
 from replaybuf.web import ask as tables
 from replaybuf.worker_name import working_as
 from tests.postgres import new_url
+from tests.storage.test_circumstances import change
 from tests.stores import until
-from tests.test_circumstances import change
 from tests.web.conftest import Client, client_of
 from tests.web.example import FAILED_EVERY, GROUPS, HOSTILE_UID, LONG, LONG_UID, SCRIPT
 

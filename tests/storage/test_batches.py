@@ -12,14 +12,12 @@ from sqlalchemy import Table, select, text
 
 from replaybuf import NotReadyError, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import InputError
-from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.questions import QUESTIONS
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.schema.records import batch
-from replaybuf.storage.sql.tasks.delivery import Drawing
-from replaybuf.storage.values import Draw
 from replaybuf.worker_name import working_as
+from tests.cancellation.ways import take
 from tests.contract.harness import group
 from tests.stores import TASK, build, until
 
@@ -34,13 +32,11 @@ async def buffer(shared_url: str) -> AsyncIterator[ReplayBuffer]:
 
 async def rows(buffer: ReplayBuffer, table: Table = batch) -> list[dict[str, Any]]:
     """The rows of a table, by its first column."""
-    storage = buffer.storage
-    assert isinstance(storage, SQLStorage)
 
     def read(tx: Transaction) -> list[dict[str, Any]]:
         return [dict(row) for row in tx.execute(select(table).order_by(table.columns.values()[0])).mappings()]
 
-    return await storage._read(read)
+    return await buffer.storage._read(read)
 
 
 async def put(buffer: ReplayBuffer, number: int, worker: str, task: str = TASK, **options: Any) -> int:
@@ -64,13 +60,13 @@ async def test_a_take_is_kept_with_its_consumer_its_step_and_its_groups(buffer: 
     assert {name: one[name] for name in ("buffer", "epoch", "step", "status", "worker", "lease")} == {
         "buffer": "default", "epoch": 0, "step": 7, "status": "completed", "worker": "trainer", "lease": None,
     }  # fmt: skip
-    assert (one["groups"], one["settled"], one["reward"], one["min_reward"], one["max_reward"]) == (
+    assert [one[name] for name in ("groups", "settled", "reward", "min_reward", "max_reward")] == [
         2,
         2,
         0.5,
         0.25,
         0.75,
-    )
+    ]
     assert (one["staleness"], one["max_staleness"], one["oldest_step"], one["newest_step"]) == (3.5, 4, 2, 3)
     assert (one["first_uid"], one["last_uid"]) == (first, first + 1)
     lanes = {row["id"]: row["task_name"] for row in await rows(buffer, tables.lane)}
@@ -161,13 +157,9 @@ async def test_a_train_step_is_a_whole_number(buffer: ReplayBuffer) -> None:
 async def test_a_draw_that_nobody_received_is_not_kept(buffer: ReplayBuffer, seconds: float | None) -> None:
     uids = [await put(buffer, number, "gpu") for number in range(2)]
     await buffer.get(1, TASK, current_train_step=1)
-    storage = buffer.storage
-    assert isinstance(storage, SQLStorage)
-    await storage.open()
-    drawing = Drawing(storage.draws, Draw({TASK: 1}, worker=HOSTILE, train_step=2), seconds)
-    taken = await storage.thread.run(drawing.run)
+    undo = await take(buffer, 1, seconds, worker=HOSTILE, train_step=2)
     assert [row["worker"] for row in await rows(buffer)] == ["trainer", HOSTILE]
-    await storage.thread.run(lambda: drawing.undo(taken))
+    await undo()
     assert [row["first_uid"] for row in await rows(buffer)] == uids[:1]
     [there] = [row for row in await rows(buffer, tables.group) if row["uid"] == uids[1]]
     assert (there["trained_step"], there["holder"], there["times_sampled"]) == (None, None, 0)
@@ -178,13 +170,9 @@ async def test_an_undone_draw_has_trained_nothing(shared_url: str) -> None:
     async with build(shared_url, max_times_sampled=0) as buffer:
         await put(buffer, 0, "gpu")
         await buffer.get(1, TASK, current_train_step=1)
-        storage = buffer.storage
-        assert isinstance(storage, SQLStorage)
-        await storage.open()
-        drawing = Drawing(storage.draws, Draw({TASK: 1}, train_step=2))
-        taken = await storage.thread.run(drawing.run)
+        undo = await take(buffer, 1, train_step=2)
         assert [row["trained_step"] for row in await rows(buffer, tables.group)] == [2]
-        await storage.thread.run(lambda: drawing.undo(taken))
+        await undo()
         assert [row["trained_step"] for row in await rows(buffer, tables.group)] == [1]
 
 
@@ -208,10 +196,8 @@ async def test_the_last_ones_are_kept(shared_url: str) -> None:
             await buffer.get(1, TASK)
         await put(other, 0, "gpu")
         await other.get(1, TASK)
-        storage = buffer.storage
-        assert isinstance(storage, SQLStorage)
-        await storage.open()
-        await storage.thread.run(storage.sweeper.prune_history)
+        await buffer.storage.open()
+        await buffer.storage.thread.run(buffer.storage.sweeper.prune_history)
         assert [row["buffer"] for row in await rows(buffer)] == ["default"] * 2 + ["other"]
 
 
@@ -251,15 +237,13 @@ async def test_a_lease_that_lapses_settles_nothing(buffer: ReplayBuffer) -> None
 
 async def trained_twice(buffer: ReplayBuffer) -> list[tuple[int, int]]:
     """What the question answers, of which docs/sql.md has the statement."""
-    storage = buffer.storage
-    assert isinstance(storage, SQLStorage)
     [question] = [one for one in QUESTIONS if "trained on twice" in one.text]
 
     def ask(tx: Transaction) -> list[tuple[int, int]]:
         return [(uid, times) for uid, times in tx.execute(text(question.sqlite))]
 
     assert question.sqlite == question.postgresql
-    return await storage._read(ask)
+    return await buffer.storage._read(ask)
 
 
 async def test_only_what_was_trained_on_twice_is_said_to_have_been(shared_url: str) -> None:

@@ -18,7 +18,7 @@ from tests.cli.doctored import examine, wrong
 from tests.postgres import execute, new_database
 from tests.stores import group
 
-DATA = Path(__file__).parent / "data/databases"
+DATA = Path(__file__).parents[1] / "data/databases"
 #: No database has schema 0001: 0002 was there from the beginning. The newest is what all other tests write.
 WRITTEN = REVISIONS[1:-1]
 #: Of the file's PostgreSQL, which is newer than some that it is read by.

@@ -15,14 +15,13 @@ import pytest
 from sqlalchemy import func, select
 
 from replaybuf import ReplayBuffer, Status
-from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, payload
 from replaybuf.storage.sql.statements.checkpoints import make_checkpoint, sweep_forgotten
 from replaybuf.storage.sql.statements.upkeep import sweep
 from replaybuf.storage.sql.tasks import transactions
-from replaybuf.storage.sql.tasks.delivery import Drawing
-from replaybuf.storage.values import Draw, NewGroup
+from replaybuf.storage.values import NewGroup
+from tests.cancellation.ways import take
 from tests.contract.checkpointing import state_of
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
@@ -46,16 +45,6 @@ async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
         )
 
     return await opened.thread.run(work)
-
-
-async def take(buffer: ReplayBuffer, size: int) -> Callable[[], Awaitable[None]]:
-    """A take that nobody receives; what undoes it, as when it is cancelled."""
-    storage = buffer.storage
-    assert isinstance(storage, SQLStorage)
-    opened = storage
-    drawing = Drawing(opened.draws, Draw({TASK: size}))
-    taken = await opened.thread.run(drawing.run)
-    return lambda: opened.thread.run(lambda: drawing.undo(taken))
 
 
 async def test_payloads_stay_while_a_checkpoint_needs_them(shared_url: str) -> None:
@@ -245,7 +234,7 @@ async def test_nobody_waits_for_a_checkpoint_that_is_being_made(
 async def test_what_is_replaced_while_a_checkpoint_is_made_does_not_come_back_beside_it(
     postgres_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a restore that keeps new groups. On SQLite: tests/test_checkpoints_in_pieces.py."""
+    """By a restore that keeps new groups. On SQLite: tests/storage/test_checkpoints_in_pieces.py."""
     copied = Copied(monkeypatch)
     async with build(postgres_database) as buffer, build(postgres_database) as other:
         uid = await buffer.put(group(1), TASK)

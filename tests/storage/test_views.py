@@ -27,20 +27,12 @@ def rollout(**values: Any) -> RolloutState:
 
 
 async def rows(buffer: ReplayBuffer, query: str) -> list[tuple[Any, ...]]:
-    storage: Any = buffer.storage
-    found = await storage._read(lambda tx: tx.run(query))
+    found = await buffer.storage._read(lambda tx: tx.run(query))
     return [tuple(row) for row in found]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/run.db"
-    return str(request.getfixturevalue("lent_database"))
-
-
-async def test_a_wholly_expired_group_has_nothing_of_its_response_in_either_view(database_url: str) -> None:
-    async with build(database_url) as buffer:
+async def test_a_wholly_expired_group_has_nothing_of_its_response_in_either_view(shared_url: str) -> None:
+    async with build(shared_url) as buffer:
         group = [rollout(reward={"score": 1.0}, error_msg="slow")]
         await buffer.put(group, TASK, model_step=1, current_train_step=2)
         await buffer.refresh_staleness(task_stale_thresholds={TASK: 1}, current_train_step=3)
@@ -71,9 +63,9 @@ async def test_tools_that_compare_with_texts_find_numbers(tmp_path: Path) -> Non
     connection.close()
 
 
-async def test_failed_rollouts_say_why(database_url: str) -> None:
+async def test_failed_rollouts_say_why(shared_url: str) -> None:
     """Each its own error; the group its first, unless it was set aside for another reason."""
-    async with build(database_url, max_deliveries=1) as buffer:
+    async with build(shared_url, max_deliveries=1) as buffer:
         failed = {"status": Status.FAILED, "response": "", "response_ids": []}
         await buffer.put(
             [rollout(), rollout(**failed, error_msg="out of memory"), rollout(**failed, error_msg="b")], TASK
@@ -93,12 +85,12 @@ async def test_failed_rollouts_say_why(database_url: str) -> None:
         assert "the trainer's reason" in error
 
 
-async def test_parts_of_rewards_are_there_for_sql(database_url: str) -> None:
-    async with build(database_url) as buffer:
+async def test_parts_of_rewards_are_there_for_sql(shared_url: str) -> None:
+    async with build(shared_url) as buffer:
         for score in (0.0, 1.0):
             parts = {"score": score, "format": np.float32(0.5), "length": 3, "ok": True, "why": "so", "deep": {"a": 1}}
             await buffer.put([rollout(reward=parts), rollout(reward=2.0), rollout()], TASK)
-        part = "rewards ->> '$.format'" if database_url.startswith("sqlite") else "rewards ->> 'format'"
+        part = "rewards ->> '$.format'" if shared_url.startswith("sqlite") else "rewards ->> 'format'"
         assert await rows(buffer, f"SELECT sum(CAST({part} AS REAL)), sum(reward), count(*) FROM rollouts") == [
             (1, 5, 6)
         ]
@@ -108,8 +100,8 @@ async def test_parts_of_rewards_are_there_for_sql(database_url: str) -> None:
         assert others == [(None,), (None,)]
 
 
-async def test_what_is_cut_shows_it(database_url: str) -> None:
-    async with build(database_url) as buffer:
+async def test_what_is_cut_shows_it(shared_url: str) -> None:
+    async with build(shared_url) as buffer:
         for length in (200, 201):
             text = "é" * length
             await buffer.put([rollout(response=text, error_msg=text, message=[{"role": "u", "content": text}])], TASK)
@@ -135,10 +127,10 @@ LONG = "Let us see: é = 💡. " * 5_000
 ODD = ("a\x00" * 150, "\ud800" * 250)
 
 
-async def test_texts_longer_than_their_previews_are_whole_in_plain_sql(database_url: str) -> None:
+async def test_texts_longer_than_their_previews_are_whole_in_plain_sql(shared_url: str) -> None:
     """Responses, the prompt, and the conversation; each of its own rollout, though all begin alike."""
     message = [{"role": "system", "content": LONG}, {"role": "user", "content": LONG + "1"}]
-    async with build(database_url) as buffer:
+    async with build(shared_url) as buffer:
         await buffer.put([rollout(message=message, response=f"{LONG}{n}", response_ids=[1]) for n in range(3)], TASK)
         assert await rows(buffer, "SELECT full_response FROM rollouts ORDER BY position") == [
             (f"{LONG}{n}",) for n in range(3)
@@ -148,9 +140,9 @@ async def test_texts_longer_than_their_previews_are_whole_in_plain_sql(database_
         assert (json.loads(messages) if isinstance(messages, str) else messages) == message
 
 
-async def test_a_whole_text_is_null_where_sql_cannot_have_it(database_url: str) -> None:
+async def test_a_whole_text_is_null_where_sql_cannot_have_it(shared_url: str) -> None:
     """Texts with NUL or lone surrogates, and rollouts that expired; their neighbours have theirs."""
-    async with build(database_url) as buffer:
+    async with build(shared_url) as buffer:
         message = [{"role": "user", "content": ODD[0]}, {"role": "user", "content": [{"type": "text"}]}]
         await buffer.put([rollout(message=message, response=text) for text in (*ODD, LONG, None)], TASK)
         await buffer.put([rollout(response=LONG)], TASK, model_step=1, current_train_step=2)
@@ -166,12 +158,11 @@ async def test_a_whole_text_is_null_where_sql_cannot_have_it(database_url: str) 
 
 
 @pytest.mark.parametrize("spoil", ["UPDATE rb_payload SET data = 'x'", "UPDATE rb_payload SET outline = '[{}]'"])
-async def test_no_view_fails_for_a_payload_that_is_not_what_it_was(database_url: str, spoil: str) -> None:
+async def test_no_view_fails_for_a_payload_that_is_not_what_it_was(shared_url: str, spoil: str) -> None:
     """One that is cut short, and the outlines of older versions."""
-    async with build(database_url) as buffer:
+    async with build(shared_url) as buffer:
         await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
-        storage: Any = buffer.storage
-        await storage._write(lambda tx: tx.run(spoil))
+        await buffer.storage._write(lambda tx: tx.run(spoil))
         assert await rows(buffer, "SELECT full_prompt, messages FROM groups") == [(None, None)]
         assert await rows(buffer, "SELECT full_response FROM rollouts") == [(None,)]
 
@@ -209,10 +200,9 @@ async def test_whole_texts_stay_whole_wherever_groups_go(tmp_path: Path) -> None
     whole = [(LONG, LONG)]
     async with build(url) as buffer:
         await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
-        storage: Any = buffer.storage
         spoil = "UPDATE rb_payload SET outline = CAST(x'5ba5' AS TEXT)"
-        await storage._write(lambda tx: tx.run(spoil))
-        await storage._write(lambda tx: repair_texts(tx, CheckContext("")))
+        await buffer.storage._write(lambda tx: tx.run(spoil))
+        await buffer.storage._write(lambda tx: repair_texts(tx, CheckContext("")))
         assert await rows(buffer, query) == whole
         await buffer.save(tmp_path / "saved")
         state = buffer.state_dict()

@@ -11,7 +11,7 @@ from replaybuf.rules.circumstances import Before, Circumstances, Counted, Taking
 from replaybuf.rules.diagnosis import diagnose
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tally
-from tests.diagnosed import (
+from tests.rules.diagnosed import (
     BLOCK,
     CASES,
     FEW,

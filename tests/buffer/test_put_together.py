@@ -20,12 +20,7 @@ def build(url: str, name: str, **options: Any) -> ReplayBuffer[Any]:
     return ReplayBufferConfig(url=url, name=name, rollout_type=dict, **options).build()
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgresql"])
-async def test_a_group_that_cannot_be_encoded_leaves_replaced_and_evicted_ones_in_place(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    urls = {"memory": lambda: "memory://", "sqlite": lambda: f"sqlite:///{tmp_path}/run.db"}
-    url = urls[kind]() if kind in urls else str(request.getfixturevalue("lent_database"))
+async def test_a_group_that_cannot_be_encoded_leaves_replaced_and_evicted_ones_in_place(url: str) -> None:
     keyed, small, last = build(url, "keyed"), build(url, "small", capacity=1), build(url, "last")
     async with keyed, small, last:
         await keyed.put([{"response": "old"}], "math", key="k")
@@ -43,15 +38,12 @@ async def test_a_group_that_cannot_be_encoded_leaves_replaced_and_evicted_ones_i
             assert [item.item[0]["response"] async for item in buffer.find({})] == ["old"]
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgresql", "mixed"])
+@pytest.mark.parametrize("elsewhere", [False, True])
 async def test_a_group_that_cannot_be_stored_leaves_replaced_and_evicted_ones_in_place(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+    url: str, tmp_path: Path, elsewhere: bool
 ) -> None:
-    """Whichever it is of those that are put."""
-    url = "memory://"
-    if kind != "memory":
-        url = str(request.getfixturevalue("lent_database")) if kind == "postgresql" else f"sqlite:///{tmp_path}/run.db"
-    other = f"sqlite:///{tmp_path}/other.db" if kind == "mixed" else url
+    """Whichever it is of those that are put, also where one is in another database."""
+    other = f"sqlite:///{tmp_path}/other.db" if elsewhere else url
     keyed, small, last = build(url, "keyed"), build(other, "small", capacity=1), build(url, "last")
     async with keyed, small, last:
         await keyed.put([{"response": "old"}], "math", key="k")
@@ -82,12 +74,7 @@ async def test_calls_with_several_databases_do_not_wait_for_each_other(tmp_path:
         assert [len(one.buffer) for one in puts] == [24] * 4
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgresql"])
-async def test_an_error_of_no_room_names_the_buffer_and_its_place(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    url = str(request.getfixturevalue("lent_database")) if kind == "postgresql" else "memory://"
-    url = f"sqlite:///{tmp_path}/run.db" if kind == "sqlite" else url
+async def test_an_error_of_no_room_names_the_buffer_and_its_place(url: str) -> None:
     for timeout, on_full in ((0, "reject"), (0.05, "block")):
         there, full = build(url, f"there-{on_full}"), build(url, f"full-{on_full}", capacity=1, on_full=on_full)
         async with there, full:

@@ -137,10 +137,9 @@ async def test_what_was_lost_counts_from_the_first_put_of_a_young_buffer(shared_
         for number in range(3):
             await buffer.put(group(number, status=Status.FILTERED), TASK)
         await buffer.put(group(3), TASK)
-        storage: Any = buffer.storage
-        await storage.flush()
+        await buffer.storage.flush()
         change(shared_url, "DELETE FROM rb_history")  # the sweeper may have noted this minute before the last put
-        await storage._write(note_minute)
+        await buffer.storage._write(note_minute)
         for number in range(4):
             await buffer.put(group(number, status=Status.COMPLETED if number == 3 else Status.FILTERED), TASK)
         assert (await read(shared_url)).put(TASK, Status.FILTERED) == Counted(6, 6)
@@ -200,8 +199,7 @@ async def test_one_dead_producer_is_named_though_another_is_alive(shared_url: st
         for name in ("gen-1", "gen-2"):
             with working_as(name):
                 await buffer.put(group(1), TASK)
-        storage: Any = buffer.storage
-        await storage.flush()
+        await buffer.storage.flush()
         change(shared_url, "UPDATE rb_worker SET seen_at = seen_at - 90 WHERE name = 'gen-2'")
         change(shared_url, "UPDATE rb_group SET created_at = created_at - 95")
         change(shared_url, "DELETE FROM rb_history")
@@ -215,9 +213,8 @@ async def test_one_dead_producer_is_named_though_another_is_alive(shared_url: st
 
 async def test_a_minute_is_dated_to_when_it_was_noted(shared_url: str) -> None:
     async with build(shared_url) as buffer:
-        storage: Any = buffer.storage
         await buffer.put(group(1), TASK)
-        await storage._write(note_minute)
+        await buffer.storage._write(note_minute)
         about = await read(shared_url)
     assert about.recent is not None
     assert about.recent.time == pytest.approx(about.now, abs=5)
@@ -227,10 +224,9 @@ async def test_after_two_spurts_groups_are_leased_and_none_is_foretold(shared_ur
     """Whoever holds them: the minute was noted between the spurts."""
     async with build(shared_url, worker="gen-1") as buffer:
         await fill(buffer, 4)
-        storage: Any = buffer.storage
-        await storage.flush()
+        await buffer.storage.flush()
         change(shared_url, "DELETE FROM rb_history")
-        await storage._write(note_minute)
+        await buffer.storage._write(note_minute)
         await fill(buffer, 6, first=4)
         with working_as("trainer-2"):
             lease = await buffer.lease_batch({TASK: 8}, seconds=600, heartbeat=False)

@@ -11,7 +11,7 @@ import pytest
 
 from replaybuf import FencedError, FullError, ReplayBuffer
 from replaybuf.storage.sql.tasks.group_commit import UnderWay
-from tests.cancellation.ways import end_background_work, storage_of
+from tests.cancellation.ways import end_background_work
 from tests.faults.proxy import Link, Proxy, proxied
 from tests.faults.test_postgres_connections import all_told
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
@@ -48,7 +48,7 @@ async def test_a_put_that_may_have_to_wait_for_room_locks_its_task_for_two_round
 
 def end_announcements(buffer: ReplayBuffer) -> None:
     """They go after the commit, at a time of their own, and on any connection."""
-    storage_of(buffer).watch._changes.announces = False
+    buffer.storage.watch._changes.announces = False
 
 
 async def messages(proxy: Proxy, buffer: ReplayBuffer, operation: str) -> int:

@@ -217,7 +217,7 @@ async def test_calls_take_the_statuses_of_the_config() -> None:
 def test_the_environment_names_types_and_fields() -> None:
     environ = {
         "REPLAYBUF_URL": "memory://",
-        "REPLAYBUF_TYPES": "tests.test_statuses:Plain, tests.test_statuses:Trl",
+        "REPLAYBUF_TYPES": "tests.rollouts.test_statuses:Plain, tests.rollouts.test_statuses:Trl",
         "REPLAYBUF_FIELDS": '{"status": null}',
         "REPLAYBUF_STATUSES": '{"done": "completed"}',
     }

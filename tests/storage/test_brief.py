@@ -12,18 +12,12 @@ from typing import Any
 import msgspec
 from sqlalchemy import bindparam, select
 
-from replaybuf import ReplayBuffer, ReplayBufferConfig
-from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf import ReplayBufferConfig
 from replaybuf.storage.sql.engine.hooks import Hook, installed
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import lane
 from tests.cancellation.ways import end_background_work
 from tests.stores import TASK, build, fill, group, take_all
-
-
-def store_of(buffer: ReplayBuffer) -> SQLStorage:
-    assert isinstance(buffer.storage, SQLStorage)
-    return buffer.storage
 
 
 def where(tx: Transaction) -> str:
@@ -33,7 +27,7 @@ def where(tx: Transaction) -> str:
 async def test_a_brief_write_needs_no_other_thread(tmp_path: Path) -> None:
     async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
         await fill(buffer, 1)
-        store = store_of(buffer)
+        store = buffer.storage
         assert await store.thread.run(lambda: store.transactions.write(where, brief=True)) == "replaybuf-database"
         assert await store.thread.run(lambda: store.transactions.write(where)) != "replaybuf-database"
 
@@ -57,7 +51,7 @@ async def test_while_another_process_writes_a_put_waits_and_reads_are_answered(t
 async def test_a_brief_read_doesnt_wait_for_a_long_write(tmp_path: Path) -> None:
     async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
         await fill(buffer, 1)
-        store, begun, go_on = store_of(buffer), threading.Event(), threading.Event()
+        store, begun, go_on = buffer.storage, threading.Event(), threading.Event()
 
         def long(tx: Transaction) -> bool:
             begun.set()
@@ -110,7 +104,6 @@ async def test_a_prepared_statement_gives_each_place_its_value(shared_url: str) 
     )
     async with build(shared_url) as buffer:
         await fill(buffer, 1)
-        assert isinstance(buffer.storage, SQLStorage)
         found = await buffer.storage._read(lambda tx: tx.fetch(twice, tx.dialect.listed(["other", TASK]), TASK))
         assert [tuple(row) for row in found] == [(TASK,)]
 

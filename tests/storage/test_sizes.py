@@ -13,7 +13,6 @@ from replaybuf import PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import TooLargeError
 from replaybuf.storage.sql.engine import postgres_dialect, postgres_pool
 from replaybuf.storage.sql.engine.dialect import RowLimit
-from tests.cancellation.ways import storage_of
 from tests.stores import TASK, build, group, take_all
 
 LIMIT = 200_000
@@ -96,7 +95,7 @@ async def test_copies_of_what_is_too_large_elsewhere_are_refused(
     async with build(shared_url) as buffer:
         await buffer.count_where({})
         # (A limit of SQLite holds for connections that are opened from now on, also for reading the snapshot.)
-        monkeypatch.setattr(storage_of(buffer).engine.dialect.__class__, "row_limit", _lowered)
+        monkeypatch.setattr(buffer.storage.engine.dialect.__class__, "row_limit", _lowered)
         with pytest.raises(TooLargeError, match=r"group 2 takes 40\d kB"):
             await buffer.resume(tmp_path / "copy")
         with pytest.raises(TooLargeError, match=r"task math: the group of \d rollouts takes 40\d kB"):

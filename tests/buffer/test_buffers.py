@@ -12,6 +12,7 @@ import pytest
 
 from replaybuf import ConfigError, FullError, LeaseLostError, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.errors import ConflictError, InputError
+from tests.cancellation.ways import take
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 
@@ -270,21 +271,11 @@ async def test_a_resume_leaves_what_the_other_has_in_hand(buffers: Buffers, tmp_
     ours, theirs = await buffers.open(), await buffers.open("eval")
     await fill(ours, 2)
     await ours.save(tmp_path / "copy")
-    drawn = await _take_and_undo(ours, theirs, tmp_path / "copy")
-    assert drawn == [0, 1]
-
-
-async def _take_and_undo(ours: ReplayBuffer, theirs: ReplayBuffer, copy: Path) -> list[int]:
-    from replaybuf.storage.sql.tasks.delivery import Drawing
-    from replaybuf.storage.values import Draw
-
-    state: Any = ours.storage
-    drawing = Drawing(state.draws, Draw({TASK: 2}))
-    taken = await state.thread.run(drawing.run)
+    undo = await take(ours, 2)
     assert len(ours) == 0
-    await theirs.resume(copy)
-    await state.thread.run(lambda: drawing.undo(taken))
-    return sorted(await take_all(ours))
+    await theirs.resume(tmp_path / "copy")
+    await undo()
+    assert sorted(await take_all(ours)) == [0, 1]
 
 
 async def test_a_name_is_checked(shared_url: str) -> None:

@@ -1,6 +1,6 @@
 """Random operations leave a database indistinguishable from the model in `tests/reference`.
 
-The long form: `pytest -m long tests/test_statemachine.py`. A failure prints the operations that lead to it.
+The long form: `pytest -m long tests/side_by_side`. A failure prints the operations that lead to it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.places import Place, PostgresDatabases, SqliteFiles
 from tests.postgres import Databases
-
-pytest.register_assert_rewrite("tests.side_by_side")
+from tests.side_by_side import SideBySide
+from tests.side_by_side.places import Place, PostgresDatabases, SqliteFiles
 
 
 def run(place: Place, examples: int, steps: int) -> None:
     """Run the machine against buffers at the place."""
-    from tests.side_by_side import SideBySide
-
     machine = type(f"SideBySideWith{type(place).__name__}", (SideBySide,), {"place": place})
     chosen = settings(
         max_examples=examples,

@@ -20,11 +20,12 @@ from replaybuf.storage.sql.schema.tables import checkpoint
 from replaybuf.storage.sql.statements.checkpoints import SILENT_SECONDS
 from replaybuf.storage.sql.tasks import making
 from replaybuf.storage.sql.tasks.making import Making
+from tests.cancellation.ways import take
 from tests.contract.checkpointing import go_on, state_of
 from tests.contract.leasing import LONG
 from tests.contract.persistence import fill as fill_with_everything
+from tests.storage.test_checkpoints import swept
 from tests.stores import TASK, build, fill, group, take_all
-from tests.test_checkpoints import swept, take
 
 
 class Held:

@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf import (
-    RolloutState,
-    Status,
-    StorageError,
-)
+from replaybuf import RolloutState, Status, StorageError
 from replaybuf.rollouts import normalise
 from tests.cancellation.ways import end_background_work
 from tests.stores import TASK, build, fill, group, opened, take_all, until

@@ -9,13 +9,11 @@ import pytest
 from sqlalchemy import select, update
 
 from replaybuf.errors import DecodeError
-from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import payload
 from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import StorageItem
-from tests.cancellation.ways import storage_of
 from tests.contract.tallying import conserved
 from tests.stores import TASK, build, group, numbers_of
 
@@ -54,7 +52,6 @@ async def test_a_draw_of_very_many_groups_is_undone_in_a_checkpoint(shared_url: 
         await buffer.checkpoint(1)
         drawn = dict.fromkeys(range(uid, uid + 300_000), 7)
         [made] = await buffer.checkpoints()
-        assert isinstance(buffer.storage, SQLStorage)
         await buffer.storage._write(lambda tx: undo_draw(tx, Undone.now(tx, 0, drawn, {})))
         assert await buffer.checkpoints() == [made]
         await buffer.restore(1)
@@ -72,7 +69,7 @@ async def test_a_payload_that_could_be_decoded_but_is_not_what_was_stored_is_set
     async with build(shared_url, rollout_type=dict) as buffer:
         for number in range(3):
             await buffer.put([{"rollout_id": number, "text": "4"}], TASK)
-        state = storage_of(buffer)
+        state = buffer.storage
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(state.engine.write(flip), state.thread.loop))
         assert [rollouts[0]["rollout_id"] for rollouts in await buffer.get(3, TASK)] == [0, 2]
         assert await buffer.count(TASK, "failed") == 1

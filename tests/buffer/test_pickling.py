@@ -7,13 +7,7 @@ import pickle
 
 import pytest
 
-from replaybuf import (
-    AsyncReplayBufferConfig,
-    FIFOPolicy,
-    ReplayBufError,
-    ReplayBufferConfig,
-    SyncReplayBufferConfig,
-)
+from replaybuf import AsyncReplayBufferConfig, FIFOPolicy, ReplayBufError, ReplayBufferConfig, SyncReplayBufferConfig
 from tests.scripts import run
 from tests.stores import TASK, group, opened
 
@@ -22,7 +16,7 @@ def test_spawned_processes_get_the_config(shared_url: str) -> None:
     run(
         """
         from multiprocessing import get_context
-        from tests.test_pickling import put_from_config
+        from tests.buffer.test_pickling import put_from_config
         if __name__ == "__main__":
             config = ReplayBufferConfig(url=url, policy=FIFOPolicy)
             children = [get_context("spawn").Process(target=put_from_config, args=(config, n)) for n in range(2)]

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, insert, text
 
 from replaybuf.storage.sql.schema.records import batch
 from replaybuf.storage.sql.schema.tables import group, lane, payload
-from tests.test_schema import create, run
+from tests.storage.test_schema import create, run
 
 GROUPS, BATCHES, TAKEN = 1_000, 250, 4
 

@@ -13,10 +13,9 @@ from tests.stores import TASK, build, fill
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
 
 
-@pytest.fixture(params=["sqlite", "memory", "postgres"])
-async def buffer(request: pytest.FixtureRequest, tmp_path: object) -> AsyncIterator[ReplayBuffer]:
-    url = {"sqlite": f"sqlite:///{tmp_path}/run.db", "memory": "memory://"}.get(request.param)
-    async with build(url or request.getfixturevalue("postgres_database")) as buffer:
+@pytest.fixture
+async def buffer(url: str) -> AsyncIterator[ReplayBuffer]:
+    async with build(url) as buffer:
         await fill(buffer, 3)
         yield buffer
 
