@@ -133,15 +133,6 @@ def _waits(children: Sequence[Child], outcome: Outcome, at_once: int) -> dict[st
     }
 
 
-def _pauses(workers: Sequence[Child], outcome: Outcome, at_once: int) -> dict[str, Any]:
-    paused = sum(child.report.paused for child in workers)
-    return {
-        "count": sum(child.report.pauses for child in workers),
-        "seconds": paused,
-        "part_of_time": _part(paused, workers, outcome, at_once),
-    }
-
-
 def _part(seconds: float, children: Sequence[Child], outcome: Outcome, at_once: int) -> float:
     """Return the fraction of the time of processes with so many concurrent calls that these seconds are."""
     time = outcome.seconds * len(children) * at_once
