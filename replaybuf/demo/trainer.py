@@ -29,7 +29,7 @@ from replaybuf.demo import Mode
 from replaybuf.demo.display import Display, Figures, commands, result
 from replaybuf.demo.policy import Policy
 from replaybuf.demo.run_folder import Run, RunFolder
-from replaybuf.demo.settings import (
+from replaybuf.demo.run_settings import (
     BATCH_GROUPS,
     DEFAULT_SECONDS,
     DEFAULT_STEPS,
