@@ -5,8 +5,6 @@ from __future__ import annotations
 NEAR = {
     "rules": (
         "tests/test_rules.py",
-        "tests/test_seeds_of_policies.py",
-        "tests/test_levels.py",
         "tests/test_transitions.py",
         "tests/contract/test_sqlite.py",
     ),

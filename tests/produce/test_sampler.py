@@ -137,14 +137,6 @@ async def test_interrupted_prompts_come_first_then_expired_ones_then_new_ones(bu
     assert found[0].status == Status.ABORTED
 
 
-async def test_interrupted_prompts_come_without_what_they_have_when_they_begin_anew(buffer: ReplayBuffer) -> None:
-    sampler = SamplerWithReplayBuffer(buffer, prompts(9), TASK)
-    await leave(sampler, Status.ABORTED)
-    (prompt,) = await sampler.sample(partial=False)
-    rollout = prompt.group[0]
-    assert (rollout.status, rollout.response, list(rollout.response_ids)) == (Status.INIT, "", [])
-
-
 async def test_the_order_of_statuses_is_that_which_was_asked_for(buffer: ReplayBuffer) -> None:
     sampler = SamplerWithReplayBuffer(buffer, prompts(9), TASK, statuses=["expired", "aborted"])
     for status in (Status.ABORTED, Status.EXPIRED):

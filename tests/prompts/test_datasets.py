@@ -73,13 +73,6 @@ async def test_a_dataset_is_told_its_epoch() -> None:
         assert got == [0, 1, 2, 100, 101, 102, 200, 201, 202]
 
 
-async def test_an_empty_dataset_ends(url: str) -> None:
-    async with build(url) as buffer:
-        for dataset in ([], Shuffled(0), Resuming(0)):
-            for epochs in (None, 0, 1, 5):
-                assert await PromptLedger(buffer, dataset, TASK, epochs=epochs).draw(3) == []
-
-
 @pytest.mark.parametrize("kind", DATASETS)
 async def test_a_restore_takes_the_cursor_back(url: str, kind: str) -> None:
     """What was in flight at the checkpoint is handed out again, then what was drawn since; nothing is skipped."""
