@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from torch.utils.data import DataLoader
@@ -78,9 +77,7 @@ class Step:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is None:
             self.acknowledge(self.open)
         else:
