@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator
-from fnmatch import fnmatchcase as fnmatch
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -25,43 +24,6 @@ __all__ = ["_no_process_is_left", "figures"]
 
 PATIENCE = 3.0
 HOME = {"host": "node-1", "path": "/runs/run.db", "inode": "7", "name": "/runs/run.db on node-1"}
-
-_HERE = Path(__file__).parent
-#: The other databases and places are tried with these by default, and with all in the long form.
-_EVERYWHERE = (
-    "test_buffers.py::test_every_byte",
-    "test_dead_writers.py::test_a_put_of_a_writer_that_was_taken_for_dead",
-    "test_space.py::test_space_comes_back",
-    "test_kills.py::test_processes_that_are_killed",
-    "test_kills.py::test_a_process_that_is_killed_at_any_point",
-)
-_BOUNDED = (
-    *("test_buffers", "test_dead_writers", "test_kills", "test_lost_places", "test_objects"),
-    *("test_settings", "test_space"),
-)
-#: And these by default not at all.
-_LONG = (
-    "test_buffers.py::test_cancelled_puts_and_takes*-0.0?",
-    "test_buffers.py::test_cancelled_puts_and_takes*-0.01?",
-    "test_lost_places.py::test_damaged_groups_are_set_aside*empty*",
-    "test_lost_places.py::test_damaged_groups_are_set_aside*header*",
-    "test_lost_places.py::test_an_object_store_that_is_down*403*",
-    "test_lost_places.py::test_an_object_store_that_is_down*503*",
-    "test_kills.py::test_processes_that_are_killed*sqlite*",
-    "test_kills.py::test_a_process_that_is_killed_at_any_point*postgresql*",
-    "test_objects.py::test_an_answer_that_it_cannot*500*",
-)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what isn't run by default."""
-    for item in items:
-        if item.path.parent == _HERE and item.path.stem in _BOUNDED:
-            name = f"{item.path.name}::{item.name}"
-            elsewhere = "postgresql" in item.name or "sqlite-objects" in item.name
-            if any(fnmatch(name, one) for one in _LONG) or (elsewhere and not name.startswith(_EVERYWHERE)):
-                item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")
