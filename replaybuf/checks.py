@@ -1,4 +1,7 @@
-"""Checks of arguments. Each returns the checked value; its error names the wrong value and what is expected."""
+"""Checks of arguments, and of what is installed. Each returns the checked value.
+
+Its error names the wrong value and what is expected.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn
 
-from replaybuf.errors import InputError, ReplayBufError
+from replaybuf.errors import InputError, MissingDriverError, ReplayBufError
 from replaybuf.redact import redact_path
 
 Tags = dict[str, str | int | float | bool | None]
@@ -37,6 +41,14 @@ def refused(message: str) -> Callable[..., NoReturn]:
         raise InputError(message)
 
     return refuse
+
+
+def needed(module: str, message: str) -> Any:
+    """Return a module of a package that may be missing. Raises MissingDriverError with this message then."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingDriverError(message) from error
 
 
 #: `with` on a buffer whose calls are coroutines.

@@ -86,7 +86,8 @@ def results_of(outcome: Outcome) -> Results:
         "database_before": outcome.before,
         "database_after": outcome.after,
         "database_meanwhile": outcome.seen,
-        "over_time": [_second(one, before) for before, one in pairwise(outcome.over_time) if _is_whole(one, before)],
+        # The last second may have just begun, and be too short for a rate.
+        "over_time": [_second(one, before) for before, one in pairwise(outcome.over_time) if one.at - before.at > 0.5],
     }
     return {**found, "limits": limits_of(found)}
 
@@ -170,11 +171,6 @@ def _processes(children: Sequence[Child], outcome: Outcome) -> dict[str, Any] | 
         "memory_last": statistics.median(child.report.memory for child in children),
         "memory_most": max(child.most_memory for child in children),
     }
-
-
-def _is_whole(one: Second, before: Second) -> bool:
-    """Return whether a second is long enough for a rate: the last one may have just begun."""
-    return one.at - before.at > 0.5
 
 
 def _second(one: Second, before: Second) -> dict[str, Any]:

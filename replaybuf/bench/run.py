@@ -259,7 +259,9 @@ def _hear(outcome: Outcome) -> None:
             child.process.join(5)
             code = child.process.exitcode
             child.ended = True
-            child.why = child.why or f"it {_ended_by(code)}, without a word"
+            killed = code is not None and code < 0
+            how = f"was killed ({signal.Signals(-code).name})" if killed else f"ended with exit code {code}"
+            child.why = child.why or f"it {how}, without a word"
             continue
         if isinstance(message, Ready):
             child.ready = True
@@ -268,12 +270,6 @@ def _hear(outcome: Outcome) -> None:
         else:
             child.ended = isinstance(message, Done)
             _take_in(outcome, child, message.report if isinstance(message, Done) else message)
-
-
-def _ended_by(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"was killed ({signal.Signals(-code).name})"
-    return f"ended with exit code {code}"
 
 
 def _take_in(outcome: Outcome, child: Child, report: Report) -> None:
