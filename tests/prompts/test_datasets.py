@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,17 @@ from tests.stores import TASK, build
 
 
 async def test_prompts_come_in_the_order_of_the_dataset(url: str) -> None:
+    """They are numbered over all draws."""
+    numbered: list[int] = []
+
+    def make(item: Any, number: int) -> list[Any]:
+        numbered.append(number)
+        return [item]
+
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(5), TASK)
+        ledger = PromptLedger(buffer, indexed(5), TASK, make_group=make)
         assert numbers(await ledger.draw(2)) == [0, 1]
-        assert numbers(await ledger.draw(9)) == [2, 3, 4]
+        assert numbers(await ledger.draw(9)) == numbered[2:] == [2, 3, 4]
         assert await ledger.draw() == []
         counts = await ledger.counts()
         assert (counts.drawn, counts.in_flight, counts.waiting, counts.finished) == (5, 5, 0, 0)
