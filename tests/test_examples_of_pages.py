@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from replaybuf.segments.places import PAYLOAD_THRESHOLD
+from replaybuf.storage.sql.tasks.open_segments import SEGMENT_BYTES
 from tests.pages import Page
 
 SAMPLING, PRODUCTION = Page("sampling.md"), Page("production.md")
@@ -48,3 +50,9 @@ def test_every_block_of_code_is_an_example(name: str) -> None:
 
 def test_the_quickstart_shows_what_an_error_says() -> None:
     assert any("Nothing is ready for math (0 of 64): " in output for _, output in IN_ORDER[1].examples)
+
+
+def test_the_page_of_payloads_has_the_sizes_of_the_code() -> None:
+    [page] = [one for one in APART if one.path.stem == "payloads"]
+    assert f"{SEGMENT_BYTES >> 20} MiB" in page.text
+    assert f"({PAYLOAD_THRESHOLD >> 10} KiB)" in page.text
