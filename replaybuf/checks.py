@@ -1,4 +1,7 @@
-"""Checks of arguments. Each returns the checked value; its error names the wrong value and what is expected."""
+"""Checks of arguments, and of what is installed. Each returns the checked value.
+
+Its error names the wrong value and what is expected.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn
 
-from replaybuf.errors import InputError, ReplayBufError
+from replaybuf.errors import InputError, MissingDriverError, ReplayBufError
 from replaybuf.redact import redact_path
 
 Tags = dict[str, str | int | float | bool | None]
@@ -37,6 +41,14 @@ def refused(message: str) -> Callable[..., NoReturn]:
         raise InputError(message)
 
     return refuse
+
+
+def needed(module: str, message: str) -> Any:
+    """Return a module of a package that may be missing. Raises MissingDriverError with this message then."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingDriverError(message) from error
 
 
 #: `with` on a buffer whose calls are coroutines.
@@ -215,28 +227,25 @@ def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def check_limit(limit: Any) -> int | None:
     """Check a limit of `find`: a number of groups, or None."""
-    if limit is None:
-        return None
-    number = whole(limit)
-    if number is None or number < 0:
-        raise InputError(f"limit must be a number of groups of at least 0, or None, got {limit!r:.100}")
-    return min(number, _MANY)
+    number = _whole_or_none(limit, 0, "limit must be a number of groups of at least 0, or None")
+    return None if number is None else min(number, _MANY)
+
+
+def _whole_or_none(value: Any, least: int, expected: str) -> int | None:
+    number = whole(value)
+    if value is not None and (number is None or number < least):
+        raise InputError(f"{expected}, got {value!r:.100}")
+    return number
 
 
 def check_keep(keep: Any) -> int | None:
     """Check the number of step checkpoints to keep: at least 1, or None for all."""
-    number = whole(keep)
-    if keep is not None and (number is None or number < 1):
-        raise InputError(f"keep_checkpoints must be a whole number of at least 1, or None for all, got {keep!r:.100}")
-    return number
+    return _whole_or_none(keep, 1, "keep_checkpoints must be a whole number of at least 1, or None for all")
 
 
 def check_history(history: Any) -> int | None:
     """Check the number of batches in a buffer's history of draws: at least 0, or None for all."""
-    number = whole(history)
-    if history is not None and (number is None or number < 0):
-        raise InputError(f"history must be a whole number of batches, or None for all, got {history!r:.100}")
-    return number
+    return _whole_or_none(history, 0, "history must be a whole number of batches, or None for all")
 
 
 def check_step(step: Any, what: str) -> int:

@@ -86,9 +86,6 @@ def _escaped(character: str) -> str:
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
-__all__ = ["escape", "escape_json", "escape_line"]
-
-
 def escape_line(text: str) -> str:
     """Return the text as one line: white space between lines becomes a space, the rest is escaped."""
     return escape(re.sub(r"\s*\n\s*", " ", text.strip()))

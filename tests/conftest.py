@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests.compiled import share_compiled_definitions
 from tests.faults.summary import Summary
 from tests.matrix import mark_fast, mark_long
-from tests.postgres import Databases, new_database, running_server
+from tests.postgres import Databases, new_database, new_urls, running_server
 
 # On a busy machine any example may be slow.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -132,6 +132,13 @@ def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty store: a SQLite file, SQLite in memory, PostgreSQL."""
     return request.param if request.param == "memory://" else database(request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """A function that gives the URL of another empty store; in memory, too, where a test asks for it."""
+    with new_urls(request.param, request, tmp_path) as new_url:
+        yield new_url
 
 
 @pytest.fixture

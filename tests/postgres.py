@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import subprocess
@@ -257,3 +258,16 @@ BEGIN
     END IF;
 END $$
 """
+
+
+@contextmanager
+def new_urls(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Callable[[], str]]:
+    """Yield a function that gives the URL of another empty store of a kind at each call."""
+    if kind == "postgresql":
+        with request.getfixturevalue("postgres_databases").lent() as lend:
+            yield lend
+    elif kind == "memory":
+        yield lambda: "memory://"
+    else:
+        numbers = itertools.count()
+        yield lambda: f"sqlite:///{folder}/{next(numbers)}.db"

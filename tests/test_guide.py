@@ -1,4 +1,4 @@
-"""The pages of the guide are true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/test_guide.py` writes outputs anew."""
+"""The tables of the guide's pages are those of the code."""
 
 from __future__ import annotations
 
@@ -10,26 +10,10 @@ import pytest
 from replaybuf import ConfigError, ReplayBufferConfig
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import POLICIES
-from tests.pages import DOCS, Page
+from tests.pages import DOCS
 
-NAMES = ("sampling", "limits", "leases", "checkpoints", "prompts", "retention")
-PAGES = [Page(f"{name}.md") for name in NAMES]
-PAGES.append(Page("rollouts.md", beginning=PAGES[0]))
-EXAMPLES = [
-    pytest.param(page, code, output, id=f"{page.path.stem}-{number}")
-    for page in PAGES
-    for number, (code, output) in enumerate(page.examples)
-]
 CONFIGURATION = (DOCS / "configuration.md").read_text("utf-8")
 LIMITS = (DOCS / "limits.md").read_text("utf-8")
-
-
-@pytest.mark.parametrize(("page", "code", "output"), EXAMPLES)
-def test_an_example_prints_what_its_page_says(
-    page: Page, code: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    page.check(code, output)
 
 
 def test_the_table_of_policies_is_complete() -> None:

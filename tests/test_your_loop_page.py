@@ -71,12 +71,6 @@ def test_a_loop_that_is_killed_goes_on_and_trains_each_prompt_once(name: str, sh
     assert Counter(trained) == Counter(f"{number} + 5 =" for number in range(PROMPTS))
 
 
-def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for code, output in PAGE.examples:
-        PAGE.check(code, output)
-
-
 def fields() -> str:
     """Return the table of the fields of RolloutState: names, types, and what the class says of them."""
     [found] = [one for one in ast.parse(inspect.getsource(rollout)).body if isinstance(one, ast.ClassDef)]

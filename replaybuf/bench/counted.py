@@ -123,9 +123,3 @@ class Counter:
         self.report.latencies = {call: one.packed() for call, one in self._latencies.items()}
         self._latencies = {}
         return self.report
-
-
-def add_said(to: dict[object, Said], said: dict[object, Said]) -> None:
-    """Add errors or warnings to those of others."""
-    for key, one in said.items():
-        to.setdefault(key, Said(0, one.first)).count += one.count

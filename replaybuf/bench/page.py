@@ -9,7 +9,7 @@ from typing import Any
 from replaybuf import units
 from replaybuf.bench.counted import CALLS
 from replaybuf.bench.results import Results
-from replaybuf.errors import MissingDriverError
+from replaybuf.checks import needed
 
 _WIDTH, _NAME = 100, 11
 _QUANTILES = {"mean": "mean_ms", "p50": "p50_ms", "p90": "p90_ms", "p99": "p99_ms", "p99.9": "p999_ms", "max": "max_ms"}
@@ -188,10 +188,7 @@ _STYLE = " ".join(
 
 def check_picture() -> None:
     """Raise MissingDriverError where a picture can't be drawn: better before a load than after it."""
-    try:
-        import markupsafe  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingDriverError("the picture needs the package markupsafe: pip install markupsafe") from error
+    needed("markupsafe", "the picture needs the package markupsafe: pip install markupsafe")
 
 
 def picture_of(results: Results) -> str:

@@ -86,7 +86,8 @@ def results_of(outcome: Outcome) -> Results:
         "database_before": outcome.before,
         "database_after": outcome.after,
         "database_meanwhile": outcome.seen,
-        "over_time": [_second(one, before) for before, one in pairwise(outcome.over_time) if _is_whole(one, before)],
+        # The last second may have just begun, and be too short for a rate.
+        "over_time": [_second(one, before) for before, one in pairwise(outcome.over_time) if one.at - before.at > 0.5],
     }
     return {**found, "limits": limits_of(found)}
 
@@ -133,15 +134,6 @@ def _waits(children: Sequence[Child], outcome: Outcome, at_once: int) -> dict[st
     }
 
 
-def _pauses(workers: Sequence[Child], outcome: Outcome, at_once: int) -> dict[str, Any]:
-    paused = sum(child.report.paused for child in workers)
-    return {
-        "count": sum(child.report.pauses for child in workers),
-        "seconds": paused,
-        "part_of_time": _part(paused, workers, outcome, at_once),
-    }
-
-
 def _part(seconds: float, children: Sequence[Child], outcome: Outcome, at_once: int) -> float:
     """Return the fraction of the time of processes with so many concurrent calls that these seconds are."""
     time = outcome.seconds * len(children) * at_once
@@ -179,11 +171,6 @@ def _processes(children: Sequence[Child], outcome: Outcome) -> dict[str, Any] | 
         "memory_last": statistics.median(child.report.memory for child in children),
         "memory_most": max(child.most_memory for child in children),
     }
-
-
-def _is_whole(one: Second, before: Second) -> bool:
-    """Return whether a second is long enough for a rate: the last one may have just begun."""
-    return one.at - before.at > 0.5
 
 
 def _second(one: Second, before: Second) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any
 
-from replaybuf.bench import database
-from replaybuf.bench.counted import Ledger, Report, add_said
+from replaybuf.bench.counted import Ledger, Report, Said
+from replaybuf.bench.database_figures import Sampler, figures, refuse_others, uids_left
 from replaybuf.bench.histogram import Histogram
 from replaybuf.bench.process import GO_ON, PAUSE, STOP, Done, Failed, Go, Ready, Role, main
 from replaybuf.bench.settings import TASK, BenchSettings
@@ -103,7 +103,7 @@ def run(settings: BenchSettings, tell: Tell) -> Outcome:
     groups of others, and ReplayBufError if the processes can't begin.
     """
     settings.check()
-    database.refuse_others(settings.url)
+    refuse_others(settings.url)
     _open(settings)
     reader = open_reader(settings.url)
     outcome = Outcome(settings, reader.where)
@@ -156,17 +156,17 @@ def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
     outcome.children = _start(settings)
     try:
         _until_ready(outcome, tell)
-        outcome.before = database.figures(reader)
+        outcome.before = figures(reader)
         busy = _processor_times()
-        with database.Sampler(reader, settings.buffer) as sampler:
+        with Sampler(reader, settings.buffer) as sampler:
             _let_go(outcome, sampler, tell)
         outcome.busy, outcome.load = _busy_since(busy), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     finally:
         _end(outcome.children)
     outcome.seen = sampler.figures()
     try:
-        outcome.after = database.figures(reader)
-        outcome.left = Ledger().add_all(database.uids_left(reader, settings.buffer))
+        outcome.after = figures(reader)
+        outcome.left = Ledger().add_all(uids_left(reader, settings.buffer))
     except ReplayBufError as error:
         outcome.notes.append(f"the database can't be read any more: {error}")
 
@@ -210,7 +210,7 @@ def _until_ready(outcome: Outcome, tell: Tell) -> None:
             tell(f"{len(children) - waiting} of {len(children)} processes have opened the buffer")
 
 
-def _let_go(outcome: Outcome, sampler: database.Sampler, tell: Tell) -> None:
+def _let_go(outcome: Outcome, sampler: Sampler, tell: Tell) -> None:
     """Run the load: first until the workers have ended, then until the trainers have."""
     settings = outcome.settings
     start = time.monotonic() + _SOON
@@ -259,7 +259,9 @@ def _hear(outcome: Outcome) -> None:
             child.process.join(5)
             code = child.process.exitcode
             child.ended = True
-            child.why = child.why or f"it {_ended_by(code)}, without a word"
+            killed = code is not None and code < 0
+            how = f"was killed ({signal.Signals(-code).name})" if killed else f"ended with exit code {code}"
+            child.why = child.why or f"it {how}, without a word"
             continue
         if isinstance(message, Ready):
             child.ready = True
@@ -268,12 +270,6 @@ def _hear(outcome: Outcome) -> None:
         else:
             child.ended = isinstance(message, Done)
             _take_in(outcome, child, message.report if isinstance(message, Done) else message)
-
-
-def _ended_by(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"was killed ({signal.Signals(-code).name})"
-    return f"ended with exit code {code}"
 
 
 def _take_in(outcome: Outcome, child: Child, report: Report) -> None:
@@ -329,11 +325,12 @@ def _end(children: Sequence[Child]) -> None:
         child.connection.close()
 
 
-def said(outcome: Outcome, what: str) -> dict[Any, Any]:
+def said(outcome: Outcome, what: str) -> dict[Any, Said]:
     """Return all `errors` or `warnings`."""
-    every: dict[Any, Any] = {}
+    every: dict[Any, Said] = {}
     for child in outcome.children:
-        add_said(every, getattr(child.report, what))
+        for key, one in getattr(child.report, what).items():
+            every.setdefault(key, Said(0, one.first)).count += one.count
     return every
 
 

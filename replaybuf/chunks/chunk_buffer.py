@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
@@ -94,9 +93,7 @@ class ChunkBuffer:
         await self.buffer.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

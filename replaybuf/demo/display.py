@@ -18,7 +18,7 @@ from rich.text import Text
 
 from replaybuf.demo import Mode
 from replaybuf.demo.run_folder import Run
-from replaybuf.demo.settings import BATCH_GROUPS, STALE_THRESHOLD, TASK
+from replaybuf.demo.run_settings import BATCH_GROUPS, STALE_THRESHOLD, TASK
 from replaybuf.produce import ProduceSummary
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.rules.transitions import Tallies, Tally

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -23,13 +24,13 @@ from pathlib import Path
 from rich.console import Console
 from sqlalchemy.engine import make_url
 
-from replaybuf import ConfigError, RolloutState, Status
+from replaybuf import ConfigError, RolloutState
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.demo import Mode
 from replaybuf.demo.display import Display, Figures, commands, result
 from replaybuf.demo.policy import Policy
 from replaybuf.demo.run_folder import Run, RunFolder
-from replaybuf.demo.settings import (
+from replaybuf.demo.run_settings import (
     BATCH_GROUPS,
     DEFAULT_SECONDS,
     DEFAULT_STEPS,
@@ -230,10 +231,13 @@ def argument_of(url: str) -> tuple[str, bool]:
 
 async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None, steps: int) -> Run:
     """Return a new run, or the folder's, with the buffer as it was then. Raises ReplayBufError if these don't match."""
-    await _check_alone(buffer)
-    run = folder.load()
+    groups, run = await _groups_there(buffer), folder.load()
     if run is None:
-        await _check_unused(buffer, folder)
+        if groups or (await buffer.cursors.read(TASK)).position:
+            raise ReplayBufError(
+                f"the buffer has {groups} groups of a demo run whose weights are not in {folder.path}: give its "
+                "--run-dir, or start anew with --fresh (removes these groups)"
+            )
         run = Run(Policy.create(), seed or 0)
         run.aim(steps)
         await buffer.checkpoint(0)  # before any weights, so that there is always one to go back to
@@ -262,7 +266,7 @@ async def clear(buffer: ReplayBuffer) -> None:
 
     Of the cursors, one is the place in the prompts, and the other what the trainer has published.
     """
-    await _check_alone(buffer)
+    await _groups_there(buffer)
     await buffer.checkpoint(0)
     await buffer.restore(0)  # ends leases, and fences off leftover workers
     await buffer.delete({"task_name": TASK})
@@ -273,25 +277,18 @@ async def clear(buffer: ReplayBuffer) -> None:
         await buffer.drop_checkpoint(made.step)
 
 
-async def _check_alone(buffer: ReplayBuffer) -> None:
-    """Raise ReplayBufError if the buffer has other tasks: restores take all tasks back."""
-    tallies = await buffer.tallies()
-    others = sorted({task for (task, _, tally), count in tallies.items() if task != TASK and count and tally in _THERE})
-    if others:
+async def _groups_there(buffer: ReplayBuffer) -> int:
+    """Return how many groups the demo has. Raises ReplayBufError for those of other tasks: restores take all back."""
+    counts: Counter[str] = Counter()
+    for (task, _, tally), count in (await buffer.tallies()).items():
+        counts[task] += count if tally in _THERE else 0
+    groups = counts.pop(TASK, 0)
+    if others := sorted(+counts):
         raise ReplayBufError(
             f"the buffer has groups of other tasks ({', '.join(others):.200}), which the demo would take back with its "
             "own whenever it goes on: give it a database of its own with --url"
         )
-
-
-async def _check_unused(buffer: ReplayBuffer, folder: RunFolder) -> None:
-    tallies = await buffer.tallies()
-    groups = sum(tallies.get((TASK, status, tally), 0) for status in Status for tally in _THERE)
-    if groups or (await buffer.cursors.read(TASK)).position:
-        raise ReplayBufError(
-            f"the buffer has {groups} groups of a demo run whose weights are not in {folder.path}: give its --run-dir, "
-            "or start anew with --fresh (removes these groups)"
-        )
+    return groups
 
 
 @dataclass

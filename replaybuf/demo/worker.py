@@ -33,7 +33,7 @@ from replaybuf.demo.policy import (
     verify,
 )
 from replaybuf.demo.run_folder import RunFolder
-from replaybuf.demo.settings import (
+from replaybuf.demo.run_settings import (
     BATCH_GROUPS,
     EXPERTS,
     LAGS,

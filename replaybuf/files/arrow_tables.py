@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
-from replaybuf.errors import FileEndsError, FileError, MissingDriverError
+from replaybuf.checks import needed
+from replaybuf.errors import FileEndsError, FileError
 from replaybuf.files.row_format import KINDS, METADATA, PREFIX, REST, ROLLOUTS, Placed, Row, is_of_rollout, to_json
 
 _INT64: Final = 2**63
@@ -39,13 +40,9 @@ _DTYPES: Final = {
 }
 
 
-def arrow() -> Any:
-    """Return the module pyarrow. Raises MissingDriverError."""
-    try:
-        import pyarrow  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingDriverError("Parquet and Arrow files need the package pyarrow: pip install pyarrow") from error
-    return pyarrow
+def arrow(module: str = "pyarrow") -> Any:
+    """Return pyarrow, or a module of it. Raises MissingDriverError."""
+    return needed(module, "Parquet and Arrow files need the package pyarrow: pip install pyarrow")
 
 
 def column_for(value: Any, kind: str | None) -> str:
@@ -350,9 +347,7 @@ class TableWriter:
 
     def _opened(self) -> Any:
         if self._form == "parquet":
-            from pyarrow import parquet
-
-            return parquet.ParquetWriter(self._raw, self._schema, compression="zstd")
+            return arrow("pyarrow.parquet").ParquetWriter(self._raw, self._schema, compression="zstd")
         ipc = arrow().ipc
         return (ipc.new_stream if self._form == "stream" else ipc.new_file)(self._raw, self._schema)
 
@@ -383,9 +378,7 @@ def read_tables(path: Path, form: str) -> Iterator[Placed]:
 
 def _batches(path: Path, form: str) -> Iterator[tuple[TableReader, Any]]:
     if form == "parquet":
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(path, memory_map=False) as file:
+        with arrow("pyarrow.parquet").ParquetFile(path, memory_map=False) as file:
             reading = TableReader(file.schema_arrow)
             for batch in file.iter_batches(_ROWS):
                 yield reading, batch

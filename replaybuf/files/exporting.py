@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
 
 from replaybuf.atomic_file import partial_file, publish
+from replaybuf.checks import needed
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import (
     AccessError,
@@ -25,7 +26,6 @@ from replaybuf.errors import (
     FileError,
     FileThereError,
     InputError,
-    MissingDriverError,
     ReplayBufError,
 )
 from replaybuf.files.arrow_tables import TableWriter
@@ -374,10 +374,7 @@ _DATASET_FILE_BYTES = 1 << 28
 
 async def to_pandas(storage: SQLStorage, chosen: ExportQuery) -> Any:
     """Return groups as a DataFrame with the rows of an export."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingDriverError("to_pandas() needs the package pandas: pip install pandas") from error
+    pandas = needed("pandas", "to_pandas() needs the package pandas: pip install pandas")
     every: list[Row] = []
     async with aclosing(batches_of(storage, chosen, Exported())) as batches:
         async for rows, _ in batches:
@@ -387,10 +384,7 @@ async def to_pandas(storage: SQLStorage, chosen: ExportQuery) -> Any:
 
 async def to_dataset(storage: SQLStorage, chosen: ExportQuery, folder: Path, progress: OnProgress | None = None) -> Any:
     """Return groups as a dataset that reads its rows from Arrow files in `folder`, which are written first."""
-    try:
-        import datasets  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
-        raise MissingDriverError("to_dataset() needs the package datasets: pip install datasets pyarrow") from error
+    datasets = needed("datasets", "to_dataset() needs the package datasets: pip install datasets pyarrow")
     await in_thread(lambda: folder.mkdir(parents=True, exist_ok=True))
     name = folder / "rollouts.arrows"
     done = await export_files(storage, chosen, name, max_bytes=_DATASET_FILE_BYTES, force=True, progress=progress)

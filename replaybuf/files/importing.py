@@ -255,7 +255,7 @@ async def survey(
             reporter.add(*done)
     reporter.finish()
     if found.groups and not options.again:
-        counts = _counts(await storage.cursor(_name(found.digest)))
+        counts = _counts(await storage.cursor(IMPORT + found.digest))
         for lane, n in found.groups.items():
             found.there[lane] = min(n, counts[lane])
     return found
@@ -305,7 +305,7 @@ async def import_groups(
     was surveyed, and what `put` raises.
     """
     done = Imported(found)
-    cursor = await storage.cursor(_name(found.digest))
+    cursor = await storage.cursor(IMPORT + found.digest)
     counts: Counter[Lane] = Counter() if options.again else _counts(cursor)
     reporter, met, worker = ProgressReporter(progress, found.new), Counter[Lane](), worker_name()
     with closing(_batches(storage.codec, read, options, counts, met, done)) as reading:
@@ -363,10 +363,6 @@ def _identity(new: NewGroup) -> bytes:
     """Return what makes a group of a file this one."""
     metadata = [new.task_name, new.status, new.staleness, new.priority, new.tags, new.key, new.times_sampled]
     return json.dumps(metadata).encode() + (new.payload or b"")
-
-
-def _name(digest: str) -> str:
-    return IMPORT + digest
 
 
 def _packed(counts: Counter[Lane]) -> bytes:

@@ -56,7 +56,7 @@ def to_json(value: Any) -> Any:
         return value if math.isfinite(value) else {"$float": _odd_float(value)}
     if kind is list:
         kinds = set(map(type, value))
-        if kinds <= _PLAIN or (kinds <= _SMALL and all(map(math.isfinite, filter(_is_float, value)))):
+        if kinds <= _PLAIN or (kinds <= _SMALL and all(math.isfinite(one) for one in value if type(one) is float)):
             return value
         return list(map(to_json, value))
     if kind is dict:
@@ -75,10 +75,6 @@ def to_json(value: Any) -> Any:
         name, shape, items, flags = value.content
         return {"$tensor": [name, shape, _to_text(items.tobytes()), flags]}
     raise TypeError(f"a {kind.__qualname__} in a tree")
-
-
-def _is_float(value: Any) -> bool:
-    return type(value) is float
 
 
 def from_json(value: Any) -> Any:
@@ -106,10 +102,6 @@ def _untagged(name: str, content: Any) -> Any:
         raise ValueError(f"a {'$' + name} can't be {content!r:.60} ({error!s:.100})") from error
 
 
-def _build_dict(content: Any) -> dict[Any, Any]:
-    return {from_json(name): from_json(item) for name, item in content}
-
-
 def _build_array(content: Any) -> Any:
     description, shape, text = content
     return decode_array([description, shape, "C", _to_bytes(text)])
@@ -126,7 +118,7 @@ def _build_float(content: Any) -> float:
 
 
 _BUILT: Final[dict[str, Callable[[Any], Any]]] = {
-    "dict": _build_dict,
+    "dict": lambda pairs: {from_json(name): from_json(item) for name, item in pairs},
     "bytes": lambda text: _to_bytes(text),
     "ndarray": _build_array,
     "tensor": _build_tensor,

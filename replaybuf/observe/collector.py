@@ -55,15 +55,12 @@ class Collector:
         """Yield the metric families of prometheus_client."""
         from prometheus_client import Metric
 
-        for metric, samples in samples_of(self._figures(), self._label()):
+        name = "" if isinstance(self._source, str) else str(self._source.storage.name)
+        for metric, samples in samples_of(self._figures(), name):
             family = Metric(metric.name.removesuffix("_total"), metric.help, metric.kind)
             for sample in samples:
                 family.add_sample(sample.series, sample.labels, sample.value)
             yield family
-
-    def _label(self) -> str:
-        """Return the name of an open buffer."""
-        return "" if isinstance(self._source, str) else str(self._source.storage.name)
 
     def _figures(self) -> Mapping[str, Any]:
         try:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, get_args
 
-from replaybuf.checks import check_step
-from replaybuf.errors import InputError, MissingDriverError
+from replaybuf.checks import check_step, needed
+from replaybuf.errors import InputError
 from replaybuf.rollouts.outline import reward_parts
 from replaybuf.rollouts.rewards import SCORE, reward_value
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -66,6 +66,7 @@ COLUMNS = (
 _Get = Callable[[Any, str], Any]
 _CHOICES = get_args(Choice)
 _MOST_PARTS = 20
+_MISSING = "to_{0}() needs {0}, which is not installed: pip install {0}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +82,16 @@ class Completions:
 
     def to_wandb(self) -> Any:
         """Return a `wandb.Table`. Raises MissingDriverError without the package wandb."""
-        try:
-            import wandb
-        except ImportError as error:
-            raise _missing("wandb") from error
-        return wandb.Table(columns=self.columns, data=self.rows, allow_mixed_types=True)
+        return needed("wandb", _MISSING.format("wandb")).Table(
+            columns=self.columns, data=self.rows, allow_mixed_types=True
+        )
 
     def to_trackio(self) -> Any:
         """Return a `trackio.Table`. Raises MissingDriverError without the package trackio.
 
         trackio shows texts as Markdown: what would be a tag, a link or an image there is written as entities.
         """
-        try:
-            import trackio
-        except ImportError as error:
-            raise _missing("trackio") from error
+        trackio = needed("trackio", _MISSING.format("trackio"))
         rows = [[as_markdown(value) if isinstance(value, str) else value for value in row] for row in self.rows]
         return trackio.Table(columns=[as_markdown(name) for name in self.columns], data=rows)
 
@@ -265,7 +261,3 @@ def as_markdown(text: str) -> str:
     for character in "&<[":
         text = text.replace(character, f"&#{ord(character)};")
     return text
-
-
-def _missing(package: str) -> MissingDriverError:
-    return MissingDriverError(f"to_{package}() needs {package}, which is not installed: pip install {package}")

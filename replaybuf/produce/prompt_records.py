@@ -164,24 +164,11 @@ _UNDERSTOOD = (
 
 #: Fields of generated results. In records of other formats they mean something else: an answer to compare with.
 _GENERATED = frozenset(
-    {
-        "tokens",
-        "response",
-        "tool_calls",
-        "response_ids",
-        "logprobs",
-        "routed_experts",
-        "finish_reason",
-        "response_mask",
-        "response_model_steps",
-        "seq_staleness",
-        "input_ids",
-        "labels",
-        "reward",
-        "status",
-        "error_msg",
-        "position_ids",
-    }
+    (
+        *("tokens", "response", "tool_calls", "response_ids", "logprobs", "routed_experts", "finish_reason"),
+        *("response_mask", "response_model_steps", "seq_staleness", "input_ids", "labels", "reward", "status"),
+        *("error_msg", "position_ids"),
+    )
 )
 
 

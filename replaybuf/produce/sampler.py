@@ -18,7 +18,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_by_task, check_list, check_whole, whole
 from replaybuf.errors import InputError
 from replaybuf.produce.prompt_records import to_rollout
-from replaybuf.prompts.datasets import FAR
+from replaybuf.prompts.dataset_readers import FAR
 from replaybuf.prompts.prompt_ledger import Again, Prompt, PromptLedger
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike

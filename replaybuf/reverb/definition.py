@@ -44,7 +44,7 @@ def _unnamed(data: Any, path: tuple[Any, ...], known: Collection[Any], found: li
 def named_again(data: Any, found: Sequence[Named]) -> Any:
     """Return the data of `unnamed` as they were."""
     for path, name, parts in reversed(found):  # the innermost first
-        data = _replaced(data, path, _class(name, tuple(parts))._make)
+        data = _replaced(data, path, _named(name, tuple(parts))._make)
     return data
 
 
@@ -60,10 +60,7 @@ def _replaced(data: Any, path: Sequence[Any], make: Callable[[Any], Any]) -> Any
     return data
 
 
-@lru_cache(maxsize=1000)
-def _class(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(name, fields)
-
+_named: Callable[[str, tuple[str, ...]], Any] = lru_cache(maxsize=1000)(namedtuple)
 
 _CONFIG = f"{ReplayBufferConfig[Any].__name__}: "
 # Errors of limits name these fields.

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from replaybuf.buffer.putting import PutOptions
@@ -181,9 +180,7 @@ class Table:
         await self.buffer.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -9,56 +9,20 @@ from pathlib import Path
 MOUNTINFO = "/proc/self/mountinfo"
 
 # The kernel's names. (fuse is a program that doesn't say what it is.)
-_NETWORK = {
-    "acfs",
-    "afs",
-    "beegfs",
-    "beegfs_nodev",
-    "ceph",
-    "cifs",
-    "coda",
-    "davfs",
-    "fhgfs",
-    "fuse",
-    "gfs",
-    "gfs2",
-    "gpfs",
-    "lustre",
-    "lustre_lite",
-    "ncpfs",
-    "nfs",
-    "nfs3",
-    "nfs4",
-    "ocfs2",
-    "orangefs",
-    "panfs",
-    "pvfs2",
-    "quobyte",
-    "smb",
-    "smb2",
-    "smb3",
-    "smbfs",
-    "wekafs",
-    "yas3fs",
-}
+_NETWORK = frozenset(
+    (
+        *("acfs", "afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "coda", "davfs", "fhgfs", "fuse", "gfs", "gfs2"),
+        *("gpfs", "lustre", "lustre_lite", "ncpfs", "nfs", "nfs3", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2"),
+        *("quobyte", "smb", "smb2", "smb3", "smbfs", "wekafs", "yas3fs"),
+    )
+)
 # Programs in user space (`fuse.NAME`) that show a local disk or memory.
-_LOCAL_PROGRAMS = {
-    "bindfs",
-    "encfs",
-    "ext2",
-    "fuse-overlayfs",
-    "fuseblk",
-    "gocryptfs",
-    "lxcfs",
-    "mergerfs",
-    "ntfs",
-    "ntfs-3g",
-    "portal",
-    "securefs",
-    "unionfs",
-    "unionfs-fuse",
-    "zfs",
-}
+_LOCAL_PROGRAMS = frozenset(
+    (
+        *("bindfs", "encfs", "ext2", "fuse-overlayfs", "fuseblk", "gocryptfs", "lxcfs", "mergerfs", "ntfs"),
+        *("ntfs-3g", "portal", "securefs", "unionfs", "unionfs-fuse", "zfs"),
+    )
+)
 
 
 def filesystem_type(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) -> str | None:

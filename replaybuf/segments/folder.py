@@ -54,53 +54,37 @@ class FolderStore(SegmentStore):
         self.reuses = not self.on_network
 
     def read_marker(self) -> bytes | None:
-        try:
+        with self._as_ours("read"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return (self.path / MARKER).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise self._error(error, "can't be read") from error
+        return None
 
     def write_marker(self, marker: bytes) -> bool:
         new = self._new_marker(marker)
         try:
-            os.link(new, self.path / MARKER)  # whole, and only if there is none
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise self._error(error, "can't be written to") from error
+            with self._as_ours("written to"), contextlib.suppress(FileExistsError):
+                os.link(new, self.path / MARKER)  # whole, and only if there is none
+                return True
         finally:
             new.unlink()
-        return True
+        return False
 
     def replace_marker(self, marker: bytes) -> None:
-        try:
+        with self._as_ours("written to"):
             self._new_marker(marker).replace(self.path / MARKER)
-        except OSError as error:
-            raise self._error(error, "can't be written to") from error
 
     def _new_marker(self, marker: bytes) -> Path:
         new = self.path / f"{MARKER}.{os.getpid()}.{threading.get_ident()}"
-        try:
+        with self._as_ours("written to"):
             new.write_bytes(marker)
-        except OSError as error:
-            raise self._error(error, "can't be written to") from error
         return new
 
     def check_writable(self) -> None:
-        try:
+        with self._as_ours("written to"):
             if not self.path.is_dir():
-                isnt = (
-                    "is a file: name a folder"
-                    if self.path.exists()
-                    else "isn't there: make it (mkdir -p), mount it, or name another one"
-                )
+                isnt = "isn't there: make it (mkdir -p), mount it, or name another one"
+                isnt = "is a file: name a folder" if self.path.exists() else isnt
                 raise PayloadStoreError(f"the folder for payloads {self.path} {isnt} (payloads=)")
             (self.path / SEGMENTS).mkdir(exist_ok=True)
-        except PayloadStoreError:
-            raise
-        except OSError as error:
-            raise self._error(error, "can't be written to") from error
         self.check_may_write()
 
     def check_may_write(self) -> None:
@@ -111,24 +95,19 @@ class FolderStore(SegmentStore):
             )
 
     def free_bytes(self) -> int | None:
-        try:
+        with self._as_ours("read"):
             return shutil.disk_usage(self.path).free
-        except OSError as error:
-            raise self._error(error, "can't be read") from error
 
     def writer(self, name: str, *, anew: bool) -> SegmentWriter:
         flags = os.O_RDWR | os.O_CLOEXEC | (0 if anew else os.O_CREAT | os.O_EXCL)
         self.check_there()
-        try:
-            return _FileWriter(self, name, os.open(self._file(name), flags, 0o666))
-        except FileExistsError as error:
-            raise TakenError(name) from error
-        except FileNotFoundError as error:
-            if not anew:
-                raise self._error(error, "can't be written to") from error
-            raise TakenError(name) from error
-        except OSError as error:
-            raise self._error(error, "can't be written to") from error
+        with self._as_ours("written to"):
+            try:
+                return _FileWriter(self, name, os.open(self._file(name), flags, 0o666))
+            except (FileExistsError, FileNotFoundError) as error:
+                if anew or isinstance(error, FileExistsError):
+                    raise TakenError(name) from error
+                raise
 
     def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
         return [self._read(one) for one in ranges]
@@ -145,7 +124,7 @@ class FolderStore(SegmentStore):
                 problem = error
             except OSError as error:
                 if anew:
-                    raise self._error(error, "can't be read") from error
+                    raise self.error(error, "read") from error
         self.check_there()
         return problem
 
@@ -154,31 +133,21 @@ class FolderStore(SegmentStore):
             kept = self._kept.pop(name, None)
         if kept is not None:
             kept.close()
-        try:
+        with self._as_ours("written to"), contextlib.suppress(FileNotFoundError):
             self.check_there()
             self._file(name).unlink()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise self._error(error, "can't be written to") from error
 
     def segments(self) -> Iterator[StoredSegment]:
         self.check_there()
-        try:
-            with os.scandir(self.path / SEGMENTS) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):
-                        found = entry.stat()
-                        yield StoredSegment(entry.name, found.st_size, found.st_mtime)
-        except OSError as error:
-            raise self._error(error, "can't be read") from error
+        with self._as_ours("read"), os.scandir(self.path / SEGMENTS) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    found = entry.stat()
+                    yield StoredSegment(entry.name, found.st_size, found.st_mtime)
 
     def read_raw(self, name: str, at: int, size: int) -> bytes:
-        try:
-            with self._open(name) as number:
-                return os.pread(number, size, at)
-        except OSError as error:
-            raise self._error(error, "can't be read") from error
+        with self._as_ours("read"), self._open(name) as number:
+            return os.pread(number, size, at)
 
     def forget(self) -> None:
         with self._lock:
@@ -219,10 +188,21 @@ class FolderStore(SegmentStore):
         finally:
             kept.release()
 
-    def _error(self, error: OSError, what: str) -> PayloadStoreError:
+    @contextlib.contextmanager
+    def _as_ours(self, what: str) -> Iterator[None]:
+        """Raise PayloadStoreError for the errors of the system; those of ours stay as they are."""
+        try:
+            yield
+        except PayloadStoreError:
+            raise
+        except OSError as error:
+            raise self.error(error, what) from error
+
+    def error(self, error: OSError, what: str) -> PayloadStoreError:
+        """Return the error for a folder that can't be read or written to, by the system's."""
         reason = os.strerror(error.errno) if error.errno else str(error)
         return PayloadStoreError(
-            f"the folder for payloads {self.path} {what} ({reason}): see that it is mounted and writable"
+            f"the folder for payloads {self.path} can't be {what} ({reason}): see that it is mounted and writable"
         )
 
 
@@ -285,7 +265,7 @@ class _FileWriter(SegmentWriter):
                 ) from error
             if error.errno in _DEAD:
                 raise SegmentLostError from error
-            raise self._store._error(error, "can't be written to") from error
+            raise self._store.error(error, "written to") from error
 
     def _write(self, number: int, at: int, buffers: Sequence[Any]) -> None:
         views = [view for one in buffers if (view := _bytes_of(one)).nbytes]

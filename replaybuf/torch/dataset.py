@@ -41,8 +41,8 @@ _NONE, _RUNNING, _STOPPED = 0, 1, 2  # states
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """A batch on its way: the `number`-th of its worker in this pass, what was leased for it, and when.
+class LoadedBatch:
+    """A batch on its way to the trainer: the `number`-th of its worker in this pass, what was leased for it, and when.
 
     `leased_at` is the host's monotonic time. (A class that torch's own collate functions don't look into.)
     """
@@ -53,13 +53,13 @@ class Delivery:
     leased_at: float
     batch: Any
 
-    def pin_memory(self) -> Delivery:
+    def pin_memory(self) -> LoadedBatch:
         """Return it with the batch's tensors in pinned memory; the DataLoader calls this."""
         return replace(self, batch=pin_memory(self.batch))
 
 
 @dataclass(frozen=True)
-class GaveUp:
+class WaitTimedOut:
     """In place of a batch, at the end: the trainer has waited for too long.
 
     Sent like a batch, because of an error that a worker raises torch keeps nothing but the class and a text.
@@ -109,7 +109,7 @@ class Handover:
         finally:
             self._times[_WAITING_SINCE] = 0
 
-    def receive(self, delivery: Delivery) -> None:
+    def receive(self, delivery: LoadedBatch) -> None:
         """Let the worker know that its batch is here: the lease is extended by this process from now on."""
         self._received[delivery.worker] = delivery.number
 
@@ -144,7 +144,7 @@ _SOON = 0.01
 _WATCH = "replaybuf-trainer"  # the thread of a worker that waits for the trainer's end
 
 
-class GroupDataset(IterableDataset[Delivery | GaveUp]):
+class GroupDataset(IterableDataset[LoadedBatch | WaitTimedOut]):
     """Batches of `sizes[task]` groups of each task, leased from the buffer of a config.
 
         dataset = GroupDataset(config, {"math": 64}, collate=Pad(pad_token_id=0))
@@ -152,8 +152,8 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
         with leased_steps(loader) as steps:
             for step in steps: ...
 
-    `leased_steps` iterates over the DataLoader: what that yields by itself are `Delivery`s. Each worker opens a buffer
-    of its own from the config; with `num_workers=0` a buffer may stand in place of the config.
+    `leased_steps` iterates over the DataLoader, which by itself yields `LoadedBatch`es. Each worker opens a buffer of
+    its own from the config; with `num_workers=0` a buffer may stand in place of the config.
 
     `collate` makes the batch, in the worker, from a list of `StorageItem`s; without it the batch is that list. If it
     raises, the groups are given back as a failed delivery. `group_status`, `where`, `at_least`, `beta`, `seconds` and
@@ -223,14 +223,14 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
             if buffer is not self.source:
                 end(buffer.close())
 
-    def __iter__(self) -> Iterator[Delivery | GaveUp]:
+    def __iter__(self) -> Iterator[LoadedBatch | WaitTimedOut]:
         if not self.handover.begun:
             raise InputError("iterate over leased_steps(loader), which knows when a batch has been trained on")
         _end_with_the_trainer()
         with self.opened() as buffer:
             yield from self._deliver(buffer, self.handover)
 
-    def _deliver(self, buffer: ReplayBuffer[Any], handover: Handover) -> Iterator[Delivery | GaveUp]:
+    def _deliver(self, buffer: ReplayBuffer[Any], handover: Handover) -> Iterator[LoadedBatch | WaitTimedOut]:
         info = get_worker_info()
         worker = 0 if info is None else info.id
         sent: deque[Lease[Any]] = deque()  # with heartbeats until the trainer has received them
@@ -241,12 +241,12 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
             lease = run(self._next_lease(buffer, handover))
             if lease is None:
                 break
-            if isinstance(lease, GaveUp):
+            if isinstance(lease, WaitTimedOut):
                 yield lease
                 break
             batch = self._collated(lease)
             sent.append(lease)
-            yield Delivery(worker, number, lease.handle, begun, batch)
+            yield LoadedBatch(worker, number, lease.handle, begun, batch)
         while handover.received(worker) < number - 1:
             time.sleep(_LOOK_SECONDS / 10)
 
@@ -260,7 +260,7 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
             run(lease.give_back(failed=f"{type(error).__name__}: {error}"))
             raise
 
-    async def _next_lease(self, buffer: ReplayBuffer[Any], handover: Handover) -> Lease[Any] | GaveUp | None:
+    async def _next_lease(self, buffer: ReplayBuffer[Any], handover: Handover) -> Lease[Any] | WaitTimedOut | None:
         """Lease the next batch, or return None when the iteration is over, or what ends the trainer's wait."""
         if handover.stopped:
             return None
@@ -280,7 +280,7 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
         finally:
             leasing.cancel()
 
-    async def _last_look(self, buffer: ReplayBuffer[Any], waited: float) -> Lease[Any] | GaveUp:
+    async def _last_look(self, buffer: ReplayBuffer[Any], waited: float) -> Lease[Any] | WaitTimedOut:
         """Lease the batch if it is there now. Otherwise write that the trainer's wait, of so many seconds, is over."""
         try:
             return await self._begin_lease(buffer, _SOON)
@@ -289,7 +289,7 @@ class GroupDataset(IterableDataset[Delivery | GaveUp]):
             wanted = Wanted.checked(self.sizes, timeout=None, statuses=statuses, worker=buffer.worker, **self._draw)
             await wanted.gave_up(buffer.waits, waited, self.patience, error.diagnosis)
             missing = str(error).partition(": ")[2]
-            return GaveUp(f"the trainer waited for {self.patience:g} s: {missing}", error.diagnosis)
+            return WaitTimedOut(f"the trainer waited for {self.patience:g} s: {missing}", error.diagnosis)
 
     def _begin_lease(self, buffer: ReplayBuffer[Any], timeout: float | None) -> Leasing[Any]:
         return buffer.lease_batch(self.sizes, timeout=timeout, seconds=self.seconds, **self._draw)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -150,9 +149,7 @@ class RankStep:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is None:
             self.acknowledge()
         # A rank that failed asks nothing of the others, which may be waiting for it elsewhere: it is for the launcher

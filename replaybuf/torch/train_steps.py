@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from torch.utils.data import DataLoader
@@ -20,7 +19,7 @@ from replaybuf.errors import InputError, LeaseLostError, ReplayBufError
 from replaybuf.storage.values import StorageItem
 from replaybuf.sync import run
 from replaybuf.sync.loop import end
-from replaybuf.torch.dataset import MOST_WORKERS, Delivery, GaveUp, GroupDataset
+from replaybuf.torch.dataset import MOST_WORKERS, GroupDataset, LoadedBatch, WaitTimedOut
 
 _logger = logging.getLogger("replaybuf.torch")
 
@@ -78,9 +77,7 @@ class Step:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is None:
             self.acknowledge(self.open)
         else:
@@ -141,11 +138,11 @@ def _steps(
             _give_back(buffer.adopt(delivery.leased, heartbeat=False))
 
 
-def _received(deliveries: Iterator[Delivery | GaveUp], dataset: GroupDataset) -> Delivery | None:
+def _received(deliveries: Iterator[LoadedBatch | WaitTimedOut], dataset: GroupDataset) -> LoadedBatch | None:
     """Return the next delivery, or None at the end. Raises NotReadyError, and what workers raise."""
     with dataset.handover.waiting():
         delivery = next(deliveries, None)
-    if isinstance(delivery, GaveUp):
+    if isinstance(delivery, WaitTimedOut):
         raise delivery.error()
     if delivery is not None:
         dataset.handover.receive(delivery)
@@ -153,8 +150,8 @@ def _received(deliveries: Iterator[Delivery | GaveUp], dataset: GroupDataset) ->
 
 
 def _rest(
-    deliveries: Iterator[Delivery | GaveUp], loader: DataLoader[Any], dataset: GroupDataset
-) -> Iterator[Delivery]:
+    deliveries: Iterator[LoadedBatch | WaitTimedOut], loader: DataLoader[Any], dataset: GroupDataset
+) -> Iterator[LoadedBatch]:
     """Yield what workers have leased in advance, until they have all ended."""
     errors = 0
     while errors <= 2 * loader.num_workers:  # a worker fails once, and may then be found dead

@@ -20,7 +20,11 @@ _TheirAsync: Any = config_class("AsyncReplayBufferConfig")
 
 
 class _OverDatabase(config.ReplayBufferConfig[Any]):
-    """A config of replaybuf that builds xtuner's face of the buffer."""
+    """Takes every setting of `replaybuf.ReplayBufferConfig`, and builds xtuner's face of the buffer.
+
+    `rollout_type` is xtuner's RolloutState, or a subclass. Without a url the buffer is a private one in memory, as
+    xtuner's is. Raises MissingDriverError where xtuner isn't installed.
+    """
 
     url: str = "sqlite:///:memory:"
     rollout_type: type | ImportString[Any] = Field(default_factory=rollout_class)
@@ -31,20 +35,12 @@ class _OverDatabase(config.ReplayBufferConfig[Any]):
 
 
 class SyncReplayBufferConfig(_OverDatabase, _TheirSync):  # type: ignore[misc]
-    """For synchronous training: oldest first. Without a url the buffer is a private one in memory, as xtuner's is.
-
-    Takes every setting of `replaybuf.ReplayBufferConfig`. `rollout_type` is xtuner's RolloutState, or a subclass.
-    Raises MissingDriverError where xtuner isn't installed.
-    """
+    """For synchronous training: oldest first."""
 
     policy: str | ReplayPolicy | type[ReplayPolicy] = "fifo"
 
 
 class AsyncReplayBufferConfig(_OverDatabase, _TheirAsync):  # type: ignore[misc]
-    """For asynchronous training: most stale first. Without a url the buffer is a private one in memory, as xtuner's is.
-
-    Takes every setting of `replaybuf.ReplayBufferConfig`. `rollout_type` is xtuner's RolloutState, or a subclass.
-    Raises MissingDriverError where xtuner isn't installed.
-    """
+    """For asynchronous training: most stale first."""
 
     policy: str | ReplayPolicy | type[ReplayPolicy] = "staleness"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chunks.stores import Stores
+from tests.postgres import new_urls
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
@@ -18,14 +19,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def lend(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[Callable[[], str]]:
     """A function that gives the URL of another empty store at each call."""
-    numbers = iter(range(10**6))
-    if kind == "postgresql":
-        with request.getfixturevalue("postgres_databases").lent() as lend_one:
-            yield lend_one
-    elif kind == "sqlite":
-        yield lambda: f"sqlite:///{tmp_path}/chunks-{next(numbers)}.db"
-    else:
-        yield lambda: f"{kind}://"
+    with new_urls(kind, request, tmp_path) as lend:
+        yield lend
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 import replaybuf
 from replaybuf.demo.run_folder import Run, RunFolder
-from replaybuf.demo.settings import BATCH_GROUPS
+from replaybuf.demo.run_settings import BATCH_GROUPS
 
 ROOT = Path(replaybuf.__file__).parents[1]
 RUN = "demo.run"

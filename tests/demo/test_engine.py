@@ -8,9 +8,8 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, Status
 from replaybuf.demo.policy import END, Policy, decode, is_over, rows_of, verify
-from replaybuf.demo.settings import TASK, sampler_of
+from replaybuf.demo.run_settings import TASK, sampler_of
 from replaybuf.demo.worker import TOKEN_SECONDS, Engine, token_seconds
-from replaybuf.produce import AgentLoop
 from tests.demo.made import generated, new_group, tokens_of
 
 PROMPT = "14-9="
@@ -53,16 +52,6 @@ async def interrupted_after(engine, tokens, group=None):
     group = await generate(engine, group=group)
     del engine._goes_on
     return group
-
-
-def test_it_is_an_agent_loop(new_engine):
-    assert isinstance(new_engine(), AgentLoop)
-
-
-async def test_a_group_is_completed_in_place(new_engine):
-    group = new_group()
-    assert await generate(new_engine(), group=group) is group
-    assert {rollout.status for rollout in group} == {Status.COMPLETED}
 
 
 async def test_it_doesnt_matter_who_generates(new_engine):

@@ -7,7 +7,7 @@ import pytest
 from replaybuf import ReplayBufError, Status
 from replaybuf.demo.policy import answer_of, prompt_of
 from replaybuf.demo.run_folder import RunFolder
-from replaybuf.demo.settings import BATCH_GROUPS, TASK, buffer_config
+from replaybuf.demo.run_settings import BATCH_GROUPS, TASK, buffer_config
 from replaybuf.demo.trainer import begin
 from replaybuf.demo.worker import Engine, WorkerSettings, work
 from replaybuf.produce import TrainState, publish
@@ -59,48 +59,12 @@ async def completed(buffer):
     return [item async for item in buffer.find({"task_name": TASK, "status": Status.COMPLETED})]
 
 
-async def test_workers_share_the_prompts(buffer, saved, workers):
-    for number in range(2):
-        workers.start(number, token_seconds=0.002)
-    await tell(buffer, 0)
-    groups = []
-    while len(groups) < PROMPTS:
-        groups += await buffer.get(BATCH_GROUPS, TASK)
-        await asyncio.sleep(0.01)
-    await tell(buffer, 0, finished=True)
-    await workers.end()
-    assert sorted(group[0].group_id for group in groups) == list(range(PROMPTS))
-    trained = [item async for item in buffer.find({"task_name": TASK, "status": Status.ARCHIVED})]
-    assert {item.tags["worker"] for item in trained} == {0, 1}
-
-
 async def test_groups_have_the_worker_and_the_digits_of_the_answer_as_tags(buffer, saved, workers):
     workers.start(3)
     await tell(buffer, 0)
     await buffer.wait_ready({TASK: 8}, timeout=20)
     for item in await completed(buffer):
         assert item.tags == {"worker": 3, "level": len(str(answer_of(prompt_of(item.item))))}
-
-
-async def test_a_worker_waits_until_the_trainer_says_where_it_is(buffer, saved, workers):
-    workers.start()
-    await asyncio.sleep(0.3)
-    assert await completed(buffer) == []
-    await tell(buffer, 0)
-    await buffer.wait_ready({TASK: BATCH_GROUPS}, timeout=20)
-
-
-async def test_a_worker_that_is_stopped_puts_back_what_it_has_in_hand(buffer, saved, workers):
-    workers.start(token_seconds=60.0)
-    await tell(buffer, 0)
-    for _ in range(1000):
-        if (await buffer.metrics())["tasks"].get(TASK, {}).get("leased"):
-            break
-        await asyncio.sleep(0.01)
-    workers.stop.set()
-    await workers.end()
-    counts = (await buffer.count_statuses([TASK], Status))[TASK]
-    assert counts[Status.ABORTED] + counts[Status.INIT] == (await buffer.cursors.read(TASK)).position > 0
 
 
 async def test_a_worker_generates_with_the_weights_that_were_saved(buffer, saved, workers, tmp_path):
@@ -112,22 +76,6 @@ async def test_a_worker_generates_with_the_weights_that_were_saved(buffer, saved
     assert {item.staleness for item in await completed(buffer)} == {0}
     steps = {int(step) for item in await completed(buffer) for r in item.item for step in r.response_model_steps}
     assert steps == {2}
-
-
-async def test_expired_groups_are_generated_again_with_newer_weights(buffer, saved, workers, tmp_path):
-    workers.start()
-    await tell(buffer, 0)
-    await buffer.wait_ready({TASK: BATCH_GROUPS}, timeout=20)
-    saved.step = 9
-    RunFolder(tmp_path).save(saved)
-    await tell(buffer, 9)
-    expired = await buffer.refresh_staleness(task_stale_thresholds={TASK: 4}, current_train_step=10)
-    assert expired[TASK] >= BATCH_GROUPS
-    await buffer.wait_ready({TASK: BATCH_GROUPS}, timeout=20)
-    again = await completed(buffer)
-    assert {item.staleness for item in again} == {0}
-    assert {item.item[0].group_id for item in again} <= set(range((await buffer.cursors.read(TASK)).position))
-    assert (await buffer.cursors.read(TASK)).position < PROMPTS  # no new ones, as long as there are others
 
 
 async def test_a_worker_joins_a_run_that_was_restored(buffer, saved, workers):

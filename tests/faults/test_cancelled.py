@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,17 +68,6 @@ async def ended(call: Awaitable[Any], number: int, moment: str) -> tuple[bool, i
     except asyncio.CancelledError:
         return True, cancelled.waits, None
     return False, cancelled.waits, result
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], str]]:
-    """A function that gives the URL of another empty database."""
-    if request.param == "sqlite":
-        numbers = iter(range(1000))
-        yield lambda: f"sqlite:///{tmp_path}/{next(numbers)}.db"
-    else:
-        with request.getfixturevalue("postgres_databases").lent() as lend:
-            yield lend
 
 
 SOME = {"put", "take", "lease", "acknowledge", "finish", "restore", "get", "lease_batch as a block"}

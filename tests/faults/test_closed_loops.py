@@ -16,10 +16,8 @@ from tests.faults import operations
 from tests.faults.copies import look
 from tests.faults.figures import Figures
 from tests.faults.operations import OPERATIONS, Operation
-from tests.faults.test_cancelled import DRAWING, new_url, seen
+from tests.faults.test_cancelled import DRAWING, seen
 from tests.stores import build
-
-__all__ = ["new_url"]  # the fixture
 
 #: How long the database goes on by itself between the stop and the close, in seconds.
 PAUSES = [0.0, 0.15]

@@ -5,8 +5,6 @@ from __future__ import annotations
 NEAR = {
     "rules": (
         "tests/rules/test_rules.py",
-        "tests/test_seeds_of_policies.py",
-        "tests/test_levels.py",
         "tests/rules/test_transitions.py",
         "tests/contract/test_sqlite.py",
     ),

@@ -5,28 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
 from replaybuf import ReplayBuffer
 from tests.stores import build
-
-STORES = ["memory", "sqlite", "postgresql"]
-
-
-@pytest.fixture(params=STORES)
-def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], str]]:
-    """A function that gives the URL of another empty store."""
-    if request.param == "postgresql":
-        with request.getfixturevalue("postgres_databases").lent() as lend:
-            yield lend
-    elif request.param == "memory":
-        yield lambda: "memory://"
-    else:
-        numbers = iter(range(10_000))
-        yield lambda: f"sqlite:///{tmp_path}/{next(numbers)}.db"
 
 
 @pytest.fixture

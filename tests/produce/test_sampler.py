@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.errors import InputError
-from replaybuf.produce import AsyncProduceStrategy, Sampler, SamplerWithReplayBuffer, SyncProduceStrategy
+from replaybuf.produce import AsyncProduceStrategy, Sampler, SamplerWithReplayBuffer, SyncProduceStrategy, batch_sizes
 from tests.produce.laws import drawn, ids, questions
 from tests.produce.scripted import ScriptedLoop, prompts
 from tests.stores import TASK, build
@@ -137,14 +140,6 @@ async def test_interrupted_prompts_come_first_then_expired_ones_then_new_ones(bu
     assert found[0].status == Status.ABORTED
 
 
-async def test_interrupted_prompts_come_without_what_they_have_when_they_begin_anew(buffer: ReplayBuffer) -> None:
-    sampler = SamplerWithReplayBuffer(buffer, prompts(9), TASK)
-    await leave(sampler, Status.ABORTED)
-    (prompt,) = await sampler.sample(partial=False)
-    rollout = prompt.group[0]
-    assert (rollout.status, rollout.response, list(rollout.response_ids)) == (Status.INIT, "", [])
-
-
 async def test_the_order_of_statuses_is_that_which_was_asked_for(buffer: ReplayBuffer) -> None:
     sampler = SamplerWithReplayBuffer(buffer, prompts(9), TASK, statuses=["expired", "aborted"])
     for status in (Status.ABORTED, Status.EXPIRED):
@@ -223,3 +218,37 @@ async def test_a_dataset_that_fails_ends_the_batch(buffer: ReplayBuffer) -> None
             ScriptedLoop(), sampler, 4, train_step=1, model_step=0, timeout=30
         )
     assert await buffer.count(TASK, Status.COMPLETED) == 2
+
+
+# A batch is divided among tasks by their weights
+
+WEIGHTS = st.dictionaries(st.text("abc", min_size=1), st.floats(0, 1e308), min_size=1).filter(
+    lambda one: any(one.values())
+)
+
+
+@given(WEIGHTS, st.integers(0, 5000))
+def test_the_sizes_add_up_and_are_within_one_of_the_shares(weights: dict[str, float], size: int) -> None:
+    sizes = batch_sizes(weights, size)
+    total = math.fsum(weight / max(weights.values()) for weight in weights.values())
+    assert sum(sizes.values()) == size
+    for task, weight in weights.items():
+        assert abs(sizes[task] - size * (weight / max(weights.values()) / total)) < 1 + 1e-6
+
+
+def test_what_rounding_leaves_goes_to_those_that_lost_most_the_first_of_equal_ones() -> None:
+    assert batch_sizes({"a": 1, "b": 1, "c": 1}, 8) == {"a": 3, "b": 3, "c": 2}
+    assert batch_sizes({"a": 0.2, "b": 0.8, "c": 0}, 8) == {"a": 2, "b": 6, "c": 0}
+    assert batch_sizes({"a": 3, "b": 1}, 0) == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": 0}, {"a": -1, "b": 2}, {"a": math.inf}, {"a": math.nan}, {"a": "1"}, 3])
+def test_weights_that_mean_nothing_are_refused(weights: Any) -> None:
+    with pytest.raises(InputError):
+        batch_sizes(weights, 4)
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, None])
+def test_sizes_that_mean_nothing_are_refused(size: Any) -> None:
+    with pytest.raises(InputError):
+        batch_sizes({"math": 1}, size)

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf.errors import InputError
-from replaybuf.prompts.datasets import PromptDataset, epoch_order
+from replaybuf.prompts.dataset_readers import epoch_order
+from replaybuf.prompts.datasets import PromptDataset
 
 
 class Again:
@@ -336,13 +337,17 @@ def test_the_place_of_another_kind_of_dataset_is_refused(kind: str, other: str) 
             sources(5)[other](1).read(place, 1)
 
 
-@pytest.mark.parametrize(
-    "place",
-    [0, [0, 0], {"epoch": 0}, {"epoch": 0, "index": -1}, {"epoch": "0", "index": 1}, {"epoch": 0, "index": True}],
-)
-def test_a_place_that_is_none_of_an_iterable_is_refused(place: Any) -> None:
+NO_PLACES = {
+    "iterated": [0, [0, 0], {"epoch": 0}, {"epoch": 0, "index": -1}, {"epoch": "0", "index": 1}],
+    "indexed": [-1, 1 << 63, "3", [1], {b"1": 2}],
+}
+
+
+@pytest.mark.parametrize(("kind", "place"), [(kind, place) for kind, places in NO_PLACES.items() for place in places])
+def test_a_place_that_is_none_is_refused(kind: str, place: Any) -> None:
+    """Instead of a prompt from somewhere."""
     with pytest.raises(InputError, match="cursor"):
-        PromptDataset(Again(5), 1).read(msgpack.packb(place), 1)
+        sources(5)[kind](None).read(msgpack.packb(place), 1)
 
 
 class BufferShuffledExamplesIterable:

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,17 @@ from tests.stores import TASK, build
 
 
 async def test_prompts_come_in_the_order_of_the_dataset(url: str) -> None:
+    """They are numbered over all draws."""
+    numbered: list[int] = []
+
+    def make(item: Any, number: int) -> list[Any]:
+        numbered.append(number)
+        return [item]
+
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(5), TASK)
+        ledger = PromptLedger(buffer, indexed(5), TASK, make_group=make)
         assert numbers(await ledger.draw(2)) == [0, 1]
-        assert numbers(await ledger.draw(9)) == [2, 3, 4]
+        assert numbers(await ledger.draw(9)) == numbered[2:] == [2, 3, 4]
         assert await ledger.draw() == []
         counts = await ledger.counts()
         assert (counts.drawn, counts.in_flight, counts.waiting, counts.finished) == (5, 5, 0, 0)
@@ -71,13 +79,6 @@ async def test_a_dataset_is_told_its_epoch() -> None:
             got += numbers(await PromptLedger(buffer, Resuming(3), TASK, epochs=3).draw(2))
         got += numbers(await PromptLedger(buffer, Resuming(3), TASK, epochs=3).draw(2))
         assert got == [0, 1, 2, 100, 101, 102, 200, 201, 202]
-
-
-async def test_an_empty_dataset_ends(url: str) -> None:
-    async with build(url) as buffer:
-        for dataset in ([], Shuffled(0), Resuming(0)):
-            for epochs in (None, 0, 1, 5):
-                assert await PromptLedger(buffer, dataset, TASK, epochs=epochs).draw(3) == []
 
 
 @pytest.mark.parametrize("kind", DATASETS)

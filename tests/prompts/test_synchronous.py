@@ -1,17 +1,13 @@
-"""Ledgers and samplers of a buffer without `await`, and the examples of docs/prompts.md."""
+"""Ledgers and samplers of a buffer without `await`."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from replaybuf import PromptLedger, ReplayBufferConfig, RolloutState, Status
 from replaybuf.produce import Sampler, SamplerWithReplayBuffer
 from replaybuf.sync import run
-from tests.pages import Page
 
-PAGE = Page("prompts.md")
 DATA = [RolloutState(message=[{"role": "user", "content": str(number)}]) for number in range(3)]
 
 
@@ -29,9 +25,3 @@ def test_a_ledger_takes_a_synchronous_buffer(kind: type[PromptLedger]) -> None:
 
 def _group(rollout: RolloutState, number: int) -> list[RolloutState]:
     return [rollout]
-
-
-def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for code, output in PAGE.examples:
-        PAGE.check(code, output)

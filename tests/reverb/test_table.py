@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf import ConfigError, FullError, NotReadyError
+from replaybuf import ConfigError, FullError, NotReadyError, reverb
 from replaybuf.errors import InputError
 from replaybuf.reverb import Table
 from replaybuf.reverb.rate_limiters import MinSize, Queue, SampleToInsertRatio
 from replaybuf.reverb.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Selector, Uniform
 from replaybuf.reverb.table import SAMPLE_TIMEOUT
+from tests.pages import DOCS
 
 SOON = 20
 
@@ -267,3 +268,11 @@ async def test_a_definition_has_no_items() -> None:
         await definition.insert(1)
     async with definition.replace(url="memory://") as replay:
         assert isinstance(await replay.insert(1), int)
+
+
+def test_the_page_names_every_selector_and_rate_limiter() -> None:
+    named = (DOCS / "reverb.md").read_text("utf-8")
+    for module in (reverb.selectors, reverb.rate_limiters):
+        for name, value in vars(module).items():
+            if isinstance(value, type) and value.__module__ == module.__name__ and not name.endswith("Policy"):
+                assert f"`{name}`" in named or f".{name}`" in named or name in ("Selector", "RateLimiter")

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from replaybuf import ConfigError, Status
 from replaybuf.buffer.waits import check_possible
 from replaybuf.errors import InputError
+from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rules.limits import Level, Limits
-from replaybuf.rules.policies import UNIT, Clock, share
+from replaybuf.rules.policies import UNIT, Clock, UniformPolicy, share
 from replaybuf.storage.values import Draw
 
 COMPLETED = Status.COMPLETED
@@ -277,3 +278,40 @@ def test_a_share_is_in_units_and_0_for_priority_0() -> None:
     assert share(UNIT) == 1.0
     assert share(0.0) == 0.0
     assert 0 < share(1e-300) == share(1e-250)
+
+
+# Levels
+
+OTHERS = [status for status in Status if status not in (Status.COMPLETED, *ASIDE)]
+
+
+def test_a_completed_group_that_is_put_counts_for_the_capacity_and_for_the_rate() -> None:
+    assert Level(5, 3, 7, 2).joined_by(Status.COMPLETED) == Level(6, 4, 8, 2)
+
+
+@pytest.mark.parametrize("status", OTHERS)
+def test_a_group_of_another_status_is_buffered_and_counts_for_nothing_else(status: Status) -> None:
+    assert Level(5, 3, 7, 2).joined_by(status) == Level(6, 3, 7, 2)
+
+
+@pytest.mark.parametrize("status", ASIDE)
+def test_what_is_not_trained_on_takes_no_room(status: Status) -> None:
+    assert Level(5, 3, 7, 2).joined_by(status) == Level(5, 3, 7, 2)
+
+
+def test_what_is_replaced_makes_room_and_stays_counted_for_the_rate() -> None:
+    assert Level(5, 3, 7, 2).without([Status.COMPLETED, Status.FAILED, Status.ARCHIVED]) == Level(4, 2, 7, 2)
+
+
+# Seeds
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+def test_a_seed_has_64_bits(seed: int) -> None:
+    assert UniformPolicy(seed).seed == seed
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "1", True])
+def test_what_is_no_seed_is_refused(seed: object) -> None:
+    with pytest.raises(ConfigError, match="seed must be a whole number of at least 0, below 2"):
+        UniformPolicy(seed)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 from sqlalchemy import Connection, text
 
 from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf.segments.places import open_place
 from replaybuf.segments.store import SegmentStore
 from tests.faults.copies import transact
-from tests.stores import TASK, build, group
+from tests.stores import TASK, build, group, until
 
 NBYTES = 100_000
 #: What a buffer is built with so that groups with an array of NBYTES are kept apart, and of little patience.
@@ -94,3 +95,49 @@ async def payload_rows(url: str) -> int:
 def files(place: Path) -> dict[str, int]:
     """The segments in a folder, and their sizes."""
     return {one.name: one.stat().st_size for one in (place / "segments").iterdir()} if place.exists() else {}
+
+
+def rename(old: Path, new: Path) -> None:
+    """Move a folder, as an unmount or another mount does with what is in it."""
+    old.rename(new)
+
+
+async def listed(place: str) -> list[str]:
+    """The segments that are in a place."""
+    store = open_place(place, 3.0)
+    try:
+        return [one.name for one in await asyncio.to_thread(lambda: list(store.segments()))]
+    finally:
+        store.close()
+
+
+async def in_its_thread(buffer: ReplayBuffer, work: Callable[[], Any]) -> Any:
+    """Run something in the thread of a buffer's storage."""
+    return await buffer.storage.thread.run(work)
+
+
+async def until_rows(url: str, count: int) -> None:
+    """Wait until so many payloads are kept apart."""
+
+    async def are_there() -> bool:
+        return await payload_rows(url) == count
+
+    await until(are_there)
+
+
+async def until_empty(url: str, numbers: set[int]) -> None:
+    """Wait until nothing is in these segments any more."""
+
+    async def are_empty() -> bool:
+        return not any(live for number, (_, _, live) in (await segments(url)).items() if number in numbers)
+
+    await until(are_empty)
+
+
+async def until_no_segments(url: str) -> None:
+    """Wait until the database names no segments any more."""
+
+    async def are_gone() -> bool:
+        return await segments(url) == {}
+
+    await until(are_gone)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator
-from fnmatch import fnmatchcase as fnmatch
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -15,46 +14,16 @@ from replaybuf.segments.folder import FolderStore
 from replaybuf.segments.markers import claim
 from replaybuf.segments.places import open_place
 from replaybuf.segments.store import SegmentStore
+from replaybuf.storage.sql.tasks import open_segments, sweeper
+from replaybuf.storage.sql.tasks import segments as tasks
 from tests.faults.conftest import _no_process_is_left, figures
+from tests.segments.deferred import PLACES, Kept, kept_at
 from tests.segments.relay import Relay, relayed
 
 __all__ = ["_no_process_is_left", "figures"]
 
 PATIENCE = 3.0
 HOME = {"host": "node-1", "path": "/runs/run.db", "inode": "7", "name": "/runs/run.db on node-1"}
-
-_HERE = Path(__file__).parent
-#: The other databases and places are tried with these by default, and with all in the long form.
-_EVERYWHERE = (
-    "test_buffers.py::test_every_byte",
-    "test_buffers.py::test_a_put_of_a_writer_that_was_taken_for_dead",
-    "test_buffers.py::test_space_comes_back",
-    "test_kills.py::test_processes_that_are_killed",
-    "test_kills.py::test_a_process_that_is_killed_at_any_point",
-)
-#: And these by default not at all.
-_LONG = (
-    "test_buffers.py::test_cancelled_puts_and_takes*-0.0?",
-    "test_buffers.py::test_cancelled_puts_and_takes*-0.01?",
-    "test_buffers.py::test_damaged_groups_are_set_aside*empty*",
-    "test_buffers.py::test_damaged_groups_are_set_aside*header*",
-    "test_buffers.py::test_an_object_store_that_is_down*403*",
-    "test_buffers.py::test_an_object_store_that_is_down*503*",
-    "test_kills.py::test_processes_that_are_killed*sqlite*",
-    "test_kills.py::test_a_process_that_is_killed_at_any_point*postgresql*",
-    "test_stores.py::test_an_answer_that_it_cannot*500*",
-)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what isn't run by default."""
-    for item in items:
-        if item.path.parent == _HERE and item.path.name in ("test_buffers.py", "test_kills.py", "test_stores.py"):
-            name = f"{item.path.name}::{item.name}"
-            elsewhere = "postgresql" in item.name or "sqlite-objects" in item.name
-            if any(fnmatch(name, one) for one in _LONG) or (elsewhere and not name.startswith(_EVERYWHERE)):
-                item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")
@@ -120,3 +89,63 @@ def network_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fo
     claim(store, "d" * 32, 1, HOME)
     yield store
     store.close()
+
+
+@pytest.fixture(params=["sqlite-folder", "postgresql-folder", "sqlite-objects"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """The URL of an empty database, and a place."""
+    database, kind = request.param.split("-")
+    place = request.getfixturevalue("folder" if kind == "folder" else "bucket")
+    url = f"sqlite:///{tmp_path}/buffer.db" if database == "sqlite" else request.getfixturevalue("lent_database")
+    return url, str(place)
+
+
+@pytest.fixture
+def url(shared_url: str) -> str:
+    """The URL of an empty database that lasts."""
+    return shared_url
+
+
+@pytest.fixture
+def soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads of groups that have left are swept at once, and segments are small."""
+    monkeypatch.setattr(sweeper, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
+    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(open_segments, "SEGMENT_BYTES", 450_000)
+    monkeypatch.setattr(tasks, "_RENEW_SECONDS", 0.1)
+
+
+# Payloads with large arrays (`deferred`)
+
+
+@pytest.fixture(params=PLACES)
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    return kept_at(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=[place for place in PLACES if place != "memory"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    """Payloads that other processes can read."""
+    return kept_at(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=[place for place in PLACES if place != "memory" and "objects" not in place])
+def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    """Payloads that a test can damage."""
+    return kept_at(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=[place for place in PLACES if "folder" in place])
+def kept_apart(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    return kept_at(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def in_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    return kept_at("sqlite, folder", request, tmp_path)
+
+
+@pytest.fixture
+def in_file(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    return kept_at("sqlite", request, tmp_path)

@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 
 from replaybuf.segments.places import open_place
-from replaybuf.storage.sql.tasks import segments as tasks
-from replaybuf.storage.sql.tasks import sweeper
 from tests.faults.figures import Figures
 from tests.faults.ledger import entries, numbers
 from tests.faults.processes import end, kill, start
@@ -26,12 +24,7 @@ from tests.segments import roles
 from tests.segments.arrays import apart, ask, segments, take_all
 from tests.stores import TASK, until
 
-
-@pytest.fixture(autouse=True)
-def _soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
-    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(tasks, "_RENEW_SECONDS", 0.1)
+pytestmark = pytest.mark.usefixtures("soon_swept")
 
 
 class Places:

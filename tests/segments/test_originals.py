@@ -13,23 +13,15 @@ from sqlalchemy.engine import make_url
 
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.statements import homes
-from replaybuf.storage.sql.tasks import segments as tasks
-from replaybuf.storage.sql.tasks import sweeper
 from tests.cli.conftest import run
 from tests.cli.doctored import examine, wrong
 from tests.postgres import execute, new_database
 from tests.segments.arrays import apart, files, payload_rows, put, take_all
 from tests.stores import build, until
 
+pytestmark = pytest.mark.usefixtures("soon_swept")
+
 COUNT = 3
-
-
-@pytest.fixture(autouse=True)
-def _soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Payloads of groups that have left are swept at once, and their segments deleted."""
-    monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
-    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(tasks, "_RENEW_SECONDS", 0.1)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

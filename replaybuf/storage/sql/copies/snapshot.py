@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Table, func, insert, select
+from sqlalchemy import Table, insert, select
 
 from replaybuf.atomic_file import partial_file, publish
 from replaybuf.codec.payload import Codec
@@ -362,21 +362,11 @@ def _batch(tx: Transaction, after: int, size: int, least: int = 0) -> tuple[list
     return groups, payloads
 
 
-def _check_file(tx: Transaction, path: str, progress: OnProgress | None = None) -> None:
-    check_facts(tx, path, _look_through(tx, progress))
-
-
-def _look_through(tx: Transaction, progress: OnProgress | None) -> int:
-    """Return the digest of the payloads in a snapshot file."""
-    count = tx.execute(select(func.count()).select_from(group)).scalar_one()
-    reporter = ProgressReporter(progress, count)
+def _check_file(tx: Transaction, path: str) -> None:
+    """Read all of a snapshot file. Raises SnapshotError when its content differs from its facts."""
     after, digest = 0, 0
-    while True:
-        groups, payloads = _batch(tx, after, _FEW_GROUPS)
-        if not groups:
-            break
+    while (found := _batch(tx, after, _FEW_GROUPS))[0]:
+        groups, payloads = found
         after = groups[-1]["uid"]
         digest += payloads_digest(payloads)
-        reporter.add(len(groups), _bytes_of(groups))
-    reporter.finish()
-    return digest
+    check_facts(tx, path, digest)

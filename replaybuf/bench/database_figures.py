@@ -13,7 +13,6 @@ from replaybuf.bench.settings import PREFIX
 from replaybuf.errors import InputError, NotADatabaseError, ReplayBufError, UnreachableError
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.groups import opened_buffers
 from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
@@ -56,11 +55,6 @@ def uids_left(reader: Reader, buffer: str) -> list[int]:
 
 
 _LEFT = "SELECT g.uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer"
-
-
-def buffers(reader: Reader) -> list[str]:
-    """Return the names of the buffers that were ever opened, and not forgotten."""
-    return reader.read(opened_buffers)
 
 
 # Figures

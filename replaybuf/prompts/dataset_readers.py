@@ -1,0 +1,259 @@
+"""Datasets without a state of their own: their items from the position of a cursor on, and the position after them.
+
+The position in an indexed dataset is the number of items that were read, over all epochs; in an iterable, the epoch and
+the number of its items that were read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+
+from replaybuf.errors import InputError
+
+#: A position further than any dataset is read.
+FAR = 1 << 62
+
+
+def wrong_cursor(kind: str) -> InputError:
+    """Return the error for a position that no dataset of this kind has written."""
+    return InputError(
+        f"the cursor of the prompt ledger is not one of {kind}: the run began with another dataset; go on with that "
+        "one, or give the ledger another name="
+    )
+
+
+def pack(position: Any) -> bytes:
+    """Pack a position of whole numbers into bytes."""
+    return bytes(msgpack.packb(position))
+
+
+def unpack(position: bytes, kind: str) -> Any:
+    """Unpack a position. Raises InputError for anything else."""
+    try:
+        return msgpack.unpackb(position)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise wrong_cursor(kind) from error
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is the number of an item or an epoch, or a size."""
+    return type(value) is int and 0 <= value < FAR
+
+
+_INDEXED = "an indexed dataset"
+
+
+def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return a permutation of `range(size)` that depends only on these numbers.
+
+    It is made from the raw numbers of a bit generator. Unlike numpy's shuffles, these are the same in every version of
+    numpy, so that a run may go on with another one.
+    """
+    numbers = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch,))).random_raw(size)
+    return np.argsort(numbers, kind="stable")
+
+
+class IndexedReader:
+    """Reads a dataset with `len` and `[]`; with `shuffle`, every epoch in another order.
+
+    A dataset may grow from run to run, unless it is shuffled: another size gives another order.
+    """
+
+    def __init__(self, dataset: Sequence[Any], epochs: int | None, shuffle: int | None) -> None:
+        self._dataset, self._epochs, self._shuffle = dataset, epochs, shuffle
+        self._order: tuple[int, int, np.ndarray[Any, np.dtype[np.int64]]] | None = None
+
+    def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
+        size = len(self._dataset)
+        first = self._index(position, size)
+        end = first + count if size else first
+        if self._epochs is not None and first > size * self._epochs:
+            raise InputError(
+                f"{first} prompts were drawn from the dataset so far, which has {size} now, {size * self._epochs} with "
+                f"epochs={self._epochs}: it has become shorter, or was read for more epochs; go on with the dataset "
+                "and the epochs of the run, or give the ledger another name="
+            )
+        if self._epochs is not None:
+            end = min(end, size * self._epochs)
+        items = [self._dataset[self._at(*divmod(index, size), size)] for index in range(first, end)]
+        return items, pack(end if self._shuffle is None else [end, size, self._shuffle])
+
+    def _at(self, epoch: int, index: int, size: int) -> int:
+        if self._shuffle is None:
+            return index
+        if self._order is None or self._order[:2] != (epoch, size):
+            self._order = epoch, size, epoch_order(self._shuffle, epoch, size)
+        return int(self._order[2][index])
+
+    def _index(self, position: bytes, size: int) -> int:
+        """Return how many items were read. A shuffled position also has size and seed, which give the order."""
+        if not position:
+            return 0
+        found = unpack(position, _INDEXED)
+        if is_number(found):
+            if self._shuffle is not None:
+                raise InputError("the run began without shuffle: go on without it, or give the ledger another name=")
+            return int(found)
+        if not (isinstance(found, list) and len(found) == 3 and all(map(is_number, found[:2]))):
+            raise wrong_cursor(_INDEXED)
+        index, size_then, seed_then = found
+        if seed_then != self._shuffle:
+            raise InputError(
+                f"the run began with shuffle={seed_then!r:.100}, another order than that of shuffle={self._shuffle!r}: "
+                "go on with that seed, or give the ledger another name="
+            )
+        if size_then != size:
+            raise InputError(
+                f"the dataset had {size_then} items and has {size} now: its shuffled order is another one, and prompts "
+                "would be read twice or never; go on with the dataset of the run, or give the ledger another name="
+            )
+        return int(index)
+
+
+_ITERATED = "a dataset that is iterated"
+_END: Any = object()
+_INSTEAD = (
+    "give a list, or an object whose iter() begins anew, such as a class with __iter__ that makes the generator or "
+    "opens the file"
+)
+
+#: An epoch, and the number of an item in it.
+_Position = tuple[int, int]
+
+
+class IterableReader:
+    """Iterates a dataset only as far as needed: the next item of a live stream may be hours away.
+
+    Items are kept until the next read: if another worker has moved the cursor, or the caller was cancelled, some of
+    them are wanted again, and an iterator gives each of them once.
+    """
+
+    def __init__(self, dataset: Iterable[Any], epochs: int | None) -> None:
+        self._dataset, self._epochs = dataset, epochs
+        self._once = hasattr(dataset, "__next__") and iter(dataset) is dataset
+        self._items: Iterator[Any] | None = None
+        self._error: BaseException | None = None  # the error that ended an iterator
+        self._at: _Position = (0, 0)  # the position of the next item
+        self._is_at_end = False
+        self._since: _Position | None = None  # all items from here to `_at` are kept; None: begin anew
+        self._kept: deque[tuple[_Position, Any]] = deque()
+
+    def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
+        self._go_to(_unpack(position))
+        while len(self._kept) < count and self._read_one():
+            pass
+        found = list(islice(self._kept, count))
+        if not found:
+            return [], position
+        epoch, index = found[-1][0]
+        return [item for _, item in found], pack({"epoch": epoch, "index": index + 1})
+
+    def _go_to(self, position: _Position) -> None:
+        if self._epochs is not None and (self._epochs, 0) < position:
+            raise InputError(
+                f"the dataset was read as far as epoch {position[0]} (from 0), more than with epochs={self._epochs}: "
+                "go on with the epochs of the run, or give the ledger another name="
+            )
+        if self._since is None or position < self._since:
+            self._begin(position[0])
+            self._kept.clear()
+        self._since = position
+        while self._kept and self._kept[0][0] < position:
+            self._kept.popleft()
+        if self._at[0] < position[0]:
+            self._begin(position[0])
+        while self._at < position:
+            if self._next() is _END:
+                raise InputError(
+                    f"{position[1]} items of epoch {position[0]} of the dataset were drawn so far, but it has only "
+                    f"{self._at[1]}: it has become shorter; go on with the dataset of the run, or give the ledger "
+                    "another name="
+                )
+
+    def _read_one(self) -> bool:
+        """Read one more item. Return False at the end of the last epoch."""
+        while self._epochs is None or self._at[0] < self._epochs:
+            position = self._at
+            item = self._next()
+            if item is not _END:
+                self._kept.append((position, item))
+                return True
+            try:
+                if not self._begin_next(*self._at):
+                    return False
+            except InputError:
+                if self._kept:
+                    return False  # return these first; the next call raises
+                raise
+        return False
+
+    def _begin_next(self, epoch: int, size: int) -> bool:
+        """Begin the epoch after one that had `size` items. Return False if there is none."""
+        if epoch and not size:
+            raise InputError(
+                f"the dataset gave no item when it was iterated for epoch {epoch} (from 0), as if it could be iterated "
+                f"only once: {_INSTEAD}"
+            )
+        if not size or epoch + 1 == self._epochs:
+            return False
+        self._begin(epoch + 1)
+        return True
+
+    def _begin(self, epoch: int) -> None:
+        """Iterate from the start of an epoch. An iterator starts only once."""
+        if self._once and (epoch or self._items is not None):
+            raise self._only_once(epoch)
+        if (set_epoch := getattr(self._dataset, "set_epoch", None)) is not None:
+            set_epoch(epoch)
+        items = iter(self._dataset)
+        if items is self._items:
+            self._once = True
+            raise self._only_once(epoch)
+        self._items, self._at, self._is_at_end = items, (epoch, 0), False
+
+    def _next(self) -> Any:
+        """Return the next item of the epoch, or _END."""
+        if self._error is not None:
+            raise InputError(
+                f"this {type(self._dataset).__name__} raised an error, and can't be iterated further: "
+                f"{self._error!r:.300}; "
+                f"begin again with a new one, or {_INSTEAD}"
+            ) from self._error
+        if self._is_at_end or self._items is None:
+            return _END
+        try:
+            item = next(self._items, _END)
+        except BaseException as error:
+            # A generator that raised reports its end from then on, which would end the epoch too early.
+            if self._once:
+                self._error = error
+            else:
+                self._since = None
+            raise
+        if item is _END:
+            self._is_at_end = True
+        else:
+            self._at = (self._at[0], self._at[1] + 1)
+        return item
+
+    def _only_once(self, epoch: int) -> InputError:
+        if self._items is not None and epoch == self._at[0]:
+            why = "the cursor has gone back behind what it has given (as after a restore)"
+        else:
+            why = f"epoch {epoch} (from 0) would be its second round"
+        return InputError(f"this {type(self._dataset).__name__} can be iterated only once, but {why}: {_INSTEAD}")
+
+
+def _unpack(position: bytes) -> _Position:
+    if not position:
+        return 0, 0
+    found = unpack(position, _ITERATED)
+    if not isinstance(found, dict) or found.keys() != {"epoch", "index"} or not all(map(is_number, found.values())):
+        raise wrong_cursor(_ITERATED)
+    return found["epoch"], found["index"]

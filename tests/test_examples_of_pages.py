@@ -1,0 +1,58 @@
+"""Examples on the pages print what the pages say; REPLAYBUF_TEST_UPDATE_DOCS=1 writes their outputs anew.
+
+Pages whose examples need more than a folder have tests of their own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replaybuf.segments.places import PAYLOAD_THRESHOLD
+from replaybuf.storage.sql.tasks.open_segments import SEGMENT_BYTES
+from tests.pages import Page
+
+SAMPLING, PRODUCTION = Page("sampling.md"), Page("production.md")
+#: Pages of which each example is run by itself.
+APART = (
+    *(SAMPLING, Page("rollouts.md", beginning=SAMPLING)),
+    *(PRODUCTION, Page("datasets.md", beginning=PRODUCTION), Page("workers.md", beginning=PRODUCTION)),
+    *map(Page, ("checkpoints.md", "leases.md", "limits.md", "open-instruct.md", "payloads.md", "retention.md")),
+    Page("reverb.md"),
+)
+#: Pages whose examples are run one after another.
+IN_ORDER = (Page("prompts.md"), Page("quickstart.md"), Page("your-loop.md", "## Seven mistakes"))
+#: Pages of which every block of code is an example, but for the beginning of those that have one.
+WHOLE = {"datasets": 0, "open-instruct": 1, "payloads": 1, "production": 1, "reverb": 1, "workers": 0}
+EXAMPLES = [
+    pytest.param(page, [example], id=f"{page.path.stem}-{number}")
+    for page in APART
+    for number, example in enumerate(page.examples)
+]
+EXAMPLES += [pytest.param(page, page.examples, id=page.path.stem) for page in IN_ORDER]
+
+
+@pytest.mark.parametrize(("page", "examples"), EXAMPLES)
+def test_an_example_prints_what_its_page_says(
+    page: Page, examples: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for code, output in examples:
+        page.check(code, output)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_block_of_code_is_an_example(name: str) -> None:
+    [page] = [one for one in APART if one.path.stem == name]
+    assert page.text.count("```python") == len(page.examples) + WHOLE[name] > 1
+
+
+def test_the_quickstart_shows_what_an_error_says() -> None:
+    assert any("Nothing is ready for math (0 of 64): " in output for _, output in IN_ORDER[1].examples)
+
+
+def test_the_page_of_payloads_has_the_sizes_of_the_code() -> None:
+    [page] = [one for one in APART if one.path.stem == "payloads"]
+    assert f"{SEGMENT_BYTES >> 20} MiB" in page.text
+    assert f"({PAYLOAD_THRESHOLD >> 10} KiB)" in page.text
