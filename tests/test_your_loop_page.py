@@ -1,4 +1,7 @@
-"""docs/your-loop.md is true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/test_your_loop_page.py` writes it anew."""
+"""docs/your-loop.md and the table of fields in docs/rollouts.md are true.
+
+`REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/test_your_loop_page.py` writes them anew.
+"""
 
 from __future__ import annotations
 
@@ -90,9 +93,11 @@ def fields() -> str:
 
 
 def test_the_table_of_fields_is_that_of_the_class() -> None:
-    found = re.search(r"(?s)(?<=<!-- fields -->\n\n).*(?=\n\n<!-- /fields -->)", PAGE.text)
+    page = DOCS / "rollouts.md"
+    text = page.read_text("utf-8")
+    found = re.search(r"(?s)(?<=<!-- fields -->\n\n).*(?=\n\n<!-- /fields -->)", text)
     assert found is not None
     if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-        PAGE.path.write_text(PAGE.path.read_text("utf-8").replace(found[0], fields()), "utf-8")
+        page.write_text(text.replace(found[0], fields()), "utf-8")
     else:
         assert found[0] == fields()
