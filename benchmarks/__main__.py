@@ -28,7 +28,7 @@ NAMES = (
     "production",
     "blocking",
 )
-#: Measured only when named: one lasts for as long as it is told to, some need Debian's servers, root, or the extra web.
+#: Measured only when named: some last long, others need Debian's servers, or root.
 LONG = ("soak", "ways", "hosts", "pages")
 
 
