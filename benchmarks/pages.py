@@ -41,7 +41,6 @@ PAGES = (
     "/checkpoints",
     "/events",
     "/sql",
-    "/sql?sql=SELECT step, reward, staleness FROM batches ORDER BY step",
     "/metrics",
 )
 
