@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import httpx
 
 from benchmarks import groups
-from benchmarks.databases import TASK, new_database, open_buffer, put_all
+from benchmarks.databases import TASK, execute, new_database, open_buffer, put_all
 from benchmarks.million import fill_many
 from benchmarks.table import Row, Settings, milliseconds, spread
 from replaybuf.storage.sql.inspection.reader import open_reader
@@ -52,6 +52,8 @@ async def run(settings: Settings) -> AsyncIterator[Row]:
         async with new_database(kind) as url:
             await fill_many(url, many)
             last = str(await _train(url))
+            if kind == "postgresql":
+                await execute(url, "VACUUM (ANALYZE)")  # as autovacuum has done in the minutes of so many puts
             for page in PAGES:
                 yield await _page(settings, kind, url, page.replace("{uid}", last).replace("{step}", str(LAST_STEP)))
 
