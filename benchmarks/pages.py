@@ -1,6 +1,7 @@
 """The pages of `replaybuf serve` over 1,000,000 groups: the first request of a new server, and those after it.
 
-The pages are asked for without a network and without a browser: the time is that of reading and rendering.
+The pages are asked for without a network and without a browser: the time is that of reading and rendering. Beside it is
+the processor time of this process, which is all of it on SQLite, and tells more on a machine that does other things.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import httpx
 from benchmarks import groups
 from benchmarks.databases import TASK, execute, new_database, open_buffer, put_all
 from benchmarks.million import fill_many
-from benchmarks.table import Row, Settings, milliseconds, spread
+from benchmarks.table import Cost, Row, Settings, milliseconds, spread
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.web.app import create_app
 from replaybuf.worker_name import working_as
@@ -70,22 +71,24 @@ async def _train(url: str) -> int:
 
 
 async def _page(settings: Settings, kind: str, url: str, page: str) -> Row:
-    took = []
+    took: list[Cost] = []
     transport = httpx.ASGITransport(create_app(open_reader(url)))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
         for _ in range(settings.rounds + 1):
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             answer = await client.get(page)
-            took.append(time.perf_counter() - start)
+            took.append(Cost(time.perf_counter() - start, time.process_time() - cpu))
             if answer.status_code != httpx.codes.OK:
                 raise RuntimeError(f"{page} answered {answer.status_code}: {answer.text[:2000]}")
             await asyncio.sleep(0)
     first, later = took[0], took[1:]
+    middle = statistics.median(one.seconds for one in later)
     return Row(
         "pages",
         f"{kind}: {page}",
-        spread(later),
-        f"the first: {milliseconds(first)}",
-        aim=f"<= {AIM * 1000:g} ms",
-        met=max(first, statistics.median(later)) <= AIM,
+        spread([one.seconds for one in later]),
+        f"the first: {milliseconds(first.seconds)}",
+        f"processor {milliseconds(statistics.median(one.cpu for one in later))}",
+        f"<= {AIM * 1000:g} ms",
+        max(first.seconds, middle) <= AIM,
     )
