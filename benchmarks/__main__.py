@@ -28,8 +28,8 @@ NAMES = (
     "production",
     "blocking",
 )
-#: Measured only when named: one lasts for as long as it is told to, the others need Debian's servers, or root.
-LONG = ("soak", "ways", "hosts")
+#: Measured only when named: some last long, others need Debian's servers, or root.
+LONG = ("soak", "ways", "hosts", "pages")
 
 
 def main() -> int:

@@ -1,4 +1,7 @@
-"""docs/your-loop.md is true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/test_your_loop_page.py` writes it anew."""
+"""docs/your-loop.md, and the loop and the table of fields in docs/rollouts.md, are true.
+
+`REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/test_your_loop_page.py` writes them anew.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.pages import DOCS, Page
 
 PAGE = Page("your-loop.md", "## Seven mistakes")
+ROLLOUTS = DOCS / "rollouts.md"
 PROMPTS = 240
 
 
-def program(name: str) -> str:
-    found = re.search(rf'(?ms)^```python title="{name}"\n(.*?)^```', PAGE.text)
+def program(name: str, text: str = PAGE.text) -> str:
+    found = re.search(rf'(?ms)^```python title="{name}"\n(.*?)^```', text)
     assert found is not None
     return found[1]
 
@@ -71,6 +75,19 @@ def test_a_loop_that_is_killed_goes_on_and_trains_each_prompt_once(name: str, sh
     assert Counter(trained) == Counter(f"{number} + 5 =" for number in range(PROMPTS))
 
 
+def test_the_loop_with_a_class_of_ones_own_runs_and_its_answers_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(program("loop.py"), "utf-8")
+    (tmp_path / "loop_own.py").write_text(program("loop_own.py", ROLLOUTS.read_text("utf-8")), "utf-8")
+    with run(tmp_path, "loop_own.py", "") as process:
+        output = process.communicate(timeout=60)[0]
+    assert [line.split(":")[0] for line in output.splitlines()] == [f"step {step}" for step in range(1, 31)]
+    seen = (
+        "SELECT prompt, max(staleness) FROM groups WHERE status = 'archived' AND response IS NOT NULL GROUP BY prompt"
+    )
+    found = dict(open_reader(f"sqlite:///{tmp_path}/own.db").read(lambda tx: tx.tuples(seen)))
+    assert found == {f"{number} + 5 =": 0 for number in range(PROMPTS)}
+
+
 def fields() -> str:
     """Return the table of the fields of RolloutState: names, types, and what the class says of them."""
     [found] = [one for one in ast.parse(inspect.getsource(rollout)).body if isinstance(one, ast.ClassDef)]
@@ -84,9 +101,10 @@ def fields() -> str:
 
 
 def test_the_table_of_fields_is_that_of_the_class() -> None:
-    found = re.search(r"(?s)(?<=<!-- fields -->\n\n).*(?=\n\n<!-- /fields -->)", PAGE.text)
+    text = ROLLOUTS.read_text("utf-8")
+    found = re.search(r"(?s)(?<=<!-- fields -->\n\n).*(?=\n\n<!-- /fields -->)", text)
     assert found is not None
     if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-        PAGE.path.write_text(PAGE.path.read_text("utf-8").replace(found[0], fields()), "utf-8")
+        ROLLOUTS.write_text(text.replace(found[0], fields()), "utf-8")
     else:
         assert found[0] == fields()

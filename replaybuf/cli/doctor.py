@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -86,12 +87,12 @@ def doctor(
 
 
 def _rescue(reader: Reader, folder: Path, output: Output) -> None:
-    from replaybuf import doctor
+    from replaybuf.doctor.rescue import rescue
 
     if reader.path is None:
         raise InputError("--rescue is for SQLite files; a PostgreSQL server is restored from its backups")
     with progress_bar("groups") as bar:
-        found = doctor.rescue(reader.path, folder, bar)
+        found = rescue(reader.path, folder, bar)
     output.rows([asdict(one) for one in found], columns("buffer", "file", "groups", "bytes", "lost"))
     if any(one.lost for one in found):
         raise typer.Exit(1)
@@ -106,7 +107,7 @@ def _take_over(reader: Reader, output: Output) -> None:
 
 def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Iterator[Finding]:
     """Yield the findings; with `mend`, those that are left after the repair."""
-    from replaybuf.doctor import CheckContext, Severity, examine, repair
+    from replaybuf.doctor import CheckContext, Severity, examine
 
     with progress_bar("payloads") as bar:
         context = CheckContext(reader.where, path=reader.path, quick=quick, tell=bar)
@@ -115,6 +116,8 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
             return
         found = list(examine(reader, context))
         if any(finding.repairable and finding.level != Severity.OK for finding in found):
+            from replaybuf.doctor.mending import repair
+
             for line in repair(reader, context):
                 output.note(f"repair: {line}")
             again = CheckContext(reader.where, path=reader.path, quick=quick, tell=bar)
@@ -127,7 +130,12 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
 
 
 def print_finding(finding: Finding) -> None:
-    """Print a finding on one line, and how to mend it on another."""
+    """Print a finding on one line, and how to mend it on another; on a terminal, in columns that are as wide as it."""
+    if not sys.stdout.isatty():  # saves the import
+        typer.echo(f"{finding.level!s:<7}  {finding.check:<15}  {escape(finding.text)}")
+        if finding.mend:
+            typer.echo(f"{'':<26}-> {escape(finding.mend)}")
+        return
     from rich.table import Table
     from rich.text import Text
 

@@ -6,11 +6,10 @@ msgpack refers to them. In the tail each begins at the next multiple of 64 bytes
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Final, Literal, Protocol
 
 import msgpack  # type: ignore[import-untyped]
@@ -18,14 +17,14 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from replaybuf.codec.extension_types import CONVERTED, OUT_OF_BAND_ARRAY
-from replaybuf.codec.numpy_arrays import ALIGNMENT, OutOfBandReader, read_head
+from replaybuf.codec.numpy_arrays import OutOfBandReader, read_head
+from replaybuf.codec.payload_header import LOWER, ArrayTable
 from replaybuf.errors import DecodeError
 
 #: The bytes of arrays that were read, by their number in the payload.
 Pieces = Mapping[int, Any]
 
 _CONVERTED: Final = object()
-_LOWER = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class DeferredArray:
         """Return what is known of an array that was read, and its bytes."""
         order: Literal["C", "F"] = "F" if array.flags.fnc else "C"
         raw = array.tobytes(order)
-        return cls(array.dtype, array.shape, 0, len(raw), xxh3_64_intdigest(raw) & _LOWER, order), raw
+        return cls(array.dtype, array.shape, 0, len(raw), xxh3_64_intdigest(raw) & LOWER, order), raw
 
 
 class Deferring(Protocol):
@@ -67,103 +66,45 @@ class StandIn(ABC):
 
 def checked_array(array: DeferredArray, raw: Any) -> np.ndarray[Any, Any]:
     """Return an array in the memory of its bytes. Raises DecodeError when these are not the ones that were stored."""
-    if len(raw) != array.nbytes or xxh3_64_intdigest(raw) & _LOWER != array.digest:
+    if len(raw) != array.nbytes or xxh3_64_intdigest(raw) & LOWER != array.digest:
         raise DecodeError(f"an array of {array.nbytes} bytes is damaged: its checksum doesn't match")
     return np.ndarray(array.shape, array.dtype, raw, order=array.order)
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayTable:
-    """Where the parts of a payload are, in bytes from its beginning.
+def wanted_arrays(table: ArrayTable, head: Any, deferred: Collection[str]) -> list[tuple[int, int, int]]:
+    """Return the arrays outside the fields `deferred`: their numbers, places in the tail, and sizes.
 
-    `rollouts` are the ends of the rollouts' msgpack, behind the beginning of the first; `end` is that of the head, and
-    `digests_at` the place of the checksums. `sizes` and `digests` are those of the arrays in the tail.
+    Raises any exception when the head makes no sense.
     """
+    kept: list[bool] = []
+    deferring, converted = False, 0
 
-    rollouts: list[int]
-    end: int
-    sizes: tuple[int, ...] = ()
-    digests: tuple[int, ...] = ()
-    digests_at: int = 0
+    def note(code: int, _: bytes) -> Any:
+        nonlocal converted
+        if code == OUT_OF_BAND_ARRAY:
+            kept.append(not deferring or converted > 0)
+        converted += code == CONVERTED
+        return _CONVERTED if code == CONVERTED else None
 
-    @classmethod
-    def read(cls, body: Any, base: int, count: int, *, has_arrays: bool) -> ArrayTable:
-        """Read the table of a payload whose `body` begins at byte `base`. Raises ValueError or struct.error."""
-        lengths = struct.unpack_from(f"<{count}Q", body)
-        at = 8 * count
-        if not has_arrays:
-            rollouts = [*accumulate(lengths, initial=base + at)]
-            return cls(rollouts, rollouts[-1])
-        (arrays,) = struct.unpack_from("<Q", body, at)
-        if arrays > len(body) // 16:
-            raise ValueError(f"it can't hold {arrays} arrays")
-        sizes = struct.unpack_from(f"<{arrays}Q", body, at + 8)
-        digests_at = at + 8 + 8 * arrays
-        digests = struct.unpack_from(f"<{arrays}Q", body, digests_at)
-        rollouts = [*accumulate(lengths, initial=base + digests_at + 8 * arrays)]
-        return cls(rollouts, rollouts[-1] + -rollouts[-1] % ALIGNMENT, sizes, digests, base + digests_at)
+    def leave(pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Return nothing for the content of a map, whose keys may be no keys of a dict."""
+        nonlocal converted
+        converted -= len(pairs) == 1 and pairs[0][0] is _CONVERTED
 
-    @property
-    def msgpack_end(self) -> int:
-        """The end of the msgpack, behind which the arrays begin."""
-        return self.rollouts[-1]
-
-    @property
-    def tail_size(self) -> int:
-        """The size of the tail."""
-        places = [*self.places()]
-        return sum(places[-1]) if places else 0
-
-    def places(self) -> Iterator[tuple[int, int]]:
-        """Yield the place of each array in the tail, and its size."""
-        at = 0
-        for size in self.sizes:
-            at += -at % ALIGNMENT
-            yield at, size
-            at += size
-
-    def verify(self, tail: memoryview) -> None:
-        """Raise ValueError unless the tail is the one that was stored."""
-        if len(tail) != self.tail_size:
-            raise ValueError(f"its arrays have {len(tail)} bytes where {self.tail_size} belong")
-        for (at, size), digest in zip(self.places(), self.digests, strict=True):
-            if xxh3_64_intdigest(tail[at : at + size]) & _LOWER != digest:
-                raise ValueError("the checksum of an array doesn't match")
-
-    def wanted(self, head: Any, deferred: Collection[str]) -> list[tuple[int, int, int]]:
-        """Return the arrays outside the fields `deferred`: their numbers, places in the tail, and sizes.
-
-        Raises any exception when the head makes no sense.
-        """
-        kept: list[bool] = []
-        deferring, converted = False, 0
-
-        def note(code: int, _: bytes) -> Any:
-            nonlocal converted
-            if code == OUT_OF_BAND_ARRAY:
-                kept.append(not deferring or converted > 0)
-            converted += code == CONVERTED
-            return _CONVERTED if code == CONVERTED else None
-
-        def leave(pairs: Sequence[tuple[Any, Any]]) -> None:
-            """Return nothing for the content of a map, whose keys may be no keys of a dict."""
-            nonlocal converted
-            converted -= len(pairs) == 1 and pairs[0][0] is _CONVERTED
-
-        view = memoryview(head)
-        for start, end in pairwise(self.rollouts):
-            unpacker = msgpack.Unpacker(
-                ext_hook=note, object_pairs_hook=leave, strict_map_key=False, unicode_errors="surrogatepass"
-            )
-            unpacker.feed(view[start:end])
-            for _ in range(unpacker.read_map_header()):
-                deferring = unpacker.unpack() in deferred
-                unpacker.unpack()
-        return [
-            (number, at, size)
-            for number, ((at, size), wanted) in enumerate(zip(self.places(), kept, strict=True))
-            if wanted
-        ]
+    view = memoryview(head)
+    for start, end in pairwise(table.rollouts):
+        unpacker = msgpack.Unpacker(
+            ext_hook=note, object_pairs_hook=leave, strict_map_key=False, unicode_errors="surrogatepass"
+        )
+        unpacker.feed(view[start:end])
+        for _ in range(unpacker.read_map_header()):
+            deferring = unpacker.unpack() in deferred
+            unpacker.unpack()
+    return [
+        (number, at, size)
+        for number, ((at, size), wanted) in enumerate(zip(table.places(), kept, strict=True))
+        if wanted
+    ]
 
 
 class HoldingReader(OutOfBandReader):

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replaybuf.codec.extension_types import OUT_OF_BAND_ARRAY, PLAIN_ARRAY, wrapped
+from replaybuf.codec.payload_header import ALIGNMENT
 
 AnyArray = npt.NDArray[Any]
 
@@ -172,8 +173,6 @@ def _check_structured(description: Any, depth: int) -> None:
 
 _Extension: Final = msgpack.ExtType
 _make: Final = tuple.__new__  # without the checks of ExtType.__new__
-#: Of the arrays, in bytes from the beginning of the payload.
-ALIGNMENT: Final = 64
 _PADDING: Final = tuple(map(bytes, range(ALIGNMENT)))
 #: Smaller arrays are in the msgpack: written faster and read slower there, and without padding.
 _SMALLEST: Final = 256

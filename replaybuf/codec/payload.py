@@ -1,4 +1,4 @@
-"""Payloads: groups of rollouts as bytes (`codec.payload_format`), and back.
+"""Payloads: groups of rollouts as bytes (`codec.payload_header`), and back.
 
 Types that msgpack doesn't know are described in `codec.msgpack_values`, `codec.numpy_arrays` and the type handlers
 (`codec.extension_types`). Nothing is pickled, and nothing that a payload names is imported or called.
@@ -13,14 +13,15 @@ from itertools import pairwise
 from typing import Any
 
 from replaybuf.codec import payload_format as form
+from replaybuf.codec import payload_header as header
 from replaybuf.codec.arrays_apart import (
-    ArrayTable,
     DeferredReader,
     Deferring,
     FactsReader,
     HoldingReader,
     MissingReader,
     Pieces,
+    wanted_arrays,
 )
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
 from replaybuf.codec.images import Images
@@ -36,7 +37,8 @@ from replaybuf.codec.msgpack_values import (
 )
 from replaybuf.codec.numpy_arrays import OutOfBandReader, sizes_of
 from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, UnfetchedError, at_hand, is_ref
-from replaybuf.codec.payload_format import TAIL_BYTES, Buffer, Compression, SplitPayload
+from replaybuf.codec.payload_format import TAIL_BYTES, Compression, SplitPayload
+from replaybuf.codec.payload_header import ArrayTable, Buffer
 from replaybuf.codec.replacing import Replacing
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
@@ -161,11 +163,11 @@ class Codec:
         DecodeError when it is damaged, of a newer version, or was written for another rollout type; MissingDriverError
         when it is compressed with zstd and zstd is not installed. Takes memory in proportion to the payload.
         """
-        flags, count, size, stored = form.opened(payload, verified)
-        lends = owned and not self.runs_code and not flags & form.ZSTD  # the payload may be needed again
-        with form.as_damage():
-            body = memoryview(form.decompress(stored, size)) if flags & form.ZSTD else stored
-            table = form.table_of(payload, body, count)
+        flags, count, size, stored = header.opened(payload, verified)
+        lends = owned and not self.runs_code and not flags & header.ZSTD  # the payload may be needed again
+        with header.as_damage():
+            body = memoryview(form.decompress(stored, size)) if flags & header.ZSTD else stored
+            table = header.table_of(payload, body, count)
             if len(body) + (0 if tail is None else len(tail)) != size:
                 there = len(body) + (0 if tail is None else len(tail))
                 raise ValueError(f"it holds {there} bytes where {size} belong")
@@ -173,10 +175,10 @@ class Codec:
                 table.verify(memoryview(tail))
                 reader = OutOfBandReader(tail, table.end, table.end, lends=lends and type(tail) is not memoryview)
             else:
-                if form.has_tail(payload) and not verified:
-                    table.verify(body[table.end - form.BODY_AT :])
-                own = lends and type(payload) is bytes and table.msgpack_end < form.BODY_AT + len(body)
-                memory, base = (payload, 0) if own else (body, form.BODY_AT)
+                if header.has_tail(payload) and not verified:
+                    table.verify(body[table.end - header.BODY_AT :])
+                own = lends and type(payload) is bytes and table.msgpack_end < header.BODY_AT + len(body)
+                memory, base = (payload, 0) if own else (body, header.BODY_AT)
                 reader = OutOfBandReader(memory, base, table.msgpack_end, lends=own)
             return self._unpack(body, table, reader)
 
@@ -186,37 +188,37 @@ class Codec:
         Of a payload with a tail, only the head is given, and `pieces` has the bytes of the other arrays (`wanted`),
         which are verified. Others are given whole. Errors as those of `decode`.
         """
-        flags, count, size, body = form.opened(head)
+        flags, count, size, body = header.opened(head)
         reader: ArrayReader
-        with form.as_damage():
-            if form.has_tail(head):
-                table = form.table_of(head, body, count)
-                if table.end + table.tail_size != form.BODY_AT + size:
+        with header.as_damage():
+            if header.has_tail(head):
+                table = header.table_of(head, body, count)
+                if table.end + table.tail_size != header.BODY_AT + size:
                     raise ValueError("its lengths don't add up")
                 reader = DeferredReader(table, pieces, handles)
             else:
-                body = memoryview(form.decompress(body, size)) if flags & form.ZSTD else body
-                table = form.table_of(head, body, count)
-                reader = HoldingReader(body, form.BODY_AT, table.msgpack_end, handles)
+                body = memoryview(form.decompress(body, size)) if flags & header.ZSTD else body
+                table = header.table_of(head, body, count)
+                reader = HoldingReader(body, header.BODY_AT, table.msgpack_end, handles)
             return self._unpack(body, table, reader, frozenset(deferred))
 
     def decode_head(self, head: Buffer) -> list[Any]:
         """Return the rollouts of a payload whose tail is missing, with None for what is in it. Raises DecodeError."""
-        _, count, _, body = form.opened(head)
-        with form.as_damage():
-            table = form.table_of(head, body, count)
+        _, count, _, body = header.opened(head)
+        with header.as_damage():
+            table = header.table_of(head, body, count)
             return self._unpack(body, table, MissingReader(), tags=lenient(self._tags))
 
     def decode_facts(self, payload: Buffer) -> list[Any]:
         """Return the rollouts of a payload, or of its head, with ArrayFacts for its arrays. Raises DecodeError."""
-        flags, count, size, body = form.opened(payload)
-        with form.as_damage():
-            body = memoryview(form.decompress(body, size)) if flags & form.ZSTD else body
-            return self._unpack(body, form.table_of(payload, body, count), FactsReader(), tags=lenient(self._tags))
+        flags, count, size, body = header.opened(payload)
+        with header.as_damage():
+            body = memoryview(form.decompress(body, size)) if flags & header.ZSTD else body
+            return self._unpack(body, header.table_of(payload, body, count), FactsReader(), tags=lenient(self._tags))
 
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts, the tail in its memory."""
-        table = self.array_table(payload) if len(payload) > form.BODY_AT else None
+        table = self.array_table(payload) if len(payload) > header.BODY_AT else None
         if table is None:
             return SplitPayload(payload)
         tail = memoryview(payload)[table.end :]
@@ -227,17 +229,17 @@ class Codec:
 
         Raises DecodeError when the head is damaged.
         """
-        _, count, _, body = form.opened(head)
-        with form.as_damage():
-            return form.table_of(head, body, count).wanted(head, deferred)
+        _, count, _, body = header.opened(head)
+        with header.as_damage():
+            return wanted_arrays(header.table_of(head, body, count), head, deferred)
 
     def array_table(self, head: Buffer) -> ArrayTable | None:
         """Return the table of the arrays of a payload, None where it has no tail. Raises DecodeError."""
-        flags, count, _, body = form.opened(head, verified=True)
-        if flags or not form.has_tail(head):
+        flags, count, _, body = header.opened(head, verified=True)
+        if flags or not header.has_tail(head):
             return None
-        with form.as_damage():
-            return form.table_of(head, body, count)
+        with header.as_damage():
+            return header.table_of(head, body, count)
 
     def fetch(self, refs: Sequence[Any]) -> Fetched:
         """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`, raises nothing."""
@@ -254,11 +256,7 @@ class Codec:
 
         A tail that is elsewhere is verified when it is given, or decoded.
         """
-        _, count, _, body = form.opened(payload)
-        if tail is not None or (form.has_tail(payload) and not form.is_apart(payload)):
-            with form.as_damage():
-                table = form.table_of(payload, body, count)
-                table.verify(body[table.end - form.BODY_AT :] if tail is None else memoryview(tail))
+        header.verify(payload, tail)
 
     def _pack(self, fields: list[dict[str, Any]]) -> Packed:
         try:
@@ -300,7 +298,7 @@ class Codec:
         unpacking = DeferredUnpacking(known, reader, deferred) if deferred else Unpacking(known, reader)
         rollouts = []
         for start, end in pairwise(table.rollouts):
-            fields = unpacking.unpack(body[start - form.BODY_AT : end - form.BODY_AT])
+            fields = unpacking.unpack(body[start - header.BODY_AT : end - header.BODY_AT])
             if type(fields) is not dict:
                 raise ValueError(f"a {type(fields).__name__} where a rollout belongs")
             rollouts.append(self.rollout_type.from_fields(fields))

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from replaybuf.codec.arrays_apart import Deferring
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_format import is_apart
+from replaybuf.codec.payload_header import is_apart
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.segments.extents import EXTENT_BYTES, Extent

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_format import is_apart
+from replaybuf.codec.payload_header import is_apart
 from replaybuf.codec.stored import bring_up_to_date, decode_stored
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from replaybuf.codec.payload_format import parts_of
+from replaybuf.codec.payload_header import parts_of
 
 # The search is for the length and this many bytes of a text, because searches for whole texts are slow.
 _BEGINNING: Final = 64

@@ -1,10 +1,10 @@
 """`replaybuf doctor`: what is wrong with a database, and what can be done about it.
 
-A module `check_...` for each area has its questions in SQL, the findings, and the repairs.
+A module `check_...` for each area has its questions in SQL and the findings, and `mend_...` the repairs: `mending` has
+all of them. `rescue` saves what is left of a damaged file.
 """
 
-from replaybuf.doctor.examine import examine, repair
+from replaybuf.doctor.examine import examine
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity
-from replaybuf.doctor.rescue import Rescued, rescue
 
-__all__ = ["Check", "CheckContext", "Finding", "Rescued", "Severity", "examine", "repair", "rescue"]
+__all__ = ["Check", "CheckContext", "Finding", "Severity", "examine"]

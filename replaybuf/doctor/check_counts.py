@@ -8,24 +8,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import insert, text
-
 from replaybuf import units
 from replaybuf.doctor.check_groups import WITH_CHECKPOINTS
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, groups, problem, repairable, warning
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.limits import Limits, Rules
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.inspection.groups import buffers_of
 from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.schema.tables import counter
-from replaybuf.storage.sql.statements.buffer_facts import find_last_uid, list_leased
-from replaybuf.storage.sql.statements.checkpoints import SILENT_SECONDS
-from replaybuf.storage.sql.statements.counts import add_counts
-from replaybuf.storage.sql.statements.leases import end_leases
-from replaybuf.storage.sql.statements.restore import raise_uid
+from replaybuf.storage.sql.statements.buffer_facts import MAKER_SILENT_SECONDS, find_last_uid, list_leased
 from replaybuf.units import some
 
 # Every group that was put is counted in one of these.
@@ -60,10 +50,10 @@ FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_lane home ON l.leas
     AND home.buffer = l.buffer AND home.task_name = l.task_name AND home.status = l.status
 GROUP BY 1, 2"""
 _COUNTED = "SELECT lane, name, sum(amount) FROM rb_tally WHERE name IN ('size', 'leased') GROUP BY lane, name"
-_LANELESS_TALLIES = "rb_tally WHERE NOT EXISTS (SELECT 1 FROM rb_lane l WHERE l.id = rb_tally.lane)"
+LANELESS_TALLIES = "rb_tally WHERE NOT EXISTS (SELECT 1 FROM rb_lane l WHERE l.id = rb_tally.lane)"
 
 
-def _sizes(tx: ReadTransaction) -> list[_Size]:
+def sizes_of(tx: ReadTransaction) -> list[_Size]:
     labels = {
         lane: f"{task} {status}" for lane, task, status in tx.table("SELECT id, task_name, status FROM rb_lane")[1]
     }
@@ -79,7 +69,7 @@ def _sizes(tx: ReadTransaction) -> list[_Size]:
 
 def find_counts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether there are as many groups as were counted."""
-    sizes = _sizes(tx)
+    sizes = sizes_of(tx)
     wrong = [
         f"{size.label}: {size.counted:,} {size.name} counted, {size.there:,} there"
         for size in sizes
@@ -87,18 +77,9 @@ def find_counts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
     ]
     if wrong:
         return [repairable("; ".join(wrong[:5]) + (f"; and {len(wrong) - 5:,} more" if wrong[5:] else ""))]
-    if lost := tx.value(f"SELECT count(*) FROM {_LANELESS_TALLIES}"):  # noqa: S608
+    if lost := tx.value(f"SELECT count(*) FROM {LANELESS_TALLIES}"):  # noqa: S608
         return [repairable(f"{lost:,} counts of lanes that are gone", level=Severity.WARNING)]
     return [fine(f"{groups(sum(size.there for size in sizes))}, as counted")]
-
-
-def repair_counts(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Count the groups anew."""
-    lost = tx.execute(text(f"DELETE FROM {_LANELESS_TALLIES}")).rowcount  # noqa: S608
-    wrong = [size for size in _sizes(tx) if size.counted != size.there]
-    add_counts(tx, {(size.lane, size.name): size.there - size.counted for size in wrong})
-    done = [f"removed {lost:,} counts of lanes that are gone"] if lost else []
-    return done + [f"counted {size.name} of {size.label} anew: {size.there - size.counted:+,}" for size in wrong]
 
 
 # Totals since the beginning
@@ -132,30 +113,19 @@ SELECT max(uid) FROM (
     UNION ALL SELECT max(last_uid) FROM rb_batch UNION ALL SELECT max(lease) FROM rb_batch) used"""
 
 
-def _uids(tx: ReadTransaction) -> tuple[int, int | None]:
+def uids_of(tx: ReadTransaction) -> tuple[int, int | None]:
     """Return the highest uid in use and the last one given (None when the counter is gone)."""
     return tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
 
 
 def find_uids(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether the next uid is unused."""
-    used, last = _uids(tx)
+    used, last = uids_of(tx)
     if last is None:
         return [repairable("the counter of uids is gone")]
     if last < used:
         return [repairable(f"uid {used:,} is in use, and the counter is at {last:,}: puts would fail")]
     return [fine(f"the last one given is {last:,}")]
-
-
-def repair_uids(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Move the counter of uids past those in use."""
-    used, last = _uids(tx)
-    if last is None:
-        tx.execute(insert(counter).values(name="uid", value=0))
-    elif last >= used:
-        return []
-    raise_uid(tx, used)
-    return [f"raised the counter of uids from {last or 0:,} to {used:,}"]
 
 
 # Leases
@@ -174,17 +144,6 @@ def find_leases(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
     if count and last < now:
         return [fine(f"{groups(count)} leased, whose lease was over just now")]
     return [fine(f"{groups(count)} leased, the longest for another {last - now:,.0f} s" if count else "none")]
-
-
-def repair_leases(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """End the expired leases."""
-    rules = Rules(limits=Limits(max_deliveries=0))  # only the run's config knows the limit
-    ended = {buffer: end_leases(tx.of(Scope(buffer, rules))) for buffer in buffers_of(tx)}
-    return [
-        f"gave back {groups(count)} of the buffer {buffer} whose lease was over"
-        for buffer, count in ended.items()
-        if count
-    ]
 
 
 _OFTEN = """
@@ -226,7 +185,7 @@ def find_checkpoints(tx: ReadTransaction, context: CheckContext) -> Sequence[Fin
         return [problem(some(wrong, 3), mend)]
     steps = f" (steps {some([row[0] for row in made])})" if made else ""
     now = time.time()
-    left = tx.value(_TO_BE_SWEPT, earliest=now - SILENT_SECONDS, latest=now + SILENT_SECONDS)
+    left = tx.value(_TO_BE_SWEPT, earliest=now - MAKER_SILENT_SECONDS, latest=now + MAKER_SILENT_SECONDS)
     waiting = f"; what is left of {units.number_of(left, 'dropped checkpoint')} waits to be swept" if left else ""
     return [fine((f"{len(made):,}, all whole{steps}" if made else "none") + waiting)]
 
@@ -241,10 +200,10 @@ def _wrong_checkpoint(step: int, groups: int, nbytes: int, groups_there: int, by
 
 
 CHECKS = (
-    Check("counts", find_counts, repair_counts),
+    Check("counts", find_counts),
     Check("totals", find_totals),
-    Check("uids", find_uids, repair_uids),
-    Check("leases", find_leases, repair_leases),
+    Check("uids", find_uids),
+    Check("leases", find_leases),
     Check("deliveries", find_deliveries),
     Check("checkpoints", find_checkpoints),
 )

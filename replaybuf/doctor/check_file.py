@@ -9,15 +9,10 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from sqlalchemy import text
-
 from replaybuf import units
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, problem, repairable, warning
 from replaybuf.segments.filesystems import filesystem_type, is_network
-from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE
-from replaybuf.storage.sql.engine.sqlite_files import is_wal
-from replaybuf.storage.sql.engine.sqlite_log import LONG_PAGES
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.engine.sqlite_files import LONG_PAGES, PAGE_SIZE, is_wal
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.units import some
 
@@ -39,32 +34,23 @@ MUCH_FREE = 256 * 1024 * 1024
 def find_integrity(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Run SQLite's own check of all pages; a quick one doesn't compare indexes with their tables."""
     name = "quick_check" if context.quick else "integrity_check"
-    messages = _integrity_messages(tx, name)
+    messages = integrity_messages(tx, name)
     if not messages:
         return [fine(f"PRAGMA {name} found nothing")]
     found = f"PRAGMA {name}: {some(messages, 3)}"
-    if _only_of_indexes(messages):
+    if only_of_indexes(messages):
         return [repairable(found)]
     mend = f"stop the run; replaybuf doctor {context.where} --rescue FOLDER saves what can be read, to be resumed"
     return [problem(found, mend)]
 
 
-def repair_integrity(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Rebuild indexes that differ from their tables."""
-    messages = _integrity_messages(tx, "integrity_check")
-    if not messages or not _only_of_indexes(messages):
-        return []
-    tx.execute(text("REINDEX"))
-    return ["made all indexes anew"]
-
-
-def _integrity_messages(tx: ReadTransaction, pragma: str) -> list[str]:
+def integrity_messages(tx: ReadTransaction, pragma: str) -> list[str]:
     """Return the findings of SQLite's own check, `quick_check` or `integrity_check`."""
     rows = tx.values(f"PRAGMA {pragma}({_MOST_MESSAGES})")
     return [str(row).replace("*** in database main ***\n", "") for row in rows if row != "ok"]
 
 
-def _only_of_indexes(messages: Sequence[str]) -> bool:
+def only_of_indexes(messages: Sequence[str]) -> bool:
     return all(_OF_AN_INDEX.search(message) for message in messages)
 
 
@@ -166,5 +152,5 @@ def find_settings(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
 
 
 FIRST = (Check("files", find_files), Check("disk", find_disk), Check("settings", find_settings))
-CHECKS = (Check("integrity", find_integrity, repair_integrity),)
+CHECKS = (Check("integrity", find_integrity),)
 LAST = (Check("space", find_space), Check("log", find_log))

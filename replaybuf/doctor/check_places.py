@@ -19,7 +19,7 @@ from sqlalchemy import insert, select, update
 from replaybuf import units
 from replaybuf.codec.tails import PATIENCE
 from replaybuf.doctor.check_file import LITTLE_SPACE
-from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, problem, repairable, warning
+from replaybuf.doctor.findings import CheckContext, Finding, Severity, fine, problem, repairable, warning
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
 from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
 from replaybuf.segments.markers import Home, Marker, described, recognise, take_over
@@ -341,6 +341,3 @@ def take_over_places(reader: Reader) -> list[str]:
                 take_over(store, home)
                 done.append(f"{url} is this database's now, and no longer that of {described(marker.home)}")
     return done
-
-
-CHECKS = (Check("segments", find_segments, repair_segments),)

@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-
-from sqlalchemy import Index, text
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, repairable, warning
-from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import HEAD, ReadTransaction, State, state_of
 from replaybuf.storage.sql.inspection.statement import read_columns
-from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
-from replaybuf.storage.sql.schema.records import metadata
-from replaybuf.storage.sql.schema.views import VIEWS
+from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
+from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
 from replaybuf.units import some
+
+if TYPE_CHECKING:
+    from sqlalchemy import Index
+
+#: The digest of the shape of a SQLite file of this version. Only where a file has another one its tables and indexes
+#: are compared with those that SQLAlchemy knows, whose import takes longer than all checks of a small file.
+SHAPE = "27e505e89384f8f392bc41fce4e2ecc5eb6612b32577d74228b6933b5fdbb55f"
+_OURS = "rb_"
+
+
+def shape_of(tx: ReadTransaction) -> tuple[str, int, int]:
+    """Return a digest of the tables, columns and indexes that there are of ours, and the number of tables and indexes.
+
+    That is of a SQLite file.
+    """
+    columns = [
+        (*place, nullable)
+        for place, nullable in read_columns(tx).items()
+        if place[0].startswith(_OURS) and place[0] != VERSION_TABLE
+    ]
+    indexes = sorted(row for row in _indexes_there(tx) if row[0].startswith(_OURS))
+    digest = sha256(json.dumps([columns, indexes]).encode()).hexdigest()
+    return digest, len({table for table, *_ in columns}), len(indexes)
+
+
+def _is_as_made(tx: ReadTransaction) -> tuple[int, int] | None:
+    """Return the number of tables and indexes where their shape says that all are as they were made."""
+    if tx.dialect_name != "sqlite":
+        return None
+    shape, tables, indexes = shape_of(tx)
+    return (tables, indexes) if shape == SHAPE else None
 
 
 def find_revision(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
@@ -39,6 +69,10 @@ def find_revision(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
 
 def find_tables(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether all tables are there, with their columns."""
+    if (known := _is_as_made(tx)) is not None:
+        return [fine(f"{known[0]} tables with their columns")]
+    from replaybuf.storage.sql.schema.records import metadata
+
     mend = "restore the database from a snapshot or a backup"
     nullable = read_columns(tx)
     tables = {table for table, _ in nullable}
@@ -70,42 +104,40 @@ FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relnamespace = c
 }
 
 
-def _wrong_indexes(tx: ReadTransaction) -> Iterator[tuple[Index, str]]:
+def _indexes_there(tx: ReadTransaction) -> Iterator[tuple[str, bool, bool, bool, Any]]:
+    """Yield the name of each index, whether it is unique, partial and usable, and its columns."""
+    for name, unique, partial, usable, columns in tx.table(_INDEXES_THERE[tx.dialect_name])[1]:
+        yield name, bool(unique), bool(partial), bool(usable), columns
+
+
+def wrong_indexes(tx: ReadTransaction) -> Iterator[tuple[Index, str]]:
     """Yield the indexes that are missing, changed or unusable, each with what is wrong."""
-    there = {
-        name: (bool(unique), bool(partial), bool(usable), columns)
-        for name, unique, partial, usable, columns in tx.table(_INDEXES_THERE[tx.dialect_name])[1]
-    }
+    there = {name: facts for name, *facts in _indexes_there(tx)}
     for index in _indexes():
         partial = index.dialect_options["postgresql"]["where"] is not None
         columns = ",".join(column.name for column in index.columns)
         if (name := str(index.name)) not in there:
             yield index, "was missing"
-        elif there[name] == (bool(index.unique), partial, False, columns):
+        elif there[name] == [bool(index.unique), partial, False, columns]:
             yield index, "was invalid"
-        elif there[name] != (bool(index.unique), partial, True, columns):
+        elif there[name] != [bool(index.unique), partial, True, columns]:
             yield index, "was not as it was made"
 
 
 def _indexes() -> list[Index]:
+    from replaybuf.storage.sql.schema.records import metadata
+
     indexes = (index for table in metadata.tables.values() for index in table.indexes)
     return sorted(indexes, key=lambda index: (str(index.table), str(index.name)))
 
 
 def find_indexes(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether all indexes are there, valid and over the right columns."""
-    if wrong := [f"{index.name} {why}" for index, why in _wrong_indexes(tx)]:
+    if (known := _is_as_made(tx)) is not None:
+        return [fine(f"{known[1]} indexes")]
+    if wrong := [f"{index.name} {why}" for index, why in wrong_indexes(tx)]:
         return [repairable(some(wrong))]
     return [fine(f"{len(_indexes())} indexes")]
-
-
-def repair_indexes(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Build the indexes that are missing or wrong."""
-    wrong = list(_wrong_indexes(tx))
-    for index, _ in wrong:
-        tx.execute(text(f"DROP INDEX IF EXISTS {index.name}"))
-        create_index(tx, index)
-    return [f"made the index {index.name}, which {why}" for index, why in wrong]
 
 
 # Views
@@ -116,29 +148,21 @@ _VIEWS_THERE = {
 }
 
 
-def _missing_views(tx: ReadTransaction) -> list[str]:
-    return sorted(set(VIEWS) - set(tx.values(_VIEWS_THERE[tx.dialect_name])))
+def missing_views(tx: ReadTransaction) -> list[str]:
+    """Return the names of the views that are missing."""
+    return sorted(set(VIEW_COLUMNS) - set(tx.values(_VIEWS_THERE[tx.dialect_name])))
 
 
 def find_views(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether the views for people are there."""
-    if missing := _missing_views(tx):
+    if missing := missing_views(tx):
         return [repairable(f"missing: {', '.join(missing)}")]
-    return [fine(" and ".join(VIEWS))]
-
-
-def repair_views(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Create the views anew."""
-    missing = _missing_views(tx)
-    if missing:
-        drop_views(tx)
-        create_views(tx)
-    return [f"made the views {', '.join(missing)}"] if missing else []
+    return [fine(" and ".join(VIEW_COLUMNS))]
 
 
 REVISION = Check("revision", find_revision)
 CHECKS = (
     Check("tables", find_tables),
-    Check("indexes", find_indexes, repair_indexes),
-    Check("views", find_views, repair_views),
+    Check("indexes", find_indexes),
+    Check("views", find_views),
 )

@@ -1,4 +1,8 @@
-"""All checks of a database in turn, and their repairs."""
+"""All checks of a database in turn.
+
+What only some databases need is imported for them: a check of a small SQLite file takes less time than SQLAlchemy takes
+to be imported.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from replaybuf.doctor import (
-    check_counts,
-    check_file,
-    check_groups,
-    check_payloads,
-    check_places,
-    check_schema,
-    check_server,
-)
-from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, problem
-from replaybuf.errors import NotADatabaseError, ReplayBufError, SchemaError
-from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.reader import Reader
-from replaybuf.storage.sql.inspection.writer import Writer, open_writer
+from replaybuf.doctor import check_counts, check_file, check_groups, check_payloads, check_schema
+from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, problem
+from replaybuf.errors import NotADatabaseError, ReplayBufError
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
 #: The errors of a check that fails, also on values of a wrong type. (SQLite allows any value in any column.)
 FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
@@ -28,8 +22,6 @@ FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError,
 _CHECKSUMS = "checksums"
 _PLACES = "places"
 _ENGINE = "engine"
-
-Repair = Callable[["Transaction", CheckContext], Sequence[str]]
 
 
 def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
@@ -41,9 +33,9 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
     yield from revision
     if any(finding.level == Severity.PROBLEM for finding in revision):
         return
-    own: Any = check_file if reader.path else check_server
+    own = _own_checks(reader)
     if any(finding.level == Severity.WARNING for finding in revision):  # a server before the first run
-        for check in check_server.BEFORE:
+        for check in own.BEFORE:
             yield from _check(check, reader, context)
         yield from _named(_ENGINE, lambda: _check_engine(reader), context)
         return
@@ -52,18 +44,47 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
         yield from _check(check, reader, context)
     if reader.path is None:
         yield from _named(_ENGINE, lambda: _check_engine(reader), context)
-    for check in (
-        *own.CHECKS,
-        *check_schema.CHECKS,
-        *own_texts,
-        *check_groups.CHECKS,
-        *check_places.CHECKS,
-    ):
+    for check in (*own.CHECKS, *check_schema.CHECKS, *own_texts, *check_groups.CHECKS, _SEGMENTS):
         yield from _check(check, reader, context)
-    yield from _named(_PLACES, lambda: check_places.check_places(reader, context), context)
+    yield from _named(_PLACES, lambda: _check_places(reader, context), context)
     yield from _named(_CHECKSUMS, lambda: check_payloads.check_checksums(reader, context), context)
     for check in (*check_counts.CHECKS, *own.LAST):
         yield from _check(check, reader, context)
+
+
+def _own_checks(reader: Reader) -> Any:
+    """Return the module with the checks of a kind of database."""
+    if reader.path:
+        return check_file
+    from replaybuf.doctor import check_server
+
+    return check_server
+
+
+# Any place, segment or payload in one.
+_IS_APART = """
+SELECT EXISTS (SELECT 1 FROM rb_place) OR EXISTS (SELECT 1 FROM rb_segment)
+    OR EXISTS (SELECT 1 FROM rb_payload WHERE segment IS NOT NULL)"""
+_NOTHING_APART = "none: all payloads are in the database"
+
+
+def _find_segments(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    if not tx.value(_IS_APART):
+        return [fine(_NOTHING_APART)]
+    from replaybuf.doctor.check_places import find_segments
+
+    return find_segments(tx, context)
+
+
+_SEGMENTS = Check("segments", _find_segments)
+
+
+def _check_places(reader: Reader, context: CheckContext) -> Sequence[Finding]:
+    if not reader.read_any(lambda tx: tx.value(_IS_APART)):
+        return [fine(_NOTHING_APART)]
+    from replaybuf.doctor.check_places import check_places
+
+    return check_places(reader, context)
 
 
 def _check_engine(reader: Reader) -> Sequence[Finding]:
@@ -90,7 +111,7 @@ def _failed(error: Exception, context: CheckContext) -> Finding:
     damaged = isinstance(error, NotADatabaseError) and context.path is not None and _was_a_database(context.path)
     if context.path is not None and (damaged or not isinstance(error, ReplayBufError)):
         mend = f"stop the run; replaybuf doctor {context.where} --rescue FOLDER saves what can be read"
-    return problem(f"can't be checked: {_text(error)}", mend)
+    return problem(f"can't be checked: {text_of(error)}", mend)
 
 
 _BEGINNING = 2**20
@@ -104,43 +125,8 @@ def _was_a_database(path: str | Path) -> bool:
     return size % 512 == 0 or found.startswith(b"SQLite format") or b"CREATE TABLE rb_" in found
 
 
-def _text(error: Exception) -> str:
+def text_of(error: Exception) -> str:
+    """Return what an error of a check says, for people."""
     if isinstance(error, ReplayBufError):
         return str(error)
     return f"a row has a value that can't be there ({type(error).__name__}: {error!s:.200})"
-
-
-def repair(reader: Reader, context: CheckContext) -> list[str]:
-    """Mend what is safe to mend, with a transaction without other writers for each check. Return what was done.
-
-    `context` has the payloads that `examine` found damaged. No group is deleted, and no payload that one needs. Raises
-    SchemaError if the schema isn't that of this version.
-    """
-    revision = reader.read_any(lambda tx: check_schema.find_revision(tx, context))
-    if any(finding.level != Severity.OK for finding in revision):
-        raise SchemaError(f"{reader.where} was left as it is: {revision[0].text}; {revision[0].mend}")
-    done: list[str] = []
-    with open_writer(reader) as writer:
-        for name, mend in _repairs(reader):
-            done += _mend(writer, name, mend, context)
-        if reader.path and check_file.is_log_large(context):
-            emptied = writer.empty_log()
-            done.append("emptied the log" if emptied else "could not empty the log: another process reads from it")
-    return done
-
-
-def _repairs(reader: Reader) -> list[tuple[str, Repair]]:
-    """Return the repairs in order: groups that are set aside, or come back, are counted afterwards."""
-    own = (*check_file.CHECKS, *check_payloads.CHECKS) if reader.path else ()
-    checks = (*own, *check_schema.CHECKS, *check_groups.CHECKS, *check_places.CHECKS, *check_counts.CHECKS)
-    repairs = [(check.name, check.repair) for check in checks if check.repair is not None]
-    repairs.insert(-1, (_CHECKSUMS, check_payloads.repair_checksums))
-    repairs.append((_PLACES, check_places.repair_places))
-    return sorted(repairs, key=lambda named: named[0] == "counts")
-
-
-def _mend(writer: Writer, name: str, mend: Repair, context: CheckContext) -> Sequence[str]:
-    try:
-        return writer.write(lambda tx: mend(tx, context))
-    except FAILURES as error:
-        return [f"could not mend {name}: {_text(error)}"]

@@ -8,7 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from replaybuf import units
-from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 
@@ -54,15 +53,10 @@ class CheckContext:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check.
-
-    `find` reads, in one read transaction. `repair` mends what is safe to mend, in one write transaction without any
-    other writer, and says what it did; it finds out by itself what is wrong, because that may have changed.
-    """
+    """One check: `find` reads, in one read transaction."""
 
     name: str
     find: Callable[[ReadTransaction, CheckContext], Sequence[Finding]]
-    repair: Callable[[Transaction, CheckContext], Sequence[str]] | None = None
 
 
 def fine(text: str) -> Finding:

@@ -19,8 +19,8 @@ from sqlalchemy import insert
 from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.checks import check_no_url
 from replaybuf.codec.tails import Places, joined, read_tails
-from replaybuf.doctor.check_groups import LOST, WHY_LOST
-from replaybuf.doctor.check_payloads import marks_anew
+from replaybuf.doctor.mend_groups import LOST, WHY_LOST
+from replaybuf.doctor.mend_payloads import marks_anew
 from replaybuf.doctor.salvage import ERRORS, Salvage, opened
 from replaybuf.errors import NotADatabaseError, PayloadStoreError, ReplayBufError, SnapshotError
 from replaybuf.redact import redact_path

@@ -16,8 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from replaybuf.errors import NotADatabaseError
-from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE
-from replaybuf.storage.sql.engine.sqlite_files import quote_path
+from replaybuf.storage.sql.engine.sqlite_files import PAGE_SIZE, quote_path
 from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 
 #: The errors of reading damaged pages. (OverflowError and ValueError: impossible values.)

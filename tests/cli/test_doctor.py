@@ -14,7 +14,7 @@ from sqlalchemy import make_url, text
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.doctor import check_counts, check_groups
-from replaybuf.doctor.check_groups import LOST
+from replaybuf.doctor.mend_groups import LOST
 from replaybuf.storage.sql.schema.revisions import REVISIONS
 from tests.cli.conftest import BACKENDS, run
 from tests.cli.doctored import (

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.doctor import check_file
+from replaybuf.doctor import check_file, check_payloads, check_schema
+from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.conftest import run
 from tests.cli.doctored import examine, wrong
 
@@ -73,6 +74,10 @@ DAMAGED_TEXTS = {
     "tags": ("rb_group", "'{\"a\": '"),
     "scoped_key": ("rb_group", "'['"),
     "error": ("rb_group", "CAST(x'a5' AS TEXT)"),
+    # What SQLite takes for its end, half a character at the end, and text that is no JSON of SQLite's.
+    "tags and more": ("rb_group", "CAST(x'7b7d00ff' AS TEXT)"),
+    "prompt cut short": ("rb_payload", "CAST(x'61c3' AS TEXT)"),
+    "marks that end early": ("rb_group", "'[1],[2'"),
 }
 
 
@@ -81,6 +86,7 @@ def test_texts_that_cannot_be_read_are_found_and_mended(file: Path, column: str)
     """What can be made anew from the payload is made anew; then all commands work again, and no group is gone."""
     before = run("ls", file, "--limit", "0", "--json").stdout
     table, value = DAMAGED_TEXTS[column]
+    column = column.split()[0]
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute(f"UPDATE {table} SET {column} = {value} WHERE uid = (SELECT min(uid) FROM rb_group)")
     found = examine(file, code=1)["texts"]
@@ -90,6 +96,27 @@ def test_texts_that_cannot_be_read_are_found_and_mended(file: Path, column: str)
     if column in ("outline", "prompt", "marks"):
         assert after == before
     assert len(after.splitlines()) == len(before.splitlines())
+
+
+def test_each_of_several_texts_is_found_wherever_it_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of many groups are looked at together: here of two."""
+    monkeypatch.setattr(check_payloads, "_AT_ONCE", 2)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        uids = [uid for (uid,) in connection.execute("SELECT uid FROM rb_group ORDER BY uid")]
+        connection.execute("UPDATE rb_group SET tags = '{' WHERE uid = ?", uids[:1])
+        connection.execute("UPDATE rb_group SET error = CAST(x'a5' AS TEXT) WHERE uid = ?", uids[-1:])
+    [found] = examine(file, code=1)["texts"]
+    assert f"texts of 2 groups are damaged, and queries that meet them fail: tags of {uids[0]}" in found["text"]
+    assert f"error of {uids[-1]}" in found["text"]
+
+
+def test_the_shape_of_a_new_file_is_known(file: Path) -> None:
+    """Then tables and indexes are checked without what they are made by (SHAPE is what `shape_of` a new file gives)."""
+    reader = open_reader(str(file))
+    assert reader.read(check_schema.shape_of)[0] == check_schema.SHAPE
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("ALTER TABLE rb_info ADD COLUMN more TEXT")
+    assert reader.read(check_schema.shape_of)[0] != check_schema.SHAPE
 
 
 def test_texts_of_a_group_whose_payload_is_damaged_too(file: Path) -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from replaybuf.codec.arrays_apart import DeferredArray
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_format import TAIL_BYTES, is_apart
+from replaybuf.codec.payload_format import TAIL_BYTES
+from replaybuf.codec.payload_header import is_apart
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.segments.extents import EXTENT_BYTES, Extent

@@ -116,10 +116,10 @@ _QUERY = [
 ]  # fmt: skip
 
 _CODEC = [
-    ("checksum-not-checked", "codec/payload_format.py", "if not verified and _checksum(view, version, count) != checksum:", "if False:", "a damaged payload is noticed"),
+    ("checksum-not-checked", "codec/payload_header.py", "if not verified and _checksum(view, version, count) != checksum:", "if False:", "a damaged payload is noticed"),
     ("small-arrays-keep-payloads", "codec/numpy_arrays.py", "self._lends and array.nbytes >= self._least", "self._lends", "a small array doesn't keep a large payload"),
     ("arrays-share-what-others-have", "codec/numpy_arrays.py", "else array.copy()", "else array", "a payload that others have isn't written to"),
-    ("newer-format-read", "codec/payload_format.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
+    ("newer-format-read", "codec/payload_header.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
     ("lengths-not-checked", "codec/numpy_arrays.py", "if self._end != self._size:", "if False:", "lengths add up"),
     ("bomb-allowed", "codec/payload_format.py", "if size > _allowed_size(len(stored)):\n        raise", "if False:\n        raise", "a small payload can't claim much memory"),
     ("int-without-sign", "codec/standard_types.py", 'int.from_bytes(raw, "little", signed=True)', 'int.from_bytes(raw, "little")', "big negative integers come back as they were"),
@@ -242,7 +242,7 @@ _VIEWS = [
     ("text-of-another", "codec/texts.py", "at = max(start, since)", "at = since", "a text is that of its own rollout"),
     ("text-with-nul", "codec/texts.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
-    ("doctor-loses-places", "doctor/check_payloads.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
+    ("doctor-loses-places", "doctor/mend_payloads.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
 ]  # fmt: skip
 
 _DIAGNOSIS = [

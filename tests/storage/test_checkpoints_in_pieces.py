@@ -17,7 +17,7 @@ from replaybuf.doctor import CheckContext, Severity, examine
 from replaybuf.errors import LockedError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.schema.tables import checkpoint
-from replaybuf.storage.sql.statements.checkpoints import SILENT_SECONDS
+from replaybuf.storage.sql.statements.buffer_facts import MAKER_SILENT_SECONDS
 from replaybuf.storage.sql.tasks import making
 from replaybuf.storage.sql.tasks.making import Making
 from tests.cancellation.ways import take
@@ -238,6 +238,6 @@ async def test_one_whose_maker_is_gone_is_dropped(file_url: str, held: Held) -> 
 def _silence(tx: Any) -> int:
     """Let the maker have been silent for too long; return how many there are."""
     made = checkpoint.c.copied_to.is_not(None)
-    later = checkpoint.c.created_at - SILENT_SECONDS - 1
+    later = checkpoint.c.created_at - MAKER_SILENT_SECONDS - 1
     tx.execute(update(checkpoint).where(made).values(created_at=later))
     return len(tx.execute(select(checkpoint.c.id).where(made)).all())

@@ -278,12 +278,29 @@ def is_narrow(driver: Any) -> bool:
     return bool(driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth"))
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_phone_shows_every_page_without_sideways_scrolling(driver: Any, address: str, path: str) -> None:
-    show(driver, width=360, height=740)
-    driver.get(address + path)
-    assert driver.execute_script("return window.innerWidth") == 360
-    assert is_narrow(driver)
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1280, 1920])
+def test_a_screen_of_any_width_shows_every_page_without_sideways_scrolling(
+    driver: Any, address: str, width: int, dark: bool
+) -> None:
+    show(driver, width=width, height=740, dark=dark)
+    for path in PATHS:
+        driver.get(address + path)
+        assert is_narrow(driver), path
+    if width == 360:
+        assert driver.execute_script("return window.innerWidth") == 360
+
+
+def test_the_fourth_answer_of_a_group_is_reached_at_1280_pixels(driver: Any, address: str) -> None:
+    driver.get(f"{address}/groups/1")
+    find(driver, ".responses").click()
+    seen = "(() => { const last = [...document.querySelectorAll('.responses article')][3].getBoundingClientRect();"
+    seen += " const box = document.querySelector('.responses').getBoundingClientRect();"
+    seen += " return last.right <= Math.min(box.right, window.innerWidth) + 1; })()"
+    if not driver.execute_script(f"return {seen}"):
+        driver.execute_script("document.querySelector('.responses').focus()")
+        press(driver, "\ue010")  # End
+        wait(driver, seen)
 
 
 def test_keys_do_all_of_it(driver: Any, address: str) -> None:

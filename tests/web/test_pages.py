@@ -432,6 +432,22 @@ def test_steps_are_shown_between_two(dipped: Client) -> None:
     assert dipped.get("/steps?from=x").status_code == dipped.get("/?from=99999999999999").status_code == 400
 
 
+def test_of_equal_answers_those_of_different_groups_are_the_lowest_and_what_has_left_is_said(url: str) -> None:
+    async def run(step: int, archive: int | None) -> None:
+        async with ReplayBufferConfig(url=url, archive=archive).build() as buffer:
+            for _ in range(4):
+                await buffer.put([RolloutState(message=[], reward=0.0, status=Status.COMPLETED)] * 2, "math")
+            await buffer.take_batch({"math": 4}, current_train_step=step)
+
+    asyncio.run(run(1, 1000))
+    asyncio.run(run(2, None))
+    page = client_of(url)
+    [lowest] = page.get("/api/steps/1.json").json()["lowest"]
+    assert [(one["uid"], one["position"]) for one in lowest] == [(4, 0), (3, 0), (2, 0)]
+    assert "Its answers have left" not in page.get("/steps/1").text
+    assert "Its answers have left" in page.get("/steps/2").text
+
+
 def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,14 @@ from replaybuf.query import FIELDS, LogicNode, Node, parse, span_of
 from replaybuf.query.parse import read_value
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, parse_order
-from replaybuf.storage.sql.inspection.group_queries import COUNTED, Chosen, Key, page_of_groups, values_of_groups
+from replaybuf.storage.sql.inspection.group_order import Key
+from replaybuf.storage.sql.inspection.group_queries import (
+    COUNTED,
+    Chosen,
+    newest_groups,
+    page_of_groups,
+    values_of_groups,
+)
 from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.web.ask import Ask, facet_of
@@ -65,11 +72,11 @@ def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         return {**data, "error": query}
     order = _order(ask)
     chosen = Chosen(query, order, ask.text("buffer"), task, status)
-    rows, key = page_of_groups(tx, chosen, _after(ask, order), size)
+    after, newest = _after(ask, order), newest_groups(tx, chosen)
+    rows, key = page_of_groups(tx, chosen, after, size, newest)
     last = None if key is None else json.dumps([key.value, key.uid])
-    looked_at, counts = values_of_groups(tx, chosen)
-    values = {name: [*of_name.items()] for name, of_name in counts.items() if of_name}
-    return {**data, "rows": rows, "next": last, "looked_at": looked_at, "values": values}
+    values = {name: [*of_name.items()] for name, of_name in values_of_groups(tx, newest).items() if of_name}
+    return {**data, "rows": rows, "next": last, "looked_at": len(newest), "values": values}
 
 
 _PARAMETERS = {"status": "status", "task_name": "task"}

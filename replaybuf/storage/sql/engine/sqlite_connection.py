@@ -22,16 +22,13 @@ import aiosqlite
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import LockedError
-from replaybuf.storage.sql.engine.sqlite_files import OpenFiles, quote_path
-from replaybuf.storage.sql.engine.sqlite_log import LONG_PAGES
+from replaybuf.storage.sql.engine.sqlite_files import LONG_PAGES, PAGE_SIZE, OpenFiles, quote_path
 from replaybuf.storage.sql.engine.sqlite_others import refuse_others
 from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 from replaybuf.storage.sql.engine.urls import is_memory, public_url
 
 T = TypeVar("T")
 
-#: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate with 4 KiB pages (`benchmarks/README.md`).
-PAGE_SIZE = 16 * 1024
 #: Pages of a write-ahead log that are kept for the next one.
 _LOG_PAGES = 4 * LONG_PAGES
 #: Of each connection, SQLite's cache of pages.

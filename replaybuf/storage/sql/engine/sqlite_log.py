@@ -16,8 +16,9 @@ import os
 import sqlite3
 from collections.abc import Awaitable, Callable
 
-#: From so many pages on, a log is copied while nobody writes; or beside those who write, until it has too many.
-LONG_PAGES = 1024
+from replaybuf.storage.sql.engine.sqlite_files import LONG_PAGES
+
+#: Pages from which a log is copied beside those who write (while nobody does: `LONG_PAGES`), and which are too many.
 _BESIDE_PAGES, _TOO_LONG_PAGES = 512, 2048
 #: Pages by which a log has to grow until it is copied again.
 _GROWTH_PAGES = 512

@@ -10,7 +10,7 @@ import numpy as np
 
 from replaybuf import units
 from replaybuf.codec.arrays_apart import ArrayFacts
-from replaybuf.codec.payload_format import is_apart
+from replaybuf.codec.payload_header import is_apart
 from replaybuf.errors import DecodeError
 from replaybuf.segments.extents import Extent
 from replaybuf.segments.store import SEGMENTS

@@ -1,8 +1,9 @@
 """Groups that match a query: lists, pages, payloads, how the database answers a query, and what deleting would remove.
 
 A page is asked for by the key of the last group of the one before (keyset paging), so that the thousandth costs what
-the first does. In the order of uids, each lane is read from its own index as far as the page needs, and the lanes are
-merged; other orders sort all groups that match.
+the first does. In the order of uids, groups are read from an index as far as the page needs (of some lanes, from that
+of each, and merged), and so they are in the order of staleness where all match (`group_order`). Other orders look at
+all groups that match: an index for each of them would make every put write more.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true, union_all
 
-from replaybuf.query import TAG_PREFIX, Node
+from replaybuf.query import TAG_PREFIX, LogicNode, Node
 from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Order, OrderTerm
 from replaybuf.storage.sql.engine.dialect import PlanStep
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.inspection.group_order import Key, Lanes, by_staleness, chosen_lanes
 from replaybuf.storage.sql.inspection.groups import (
     Listing,
     buffers_of,
@@ -69,10 +71,6 @@ def extremes_matching(
     return extreme_rollouts(tx, buffer, None, count, worst=worst, among=uids)
 
 
-#: More lanes than this are read in one go; a database has a few for each task.
-_MOST_LANES = 100
-
-
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """Which groups, in which order: of a buffer, task and status (None: of all), that match the query."""
@@ -84,29 +82,20 @@ class Chosen:
     status: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """The place of a group in the order: the value that it is ordered by, and its uid."""
-
-    value: Any
-    uid: int
-
-
 def page_of_groups(
-    tx: ReadTransaction, chosen: Chosen, after: Key | None, size: int
+    tx: ReadTransaction, chosen: Chosen, after: Key | None, size: int, newest: Sequence[int] | None = None
 ) -> tuple[list[dict[str, Any]], Key | None]:
     """Return the metadata of the page of `size` groups behind a key, or the first; and the key of its last group.
 
-    There is no such key if there are no more groups behind it.
+    There is no such key if there are no more groups behind it. Where the `newest_groups` that match are known, the
+    first page of them isn't looked for again.
     """
-    looking = looking_at(tx, chosen.buffer)
-    lanes = _lanes(looking, chosen)
-    if not lanes:
-        return [], None
-    keys = [(uid, value) for uid, value in looking.execute(_statement(looking, chosen, lanes, after, size + 1))]
-    rows = read_metadata(tx, [uid for uid, _ in keys[:size]])
-    last = Key(keys[size - 1][1], keys[size - 1][0]) if len(keys) > size else None
-    return rows, last
+    if newest is not None and after is None and chosen.order == _NEWEST and size < COUNTED:
+        keys = [Key(uid, uid) for uid in newest[: size + 1]]
+    else:
+        keys = _keys_of(looking_at(tx, chosen.buffer), chosen, after, size + 1)
+    rows = read_metadata(tx, [key.uid for key in keys[:size]])
+    return rows, keys[size - 1] if len(keys) > size else None
 
 
 #: Groups of which it is counted how many have which values.
@@ -114,17 +103,20 @@ COUNTED = 1000
 _VALUES = """
 SELECT l.task_name AS task_name, l.status AS status, g.worker AS worker, g.tags AS tags
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid IN ({uids})"""
+_NEWEST = OrderTerm("uid", descending=True)
 
 
-def values_of_groups(tx: ReadTransaction, chosen: Chosen) -> tuple[int, dict[str, Counter[Any]]]:
-    """Return how many of the newest groups that match were looked at, and of those how many have which value.
+def newest_groups(tx: ReadTransaction, chosen: Chosen) -> list[int]:
+    """Return the uids of the newest groups that match, whatever the order is: of as many as are counted."""
+    keys = _keys_of(looking_at(tx, chosen.buffer), replace(chosen, order=_NEWEST), None, COUNTED)
+    return [key.uid for key in keys]
+
+
+def values_of_groups(tx: ReadTransaction, uids: Sequence[int]) -> dict[str, Counter[Any]]:
+    """Return how many of these groups have which value.
 
     The names are `status`, `task_name`, `worker`, and `tags.NAME` for each tag whose values are texts or numbers.
     """
-    looking = looking_at(tx, chosen.buffer)
-    lanes = _lanes(looking, chosen)
-    newest = replace(chosen, order=OrderTerm("uid", descending=True))
-    uids = [uid for uid, _ in looking.execute(_statement(looking, newest, lanes, None, COUNTED))] if lanes else []
     counts: dict[str, Counter[Any]] = {"status": Counter(), "task_name": Counter(), "worker": Counter()}
     for row in rows_of(tx, _VALUES, uids):
         tags = row.pop("tags") or {}
@@ -132,34 +124,40 @@ def values_of_groups(tx: ReadTransaction, chosen: Chosen) -> tuple[int, dict[str
         for name, value in values.items():
             if isinstance(value, str | int | float):
                 counts.setdefault(name, Counter())[value] += 1
-    return len(uids), counts
+    return counts
 
 
-def _lanes(tx: Transaction, chosen: Chosen) -> list[int]:
-    found = select(lane.c.id).where(tx.scope.lanes)
-    if chosen.task is not None:
-        found = found.where(lane.c.task_name == chosen.task)
-    if chosen.status is not None:
-        found = found.where(lane.c.status == chosen.status)
-    return list(tx.execute(found).scalars())
+def _keys_of(tx: Transaction, chosen: Chosen, after: Key | None, limit: int) -> list[Key]:
+    """Return the first `limit` groups that match behind a key, in order."""
+    lanes = chosen_lanes(tx, chosen.task, chosen.status)
+    if not lanes.steps:
+        return []
+    if chosen.order.field == "staleness" and chosen.query == LogicNode("$and", ()) and lanes.are_few:
+        return by_staleness(tx, lanes, after, limit, down=chosen.order.descending)
+    found = tx.execute(_statement(tx, chosen, lanes, after, limit))
+    return [Key(value, uid) for uid, value in found]
 
 
-def _statement(tx: Transaction, chosen: Chosen, lanes: list[int], after: Key | None, limit: int) -> Any:
+def _statement(tx: Transaction, chosen: Chosen, lanes: Lanes, after: Key | None, limit: int) -> Any:
     """Return the statement for the uids of a page, each with the value that it is ordered by."""
     value, down = FIELDS[chosen.order.field], chosen.order.descending
     by_uid = value is group.c.uid
+    condition = compile_sql(chosen.query, FIELDS, tx.dialect.name)
     matching = (
         select(group.c.uid.label("uid"), value.label("value"))
-        .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(compile_sql(chosen.query, FIELDS, tx.dialect.name))
+        .where(condition)
         .order_by(*_keys(value, down))
         .limit(limit)
     )
+    if lane in select(value, condition).get_final_froms():
+        matching = matching.where(group.c.lane == lane.c.id)
     if after is not None:
         matching = matching.where(_behind(value, after, down))
-    if not by_uid or len(lanes) > _MOST_LANES:
-        return matching.where(group.c.lane.in_(lanes))
-    merged = union_all(*(select(matching.where(group.c.lane == one).subquery()) for one in lanes)).subquery()
+    if lanes.are_all:
+        return matching
+    if not by_uid or not lanes.are_few:
+        return matching.where(lanes.condition)
+    merged = union_all(*(select(matching.where(group.c.lane == one).subquery()) for one in lanes.steps)).subquery()
     return select(merged).order_by(_directed(merged.c.uid, down)).limit(limit)
 
 

@@ -151,7 +151,7 @@ SELECT uid, position, nth, reward FROM (
         GROUP BY uid ORDER BY {lowest}(reward) {order}, uid DESC LIMIT {count}
     )
 ) of_groups
-ORDER BY {first}reward {order}, uid DESC LIMIT {count}"""
+ORDER BY {first}, uid DESC LIMIT {count}"""
 
 
 def extreme_rollouts(
@@ -167,14 +167,14 @@ def extreme_rollouts(
     """Return the uids and positions of the completed rollouts with the lowest rewards, or with the highest.
 
     They are of the groups of a buffer and task (None: of all), and if `among` is given, of the groups with these uids.
-    The lowest of each group come before any second ones, unless those `among` groups aren't to be kept `apart`; among
-    equals, those of the newest groups come first.
+    The lowest of each group come before any second ones, or if those `among` groups aren't to be kept `apart`, before
+    second ones of the same reward; among equals, those of the newest groups come first.
     """
     check_buffer(tx, buffer)
     given = {name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None}
     if among is not None:
         found = [row for part in _listed(among) for row in _extremes(tx, part, given, count, worst=worst, apart=apart)]
-        return _first(found if apart else [(*row[:2], 0, *row[3:]) for row in found], count, worst=worst)
+        return _first(found, count, worst=worst, apart=apart)
     most = 8 * count + 100
     while True:
         rows, last = _candidates(tx, given, most, worst=worst)
@@ -194,14 +194,18 @@ def _extremes(
     """Return uid, position, place in its group and reward of the first rollouts of some groups."""
     where = "".join(f" AND {name} = :{name}" for name in given) + f" AND uid IN ({part})"
     order, lowest = ("ASC", "min") if worst else ("DESC", "max")
-    first = "nth, " if apart else ""
+    first = f"nth, reward {order}" if apart else f"reward {order}, nth"
     statement = _EXTREMES.format(where=where, order=order, lowest=lowest, count=int(count), first=first)
     return tx.table(statement, **given)[1]
 
 
-def _first(found: Sequence[_Row], count: int, *, worst: bool) -> list[tuple[int, int]]:
-    rows = sorted(found, key=lambda row: (row[2], row[3] if worst else -row[3], -row[0]))
-    return [(uid, position) for uid, position, *_ in rows[:count]]
+def _first(found: Sequence[_Row], count: int, *, worst: bool, apart: bool = True) -> list[tuple[int, int]]:
+    def place(row: _Row) -> tuple[float, float, int]:
+        uid, _, nth, reward = row
+        reward = reward if worst else -reward
+        return (nth, reward, -uid) if apart else (reward, nth, -uid)
+
+    return [(uid, position) for uid, position, *_ in sorted(found, key=place)[:count]]
 
 
 # The marks have the rewards of all rollouts, completed or not: the true extreme of a group isn't beyond theirs.

@@ -349,9 +349,10 @@ def _weighted(batches: Sequence[Batch], field: str) -> float | None:
 _MAKERS = """
 SELECT DISTINCT g.worker FROM rb_group g JOIN rb_lane l ON l.id = g.lane
 WHERE l.buffer = :buffer AND g.worker IS NOT NULL"""
+# Groups are read once, in the order in which they lie: not by the index of their lanes, which `+ 0` keeps SQLite from.
 _BUFFERED = """
-SELECT
-    l.task_name AS task_name, l.status AS status, l.leased AS leased, count(*) AS groups, avg(g.reward) AS reward,
-    max(g.uid) AS last_uid
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer AND g.worker = :worker
-GROUP BY l.task_name, l.status, l.leased ORDER BY l.task_name, l.status, l.leased"""
+SELECT l.task_name AS task_name, l.status AS status, l.leased AS leased, g.groups, g.reward, g.last_uid
+FROM rb_lane l JOIN (
+    SELECT lane + 0 AS lane, count(*) AS groups, avg(reward) AS reward, max(uid) AS last_uid
+    FROM rb_group WHERE worker = :worker GROUP BY 1) g ON g.lane = l.id
+WHERE l.buffer = :buffer ORDER BY l.task_name, l.status, l.leased"""

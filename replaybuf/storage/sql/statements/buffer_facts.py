@@ -53,6 +53,8 @@ class StoredCheckpoint:
     bytes: int
 
 
+#: The maker of a checkpoint that has copied nothing for so many seconds is gone. (One that isn't begins anew.)
+MAKER_SILENT_SECONDS = 10.0
 _CHECKPOINTS = """SELECT id, buffer, step, created_at, groups, bytes FROM rb_checkpoint
 WHERE copied_to IS NULL AND buffer = coalesce(:buffer, buffer) ORDER BY id"""
 

@@ -18,7 +18,7 @@ from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Prepared, Row, Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, cursor, garbage, group
-from replaybuf.storage.sql.statements.buffer_facts import last_uid, list_checkpoints
+from replaybuf.storage.sql.statements.buffer_facts import MAKER_SILENT_SECONDS, last_uid, list_checkpoints
 from replaybuf.storage.sql.statements.columns import STORED, uid_in
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
 from replaybuf.storage.sql.statements.events import note
@@ -210,9 +210,6 @@ def sweep_forgotten(tx: Transaction, limit: int, now: float) -> int:
     return int(count)
 
 
-#: A maker that has copied nothing for so long is gone. (One that isn't begins anew.)
-SILENT_SECONDS = 10.0
-
 #: The checkpoints that can be restored.
 whole: ColumnElement[bool] = checkpoint.c.copied_to.is_(None)
 
@@ -320,7 +317,7 @@ def size_of(tx: Transaction, checkpoint_id: int, *conditions: ColumnElement[bool
 
 def silent(now: float | ColumnElement[float]) -> ColumnElement[bool]:
     """Return the condition for marks whose maker is gone."""
-    return and_(~whole, not_(checkpoint.c.created_at.between(now - SILENT_SECONDS, now + SILENT_SECONDS)))
+    return and_(~whole, not_(checkpoint.c.created_at.between(now - MAKER_SILENT_SECONDS, now + MAKER_SILENT_SECONDS)))
 
 
 def is_any_made(tx: Transaction, now: float) -> bool:

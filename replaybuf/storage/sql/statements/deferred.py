@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_format import has_tail, head_size
+from replaybuf.codec.payload_header import has_tail, head_size
 from replaybuf.errors import DecodeError
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import payload

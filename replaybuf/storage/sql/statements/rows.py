@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_format import is_apart
+from replaybuf.codec.payload_header import is_apart
 from replaybuf.codec.stored import DAMAGE, Deferral, damaged, decode_stored
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status

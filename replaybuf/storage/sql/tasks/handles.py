@@ -17,7 +17,7 @@ import numpy as np
 
 from replaybuf.checks import check_seconds
 from replaybuf.codec.arrays_apart import DeferredArray, StandIn, checked_array
-from replaybuf.codec.payload_format import has_tail, head_size
+from replaybuf.codec.payload_header import has_tail, head_size
 from replaybuf.codec.replacing import Replacing
 from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
 from replaybuf.segments.extents import Extent

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_format import is_apart
+from replaybuf.codec.payload_header import is_apart
 from replaybuf.codec.stored import Deferral
 from replaybuf.errors import DecodeError, PayloadStoreError
 from replaybuf.segments.extents import Extent

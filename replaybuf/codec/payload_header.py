@@ -1,0 +1,219 @@
+"""The header of a payload: what is known of it before it is decoded, its checksums, and where its parts are.
+
+A payload is a header of 24 bytes and a body:
+
+    magic "RPLB", version, flags (1: zstd), two zero bytes, rollouts (u32), size of the body (u64), checksum (u32)
+    length of each rollout's msgpack (u64 each) | the rollouts' msgpack, a map of fields each | bytes of arrays
+
+All numbers are little-endian; the size is the one before compression. The checksum is the lower half of the XXH3 (64
+bits) of the body as stored, seeded with the XXH3 of the rest of the header. Each rollout is unpacked by its own call:
+other threads run in between.
+
+Payloads with `TAIL_BYTES` of arrays or more have version 3: they can be stored in two parts, and each array can be read
+by itself. The *head* is all up to the first array, the *tail* the arrays. After the lengths of the rollouts the body
+has the number of arrays (u64), their sizes (u64 each) and their checksums (u64 each: the lower half of the XXH3 of the
+array's bytes). The checksum in the header is that of the rest of the head only.
+
+Version 1 had the crc32 of the header and the body as its checksum, and no arrays after the msgpack. It is read.
+
+Nothing of this needs numpy or msgpack, which take longer to import than a database takes to be checked.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from replaybuf.errors import DecodeError, MissingDriverError
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC = b"RPLB"
+VERSION = 3
+WHOLE = 2  # the version whose arrays are part of the checksum
+_CRC32 = 1  # the version that has crc32 as its checksum
+ZSTD = 1
+HEAD = struct.Struct("<4sBBHIQ")
+CHECKSUM = struct.Struct("<I")
+BODY_AT = HEAD.size + CHECKSUM.size
+#: Of the arrays, in bytes from the beginning of the payload.
+ALIGNMENT: Final = 64
+_VERSION_AT, COUNT_AT = 4, 8
+LOWER = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTable:
+    """Where the parts of a payload are, in bytes from its beginning.
+
+    `rollouts` are the ends of the rollouts' msgpack, behind the beginning of the first; `end` is that of the head, and
+    `digests_at` the place of the checksums. `sizes` and `digests` are those of the arrays in the tail.
+    """
+
+    rollouts: list[int]
+    end: int
+    sizes: tuple[int, ...] = ()
+    digests: tuple[int, ...] = ()
+    digests_at: int = 0
+
+    @classmethod
+    def read(cls, body: Any, base: int, count: int, *, has_arrays: bool) -> ArrayTable:
+        """Read the table of a payload whose `body` begins at byte `base`. Raises ValueError or struct.error."""
+        lengths = struct.unpack_from(f"<{count}Q", body)
+        at = 8 * count
+        if not has_arrays:
+            rollouts = [*accumulate(lengths, initial=base + at)]
+            return cls(rollouts, rollouts[-1])
+        (arrays,) = struct.unpack_from("<Q", body, at)
+        if arrays > len(body) // 16:
+            raise ValueError(f"it can't hold {arrays} arrays")
+        sizes = struct.unpack_from(f"<{arrays}Q", body, at + 8)
+        digests_at = at + 8 + 8 * arrays
+        digests = struct.unpack_from(f"<{arrays}Q", body, digests_at)
+        rollouts = [*accumulate(lengths, initial=base + digests_at + 8 * arrays)]
+        return cls(rollouts, rollouts[-1] + -rollouts[-1] % ALIGNMENT, sizes, digests, base + digests_at)
+
+    @property
+    def msgpack_end(self) -> int:
+        """The end of the msgpack, behind which the arrays begin."""
+        return self.rollouts[-1]
+
+    @property
+    def tail_size(self) -> int:
+        """The size of the tail."""
+        places = [*self.places()]
+        return sum(places[-1]) if places else 0
+
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Yield the place of each array in the tail, and its size."""
+        at = 0
+        for size in self.sizes:
+            at += -at % ALIGNMENT
+            yield at, size
+            at += size
+
+    def verify(self, tail: memoryview) -> None:
+        """Raise ValueError unless the tail is the one that was stored."""
+        if len(tail) != self.tail_size:
+            raise ValueError(f"its arrays have {len(tail)} bytes where {self.tail_size} belong")
+        for (at, size), digest in zip(self.places(), self.digests, strict=True):
+            if xxh3_64_intdigest(tail[at : at + size]) & LOWER != digest:
+                raise ValueError("the checksum of an array doesn't match")
+
+
+def table_of(payload: Buffer, body: Buffer, count: int) -> ArrayTable:
+    """Return where the rollouts and the arrays of a payload are, whose body may be decompressed."""
+    return ArrayTable.read(body, BODY_AT, count, has_arrays=has_tail(payload))
+
+
+def has_tail(payload: Buffer) -> bool:
+    """Return whether a payload has a head and a tail."""
+    return len(payload) >= BODY_AT and payload[_VERSION_AT] >= VERSION
+
+
+def head_size(payload: Buffer) -> int:
+    """Return the size of the head of a payload with a tail, given at least its table; 0 if that is damaged."""
+    (count,) = struct.unpack_from("<I", payload, COUNT_AT)
+    try:
+        return table_of(payload, memoryview(payload)[BODY_AT:], count).end
+    except (ValueError, struct.error):
+        return 0
+
+
+def is_apart(payload: Buffer) -> bool:
+    """Return whether this is the head of a payload whose tail is elsewhere."""
+    if len(payload) < BODY_AT or not has_tail(payload) or payload[: len(MAGIC)] != MAGIC:
+        return False
+    return len(payload) != BODY_AT + int(HEAD.unpack_from(payload)[-1])
+
+
+def parts_of(payload: bytes) -> list[tuple[int, int]]:
+    """Return where in a payload, or its head, the msgpack of each rollout begins and ends; nothing if compressed."""
+    _, _, flags, _, count, _ = HEAD.unpack_from(payload)
+    if flags & ZSTD:
+        return []
+    return [*pairwise(table_of(payload, memoryview(payload)[BODY_AT:], count).rollouts)]
+
+
+def opened(payload: Buffer, verified: bool = False) -> tuple[int, int, int, memoryview]:
+    """Return flags, number of rollouts, size of the body, and the stored body; DecodeError if they can't be trusted.
+
+    Of a payload with a tail only the head is verified, which may be all that is given.
+    """
+    try:
+        view = memoryview(payload)
+    except TypeError:
+        raise DecodeError(f"the payload is damaged: it is no bytes but {type(payload).__name__}") from None
+    if len(view) < BODY_AT:
+        raise DecodeError(f"the payload is damaged: it has {len(view)} bytes, fewer than a header takes")
+    magic, version, flags, zero, count, size = HEAD.unpack_from(view)
+    if magic != MAGIC:
+        raise DecodeError(f"not a replaybuf payload: it begins with {magic!r}")
+    if version > VERSION:
+        raise DecodeError(f"the payload has format {version}, this replaybuf reads up to {VERSION}: upgrade replaybuf")
+    (checksum,) = CHECKSUM.unpack_from(view, HEAD.size)
+    body = view[BODY_AT:]
+    if not verified and _checksum(view, version, count) != checksum:
+        raise DecodeError("the payload is damaged: its checksum doesn't match")
+    if version < 1 or flags & ~ZSTD or zero or (version >= VERSION and flags):
+        raise DecodeError(f"the payload is damaged: no such header (version {version}, flags {flags}, {zero})")
+    return flags, count, size, body
+
+
+def verify(payload: Buffer, tail: Buffer | None = None) -> None:
+    """Raise DecodeError when the header is not a payload's or a checksum doesn't match; decodes nothing.
+
+    A tail that is elsewhere is verified when it is given, or decoded.
+    """
+    _, count, _, body = opened(payload)
+    if tail is not None or (has_tail(payload) and not is_apart(payload)):
+        with as_damage():
+            table = table_of(payload, body, count)
+            table.verify(body[table.end - BODY_AT :] if tail is None else memoryview(tail))
+
+
+def _checksum(view: memoryview, version: int, count: int) -> int | None:
+    """Return the checksum that the header should have; None if there can't be one."""
+    head, body = view[: HEAD.size], view[BODY_AT:]
+    if version == _CRC32:
+        return _crc32(head, body)
+    if version == WHOLE:
+        return xxh3(head, body)
+    try:
+        end = table_of(view, body, count).end
+    except (ValueError, struct.error):
+        return None
+    return xxh3(head, view[BODY_AT:end]) if end <= len(view) else None
+
+
+@contextmanager
+def as_damage() -> Iterator[None]:
+    """Raise DecodeError for whatever hostile bytes raise."""
+    try:
+        yield
+    except (DecodeError, MissingDriverError):
+        raise
+    except Exception as error:
+        raise DecodeError(f"the payload is damaged: {str(error) or type(error).__name__}") from error
+
+
+def _crc32(head: memoryview, body: memoryview) -> int:
+    return zlib.crc32(body, zlib.crc32(head))
+
+
+def xxh3(head: Buffer, *body: Buffer) -> int:
+    """Return the checksum of a body, in the parts in which it is stored, under the rest of its header."""
+    seed = xxh3_64_intdigest(head)
+    if len(body) == 1:
+        return xxh3_64_intdigest(body[0], seed) & LOWER
+    digest = xxh3_64(seed=seed)
+    for part in body:
+        digest.update(part)
+    return digest.intdigest() & LOWER
