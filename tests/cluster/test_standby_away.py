@@ -230,6 +230,14 @@ async def test_standbys_that_come_and_go_lose_and_double_nothing(synchronous: Cl
             with contextlib.suppress(StandbyAwaitedError):  # what was taken comes back
                 got.extend(numbers_of(await buffer.get(2, TASK)))
 
+    async def goes_on() -> None:
+        before = len(put)
+
+        async def has_gone_on() -> bool:
+            return len(put) > before + 10
+
+        await until(has_gone_on, 60)
+
     async with build(url, reconnect_timeout=3) as one, build(url, reconnect_timeout=3) as two:
         await fill(one, 1)
         got.extend(await take_all(one))
@@ -239,14 +247,9 @@ async def test_standbys_that_come_and_go_lose_and_double_nothing(synchronous: Cl
             await asyncio.sleep(chance.random())
             async with away(synchronous):
                 await asyncio.sleep(6 * chance.random())
-            before = len(put)
-
-            async def goes_on(before: int = before) -> bool:
-                return len(put) > before + 10
-
-            await until(goes_on, 60)
+            await goes_on()
         await asyncio.to_thread(synchronous.fail_over)
-        await until(lambda: goes_on(len(put)), 60)
+        await goes_on()
         over.set()
         await asyncio.gather(*tasks)
 
