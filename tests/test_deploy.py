@@ -186,7 +186,7 @@ def test_only_the_schema_is_made_by_the_owner_and_roles_have_the_least_rights(ro
     with ReplayBufferConfig(url=urls["trainer"]).build_sync() as buffer:
         buffer.put(group(1), "math")
     for role, statement in (("trainer", "DROP TABLE rb_group"), ("viewer", "DELETE FROM rb_group")):
-        with pytest.raises(Exception, match="must be owner|permission denied"):
+        with pytest.raises(Exception, match=r"must be owner|permission denied"):
             execute(urls[role], statement)
     assert "1" in run("sql", urls["viewer"], "SELECT count(*) FROM groups").stdout
 

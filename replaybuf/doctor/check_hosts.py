@@ -57,7 +57,8 @@ async def _ask(reader: Reader, host: Host) -> _Server | str:
     try:
         with translated(url, LOCK_TIMEOUT):
             async with asyncio.timeout(ANSWER_SECONDS), pool.lend() as connection:
-                return _Server(*await connection.fetchrow(_ASK), system=await _system(connection))
+                asked: Any = connection
+                return _Server(*await asked.fetchrow(_ASK))._replace(system=await _system(connection))
     except ReplayBufError as error:
         return str(error)
     finally:
@@ -76,9 +77,7 @@ def findings(servers: dict[str, _Server | str]) -> Sequence[Finding]:
     there = {name: one for name, one in servers.items() if isinstance(one, _Server)}
     primaries = [name for name, one in there.items() if not one.is_standby]
     newest = max((_bytes(there[name].position) for name in primaries), default=None)
-    found = [
-        _missing(name, one) if isinstance(one, str) else _said(name, one, newest) for name, one in servers.items()
-    ]
+    found = [_missing(name, one) if isinstance(one, str) else _said(name, one, newest) for name, one in servers.items()]
     systems = {one.system for one in there.values()} - {None}
     if len(systems) > 1:
         mend = "name the servers of one cluster in the url: a standby is a copy of its primary (pg_basebackup)"

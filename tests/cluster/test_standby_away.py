@@ -1,4 +1,4 @@
-"""Commits that wait for a synchronous standby which isn't there: said, given up after a time, found again, made once."""
+"""Commits that wait for a synchronous standby which isn't there: said, given up in time, found again, made once."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 #: What is said of the server of these tests.
 SAID = (
-    r"the commit waits for a synchronous standby: synchronous_standby_names = '\*' asks for 1, and 0 are connected; "
-    r"start the standby"
+    r"the commit waits for a synchronous standby: synchronous_standby_names = '\*' asks for 1 standby, and 0 are "
+    r"connected; start the standby"
 )
 
 
@@ -55,20 +55,30 @@ async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(
     url = synchronous.new_database()
     async with build(url, reconnect_timeout=1) as buffer:
         await fill(buffer, 2)
-        assert [row["level"] for row in (await asyncio.to_thread(examine, url, code=None))["replication"]] == ["ok"]
+        rows = await asyncio.to_thread(examine, url, code=None)
+        assert [row["level"] for row in rows["replication"] + rows["hosts"]] == ["ok", "ok", "ok"]
+        roles = {row["text"].partition(", ")[0] for row in rows["hosts"]}
+        primary, standby = (node.address for node in (synchronous.primary, synchronous.standby))
+        assert roles == {f"{primary} is a primary", f"{standby} is a standby"}
         async with away(synchronous):
             began = time.monotonic()
-            with pytest.raises(NotReplicatedError, match=SAID + ".* The primary has it, .*key= can be repeated") as caught:
+            with pytest.raises(
+                NotReplicatedError, match=SAID + ".* The primary has it, .*key= can be repeated"
+            ) as caught:
                 await buffer.put(group(2), TASK)
             assert time.monotonic() - began < 10
             assert caught.value.in_doubt
             assert len(buffer) == 3
-            [found] = (await asyncio.to_thread(examine, url, code=None))["replication"]
+            rows = await asyncio.to_thread(examine, url, code=None)
+            [found] = rows["replication"]
+            assert [row["text"].partition(": ")[0] for row in rows["hosts"] if row["level"] == "warning"] == [
+                f"{standby} can't be used"
+            ]
             assert found["text"].startswith("commits wait for a synchronous standby: synchronous_standby_names = '*' ")
             assert "pg_reload_conf" in found["mend"]
         assert await was_committed(buffer, caught.value)
         assert await take_all(buffer) == [0, 1, 2]
-    assert "asks for 1, and 0 are connected" in said(caplog)[0]
+    assert "asks for 1 standby, and 0 are connected" in said(caplog)[0]
     assert "commits wait for no standby any more" in said(caplog)[-1]
 
 
@@ -177,7 +187,9 @@ async def test_what_was_given_up_is_gone_with_the_primary_and_nobody_was_told_of
     async with build(url, reconnect_timeout=1) as buffer:
         await fill(buffer, 2)
         synchronous.hold_back()
-        with pytest.raises(NotReplicatedError, match="asks for 1") as caught:
+        with pytest.raises(
+            NotReplicatedError, match="asks for 1 standby, and 1 is connected; look at the disk"
+        ) as caught:
             await buffer.put(group(2), TASK)
         await asyncio.to_thread(synchronous.fail_over)
 

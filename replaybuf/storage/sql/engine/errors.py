@@ -26,12 +26,7 @@ from replaybuf.errors import (
     TooLargeError,
     UnreachableError,
 )
-from replaybuf.storage.sql.engine.postgres_advice import (
-    advice,
-    is_about_pooler,
-    pooler_has_no_room,
-    pooler_refuses_user,
-)
+from replaybuf.storage.sql.engine.postgres_advice import advice, is_about_pooler, meant
 from replaybuf.storage.sql.engine.sqlite_files import translate_sqlite
 from replaybuf.storage.sql.engine.tls import why_not
 from replaybuf.storage.sql.engine.urls import public_url
@@ -129,14 +124,13 @@ _FINAL = {_State.REFUSED, _State.POOLER, _State.READ_ONLY, _State.NO_DATABASE, _
 
 
 def _state(error: BaseException) -> _State | None:
-    code = getattr(error, "sqlstate", None)
-    if isinstance(code, str) and is_about_pooler(code, str(error)):
+    given, text = getattr(error, "sqlstate", None), str(error)
+    if not isinstance(given, str):
+        return None
+    if is_about_pooler(given, text):
         return _State.POOLER
-    if isinstance(code, str) and pooler_refuses_user(code, str(error)):
-        return _State.NOT_ADMITTED
-    if isinstance(code, str) and code.startswith("08"):
-        return _State.LOST
-    return _STATES.get(code) if isinstance(code, str) else None
+    code = meant(given, text)
+    return _STATES.get(code, _State.LOST if code.startswith("08") else None)
 
 
 def _translate_postgres(error: BaseException, where: str, lock_timeout: float, user: str | None) -> ReplayBufError:
@@ -170,6 +164,8 @@ def _translate_postgres(error: BaseException, where: str, lock_timeout: float, u
 
 def _said(error: BaseException) -> str:
     """Return what the driver says, on one line; without the server's hint where there is one of ours."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
     lines = (str(error) or type(error).__name__).splitlines()
     return "; ".join(line for line in lines if _state(error) is None or not line.startswith("HINT:"))
 
@@ -179,14 +175,9 @@ def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -
     if isinstance(error, OtherServerError):
         return UnreachableError(f"{where}: another server than before answers on a connection; a new one is made")
     code = str(getattr(error, "sqlstate", ""))
-    if pooler_has_no_room(code, text):
+    if meant(code, text) == "53300":
         return NoConnectionLeftError(
             f"{where} has no connection left: {text}{advice(code, text, None)}, or open fewer buffers at once"
-        )
-    if code == "53300":
-        return NoConnectionLeftError(
-            f"{where} has no connection left: {text}; raise its max_connections (or the CONNECTION LIMIT of the role "
-            "or the database), or open fewer buffers at once"
         )
     if why := why_not(error):
         return UnreachableError(f"{where} {why}")

@@ -8,9 +8,10 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from sqlalchemy import Select, bindparam
 from sqlalchemy.dialects.postgresql import insert
@@ -23,11 +24,14 @@ from replaybuf.errors import (
     StandbyAwaitedError,
     UnreachableError,
 )
+from replaybuf.storage.sql.engine.servers import UNKNOWN, Standing
 from replaybuf.storage.sql.schema.tables import counter
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
 
+
+T = TypeVar("T")
 
 #: The longest time between two attempts.
 _LONGEST_PAUSE = 1.0
@@ -149,6 +153,20 @@ class Outage:
         now = time.monotonic()
         end = self.deadline(now if since is None else since)
         limit.reschedule(asyncio.get_running_loop().time() + end - now)
+
+
+@dataclass(slots=True)
+class Attempt(Generic[T]):
+    """How far a transaction got."""
+
+    since: float | None = None  # when the operation's trouble began, if it had any
+    began: float = field(default_factory=time.monotonic)
+    connected: bool = False
+    server: Standing = UNKNOWN
+    identity: Identity | None = None
+    committing: bool = False
+    last: Sequence[str] = ()
+    result: Any = None
 
 
 class Patience:

@@ -16,8 +16,8 @@ _ADVICE: dict[str, list[tuple[str, str]]] = {
         )
     ],
     "28000": [
-        (r"role .* does not exist", "create it: CREATE ROLE {user} LOGIN"),
-        (r"not permitted to log in", "ALTER ROLE {user} LOGIN"),
+        (r'role "(.*)" does not exist', "create it: CREATE ROLE {0} LOGIN"),
+        (r'role "(.*)" is not permitted to log in', "ALTER ROLE {0} LOGIN"),
         (r"valid client certificate", "give one, and its key: sslcert=FILE and sslkey=FILE"),
         (r"certificate authentication failed", "the name (CN) in the certificate must be the role's"),
         (
@@ -26,6 +26,7 @@ _ADVICE: dict[str, list[tuple[str, str]]] = {
         ),
         (r"no pg_hba.conf entry", "let the server's pg_hba.conf admit this host, role and database"),
     ],
+    "53300": [("", "raise its max_connections (or the CONNECTION LIMIT of the role or the database)")],
     "55000": [(r"database (\S+) is not currently accepting", "ALTER DATABASE {0} ALLOW_CONNECTIONS true")],
     "42501": [
         (
@@ -55,64 +56,67 @@ _POOLERS = [
 ]
 _POOLER_CODES = ("08", "26000", "42P05")
 
-#: PgBouncer's refusals have one code for all; what they mean, by what they say, and what to do.
-_REFUSES_USER = [
+_VIOLATION = "08P01"
+#: PgBouncer has one code for all that it refuses, and for all that the server refuses it. By what they say: the code
+#: that PostgreSQL has for the same, and what to do; None: the same as for PostgreSQL's.
+_PGBOUNCER: list[tuple[str, str, str | None]] = [
     (
         r"no such user",
+        "28000",
         "PgBouncer doesn't know the role {user}: write it and its password into its auth_file, or set auth_query",
     ),
     (
-        r"server login (?:has been failing|failed).*(?:password|role|user|pg_hba|SASL|signature|authentication)",
-        "the server refuses PgBouncer's own login: correct the password in its auth_file, or in [databases]",
-    ),
-    (r"(?:TLS|SSL)(?: connection)? required", "connect by TLS: sslmode=verify-full"),
-    (r"TLS client certificate required", "give one, and its key: sslcert=FILE and sslkey=FILE"),
-    (
-        r"certificate (?:authentication failed|name mismatch)",
-        "the name (CN) in the certificate must be the role's",
+        r"authentication failed for user|server login .*(?:password|SASL|signature)",
+        "28P01",
+        "the server behind PgBouncer refuses its login: correct the password in its auth_file, or in [databases]",
     ),
     (
         r"(?:password|SASL|PAM|LDAP|\"trust\") authentication failed|login rejected|empty password",
-        "give the password that PgBouncer has for the role {user} in its auth_file, or by auth_query; what the url, a "
-        "password file or a function says is asked anew for each connection",
+        "28P01",
+        "give the password that PgBouncer's auth_file, or auth_query, has for the role {user}, if it knows that role",
     ),
-]
-_HAS_NO_ROOM = [
-    (r"max_(?:client_conn|db_client_connections|user_client_connections)", "raise it in PgBouncer's settings"),
-]
-_IS_AWAY = [
+    (r"TLS client certificate required", "28000", "give one, and its key: sslcert=FILE and sslkey=FILE"),
+    (r"(?:TLS|SSL)(?: connection)? required", "28000", "connect by TLS: sslmode=verify-full"),
+    (r"certificate name mismatch", "28000", "the name (CN) in the certificate must be the role's"),
+    (r'role ".*" (?:does not exist|is not permitted)|no pg_hba.conf entry|certificate authentication', "28000", None),
+    (r'database ".*" does not exist', "3D000", None),
+    (r"is not currently accepting connections", "55000", None),
+    (r"too many connections for|too many clients|connection slots are reserved", "53300", None),
+    (
+        r"max_(?:client_conn|db_client_connections|user_client_connections)",
+        "53300",
+        "raise it in PgBouncer's settings",
+    ),
     (
         r"no such database|bouncer config error",
-        "does PgBouncer's section [databases] have this one, and does it name a user that PgBouncer knows?",
+        _VIOLATION,
+        "does PgBouncer's section [databases] have this one, with a user that it knows?",
     ),
-    (r"is disabled", "ENABLE it in PgBouncer's console"),
+    (r"database .* is disabled", _VIOLATION, "ENABLE it in PgBouncer's console"),
     (
         r"query_wait_timeout",
-        "all connections of PgBouncer's pool were in use for too long, or the server is away: raise default_pool_size",
+        _VIOLATION,
+        "PgBouncer had no connection to the server for so long: is the server running? If it is, all were in use: "
+        "raise default_pool_size",
     ),
     (
-        r"server login has been failing|server login failed|client_login_timeout|cannot connect to server",
-        "PgBouncer is there, and can't log in to the server behind it: its log says why. Is the server running, and is "
-        "the role's password in PgBouncer's auth_file the server's?",
+        r"server login|client_login_timeout|cannot connect to server",
+        _VIOLATION,
+        "PgBouncer is there, and can't log in to the server behind it, as its log says: is that running, and does it "
+        "take the password in PgBouncer's auth_file?",
     ),
-    (r"shutting down|pause", "PgBouncer is being ended, or paused: RESUME it in its console, or start it again"),
+    (r"shutting down|pause", _VIOLATION, "start PgBouncer again, or RESUME the database in its console"),
 ]
-_VIOLATION = "08P01"
 
 
-def pooler_refuses_user(code: str, message: str) -> bool:
-    """Return whether a pooler refuses the user or the password, or is refused itself by the server behind it."""
-    return code == _VIOLATION and _first(_REFUSES_USER, message) is not None
+def meant(code: str, message: str) -> str:
+    """Return PostgreSQL's code for what an error says, also where PgBouncer has one of its own."""
+    of_pooler = _of_pgbouncer(message) if code == _VIOLATION else None
+    return code if of_pooler is None else of_pooler[1]
 
 
-def pooler_has_no_room(code: str, message: str) -> bool:
-    """Return whether a pooler has as many clients as it allows."""
-    return code == _VIOLATION and _first(_HAS_NO_ROOM, message) is not None
-
-
-def _first(known: list[tuple[str, str]], message: str) -> tuple[re.Match[str], str] | None:
-    found = ((re.search(pattern, message), text) for pattern, text in known)
-    return next(((match, text) for match, text in found if match), None)
+def _of_pgbouncer(message: str) -> tuple[str, str, str | None] | None:
+    return next((one for one in _PGBOUNCER if re.search(one[0], message)), None)
 
 
 def is_about_pooler(code: str, message: str) -> bool:
@@ -122,12 +126,10 @@ def is_about_pooler(code: str, message: str) -> bool:
 
 def advice(code: str, message: str, user: str | None) -> str:
     """Return what to do about an error, as the rest of a sentence; nothing when there is nothing to say."""
-    known = _ADVICE.get(code, [])
-    if is_about_pooler(code, message):
-        known = _POOLERS
-    elif code == _VIOLATION:
-        known = [*_REFUSES_USER, *_HAS_NO_ROOM, *_IS_AWAY]
-    if found := _first(known, message):
-        match, text = found
-        return f"; {text.format(*match.groups(), user=user or 'of this process')}"
+    known = _POOLERS if is_about_pooler(code, message) else _ADVICE.get(meant(code, message), [])
+    if known is not _POOLERS and code == _VIOLATION and (of_pooler := _of_pgbouncer(message)) and of_pooler[2]:
+        known = [(of_pooler[0], of_pooler[2])]
+    for pattern, text in known:
+        if found := re.search(pattern, message):
+            return f"; {text.format(*found.groups(), user=user or 'of this process')}"
     return ""

@@ -334,7 +334,7 @@ _LEAVE = f"""
 WITH note AS (
     INSERT INTO rb_info (name, value) VALUES ('left', $1) ON CONFLICT (name) DO UPDATE SET value = excluded.value
 ) {_UNREPLICATED}
-"""
+"""  # noqa: S608
 _RETURN = "DELETE FROM rb_info WHERE name = 'left'"
 _LEFT = "SELECT value FROM rb_info WHERE name = 'left'"
 _MARKS = "SELECT name, value FROM rb_counter WHERE name = ANY($1)"
@@ -346,7 +346,7 @@ WITH local AS MATERIALIZED ({_UNREPLICATED}),
 SELECT setval(CAST(oid AS regclass), nextval(CAST(oid AS regclass))
     + CASE relname WHEN 'rb_uid' THEN 1000000 ELSE 10000 END)
 FROM local, pg_class, new WHERE relkind = 'S' AND relname LIKE 'rb\\_%' AND pg_table_is_visible(oid)
-"""
+"""  # noqa: S608
 
 
 async def _enter(connection: Connection, standing: Standing) -> None:

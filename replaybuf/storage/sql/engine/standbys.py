@@ -2,8 +2,8 @@
 
 PostgreSQL waits for the standby when the commit is in the primary's own WAL already: without an end, and with all locks
 of the transaction. A wait that is ended (a cancelled statement, a connection that is gone) leaves the commit on the
-primary, for all to see. What is committed after it is behind it in the WAL, and waits for both; so whoever was told of a
-commit has it on the standby, and a wait that was given up is in doubt until another commit was waited for
+primary, for all to see. What is committed after it is behind it in the WAL, and waits for both. So whoever was told of
+a commit has it on the standby, and a wait that was given up is in doubt until another commit was waited for
 (`engine.outage.was_committed`).
 """
 
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from replaybuf.storage.sql.engine.errors import StandbyWaitEnded
 from replaybuf.storage.sql.engine.outage import Outage
+from replaybuf.units import number_of
 
 #: After how long a commit is slow, and the server is asked whether it waits for a standby. Shorter waits are ordinary.
 SLOW_SECONDS = 2.0
@@ -44,8 +45,8 @@ _NUMBER = re.compile(r"(?:(?:FIRST|ANY)\s*)?(\d+)\s*\(", re.IGNORECASE)
 
 #: What to do when too few are there, and when they are there and behind.
 START_ONE = (
-    "start the standby, with a name (application_name in its primary_conninfo) that is in this list; or let commits wait "
-    "for none: ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf()"
+    "start the standby, with a name (application_name in its primary_conninfo) that is in this list; or let commits "
+    "wait for none: ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf()"
 )
 HASTEN = "look at the disk and the network of the standby, and at pg_stat_replication on the primary"
 
@@ -75,16 +76,20 @@ class Synchronous(NamedTuple):
 
     def __str__(self) -> str:
         """What is asked for and what is there, as the rest of a sentence."""
-        asked = f"synchronous_standby_names = '{self.names}' asks for {self.wanted}"
+        asked = f"synchronous_standby_names = '{self.names}' asks for {number_of(self.wanted, 'standby')}"
         if self.there is None:
-            return f"{asked}, and {self.standbys} are connected, of any kind"
+            return f"{asked}, and {self.standbys} of any kind {_are(self.standbys)} connected"
         others = f" ({self.standbys} of any kind)" if self.standbys > self.there else ""
-        return f"{asked}, and {self.there} are connected{others}"
+        return f"{asked}, and {self.there} {_are(self.there)} connected{others}"
 
     @property
     def what_to_do(self) -> str:
         """What somebody should do who waits."""
         return START_ONE if self.is_short or self.there is None else HASTEN
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 class CommitWaits:
@@ -134,7 +139,9 @@ class CommitWaits:
         """Note that a commit was answered."""
         if self._since is not None:
             since, self._since = self._since, None
-            _logger.info("%s: commits wait for no standby any more, after %.1f s", self._where, time.monotonic() - since)
+            _logger.info(
+                "%s: commits wait for no standby any more, after %.1f s", self._where, time.monotonic() - since
+            )
 
     async def why(self) -> str:
         """Return the sentence about commits that wait for a standby at the moment; nothing if none does."""
