@@ -72,7 +72,10 @@ def test_a_slip_among_hosts_is_told_without_the_password(url: str, text: str) ->
 
 def test_a_url_of_one_of_several_hosts_is_one_that_the_driver_reads() -> None:
     url = parse_url("postgresql://u:p@a:5432,b:5433/rl?target_session_attrs=read-write&application_name=x")
-    assert dict(url_at(url, B).query) == {"application_name": "x", "host": "b", "port": "5433"}
+    one = url_at(url, B)
+    assert (one.host, one.port, dict(one.query)) == ("b", 5433, {"application_name": "x"})
+    assert public_url(one) == "postgresql://u:***@b:5433/rl"
+    assert url_at(url, Host("/tmp/a")).query["host"] == "/tmp/a"
     assert redact("postgresql://a:5432,b:5433/rl") == "postgresql://a:5432,b:5433/rl"
     assert redact("postgresql://u:p@a:5432,b:5433/rl") == "postgresql://u:***@a:5432,b:5433/rl"
 

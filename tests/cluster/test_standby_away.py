@@ -18,6 +18,7 @@ from replaybuf.storage.sql.engine.outage import NotReplicatedError
 from tests.cli.doctored import examine
 from tests.cluster.servers import Cluster
 from tests.faults.figures import Figures
+from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 #: What is said of the server of these tests.
@@ -201,6 +202,55 @@ async def test_what_was_given_up_is_gone_with_the_primary_and_nobody_was_told_of
         await until(can_be_asked, 30)
         await buffer.put(group(2), TASK)
         assert await take_all(buffer) == [0, 1, 2]
+
+
+@pytest.mark.long
+async def test_a_promoted_server_that_waits_for_a_standby_goes_on_when_it_is_told_not_to(
+    synchronous: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is followed at once, whatever its commits wait for."""
+    caplog.set_level(logging.INFO, "replaybuf.database")
+    url = synchronous.new_database()
+    async with build(url) as buffer:
+        await fill(buffer, 2)
+        promoted = synchronous.standby.url("postgres")
+        await asyncio.to_thread(execute, promoted, "ALTER SYSTEM SET synchronous_standby_names = '*'")
+        await asyncio.to_thread(execute, promoted, "SELECT pg_reload_conf()")
+        await asyncio.to_thread(synchronous.fail_over)
+        putting = asyncio.create_task(buffer.put(group(2), TASK))
+
+        async def is_said() -> bool:
+            return any("asks for 1 standby, and 0 are connected" in one for one in said(caplog))
+
+        await until(is_said, 20)
+        assert any("follows" in one for one in said(caplog))
+        assert not putting.done()
+        await asyncio.to_thread(execute, promoted, "ALTER SYSTEM SET synchronous_standby_names = ''")
+        await asyncio.to_thread(execute, promoted, "SELECT pg_reload_conf()")
+        await asyncio.wait_for(putting, 20)
+        assert await take_all(buffer) == [0, 1, 2]
+
+
+@pytest.mark.long
+async def test_a_role_that_may_not_see_standbys_is_told_how_it_may(synchronous: Cluster) -> None:
+    """That none is there it sees, too."""
+    url = synchronous.new_database()
+    execute(synchronous.primary.url("postgres"), "CREATE ROLE looker LOGIN")
+    looker = url.replace("postgres@", "looker@")
+
+    async def examined() -> tuple[str, str]:
+        [found] = (await asyncio.to_thread(examine, looker, code=None))["replication"]
+        return found["level"], f"{found['text']} -> {found['mend']}"
+
+    level, text = await examined()
+    assert (level, "GRANT pg_monitor TO looker" in text) == ("warning", True)
+    execute(synchronous.primary.url("postgres"), "GRANT pg_monitor TO looker")
+    assert (await examined())[0] == "ok"
+    execute(synchronous.primary.url("postgres"), "REVOKE pg_monitor FROM looker")
+    async with away(synchronous):
+        level, text = await examined()
+        assert (level, "and 0 are connected -> start the standby" in text) == ("problem", True)
+    execute(synchronous.primary.url("postgres"), "DROP ROLE looker")
 
 
 #: How often the standby is ended and started again.

@@ -110,8 +110,12 @@ def url_at(url: URL, host: Host | None) -> URL:
     """Return the URL of one of its hosts; of None, as it is."""
     if host is None:
         return url
-    options = {"host": host.name} | ({} if host.port is None else {"port": str(host.port)})
-    return url.difference_update_query(["host", "port", _ATTRS]).update_query_dict(options)
+    url = url.difference_update_query(["host", "port", _ATTRS])
+    return (
+        url.update_query_dict({"host": host.name})
+        if host.name.startswith("/")
+        else url.set(host=host.name, port=host.port)
+    )
 
 
 def _listed(option: str | Sequence[str]) -> list[str]:
