@@ -166,6 +166,8 @@ def _said(error: BaseException) -> str:
     """Return what the driver says, on one line; without the server's hint where there is one of ours."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
+    if type(error).__name__ == "InternalClientError":  # it says something about asyncpg's states
+        return "the connection was ended"
     lines = (str(error) or type(error).__name__).splitlines()
     return "; ".join(line for line in lines if _state(error) is None or not line.startswith("HINT:"))
 

@@ -111,11 +111,9 @@ def url_at(url: URL, host: Host | None) -> URL:
     if host is None:
         return url
     url = url.difference_update_query(["host", "port", _ATTRS])
-    return (
-        url.update_query_dict({"host": host.name})
-        if host.name.startswith("/")
-        else url.set(host=host.name, port=host.port)
-    )
+    if not host.name.startswith("/"):
+        return url.set(host=host.name, port=host.port)
+    return url.update_query_dict({"host": host.name} | ({} if host.port is None else {"port": str(host.port)}))
 
 
 def _listed(option: str | Sequence[str]) -> list[str]:
