@@ -83,8 +83,11 @@ async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(
     assert "commits wait for no standby any more" in said(caplog)[-1]
 
 
-async def test_calls_go_on_when_the_standby_is_back_in_time(synchronous: Cluster) -> None:
-    """Also those that wait for the locks of a commit, for longer than a lock may take."""
+async def test_calls_go_on_when_the_standby_is_back_in_time(
+    synchronous: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also those that wait for the locks of a commit, for longer than a lock may take; nothing blames the locks."""
+    caplog.set_level(logging.INFO, "replaybuf")
     url = synchronous.new_database()
     async with build(url, lock_timeout=1) as one, build(url, lock_timeout=1) as two:
         await fill(one, 2)
@@ -100,6 +103,9 @@ async def test_calls_go_on_when_the_standby_is_back_in_time(synchronous: Cluster
             assert not refreshing.done()
         await asyncio.wait_for(asyncio.gather(putting, refreshing), 20)
         assert await take_all(two) == [0, 1, 2]
+    told = [one.getMessage() for one in caplog.records if one.name.startswith("replaybuf")]
+    assert len([one for one in told if "asks for 1 standby, and 0 are connected" in one]) == 2
+    assert not any("for a lock" in one or "is the server running" in one for one in told)
 
 
 @pytest.mark.long
