@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from replaybuf import ReplayBuffer
-from replaybuf.errors import StandbyAwaitedError, UnreachableError
+from replaybuf.errors import ClosedError, StandbyAwaitedError, UnreachableError
 from replaybuf.storage.sql.engine.outage import NotReplicatedError
 from tests.cli.doctored import examine
 from tests.cluster.servers import Cluster
@@ -208,6 +208,30 @@ async def test_what_was_given_up_is_gone_with_the_primary_and_nobody_was_told_of
         await until(can_be_asked, 30)
         await buffer.put(group(2), TASK)
         assert await take_all(buffer) == [0, 1, 2]
+
+
+@pytest.mark.long
+async def test_closing_and_cancelling_do_not_wait_for_a_standby(synchronous: Cluster) -> None:
+    """The primary has what they leave, once."""
+    url = synchronous.new_database()
+    buffer = build(url)
+    await fill(buffer, 1)
+    async with away(synchronous):
+        putting = asyncio.create_task(buffer.put(group(1), TASK))
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        assert time.monotonic() - began < 1
+        other = asyncio.create_task(buffer.get(1, "another"))
+        await asyncio.sleep(0.5)
+        await buffer.close()
+        assert time.monotonic() - began < 15
+        with contextlib.suppress(StandbyAwaitedError, ClosedError):
+            await other
+    async with build(url) as buffer:
+        assert await take_all(buffer) == [0, 1]
 
 
 @pytest.mark.long
