@@ -66,7 +66,7 @@ async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(
             with pytest.raises(
                 NotReplicatedError, match=SAID + ".* The primary has it, .*key= can be repeated"
             ) as caught:
-                await buffer.put(group(2), TASK)
+                await asyncio.wait_for(buffer.put(group(2), TASK), 20)
             assert time.monotonic() - began < 10
             assert caught.value.in_doubt
             assert len(buffer) == 3
