@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from replaybuf import units
 from replaybuf.doctor.findings import Finding, fine, problem, warning
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.errors import says_unknown, translated
 from replaybuf.storage.sql.engine.hosts import Host, hosts_of, url_at
 from replaybuf.storage.sql.engine.postgres_pool import Pool
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader
@@ -51,6 +51,12 @@ def check_hosts(reader: Reader) -> Sequence[Finding]:
     return findings(dict(zip(map(str, hosts), found, strict=True)))
 
 
+class _Answers(str):
+    """A server that is there, and speaks PostgreSQL's language without knowing what a standby is."""
+
+    __slots__ = ()
+
+
 async def _ask(reader: Reader, host: Host) -> _Server | str:
     url = url_at(reader.url, host)
     pool = Pool(url, lock_timeout=LOCK_TIMEOUT, read_only=True)
@@ -60,7 +66,8 @@ async def _ask(reader: Reader, host: Host) -> _Server | str:
                 asked: Any = connection
                 return _Server(*await asked.fetchrow(_ASK))._replace(system=await _system(connection))
     except ReplayBufError as error:
-        return str(error)
+        unknown = error.__cause__ is not None and says_unknown(error.__cause__)
+        return _Answers(error) if unknown else str(error)
     finally:
         await pool.close()
 
@@ -92,6 +99,8 @@ def findings(servers: dict[str, _Server | str]) -> Sequence[Finding]:
 
 
 def _missing(name: str, why: str) -> Finding:
+    if isinstance(why, _Answers):
+        return fine(f"{name} answers, and doesn't say whether it is a standby")
     mend = "start it, or correct its host and port in the url: no failover goes there as it is"
     return warning(f"{name} can't be used: {why}", mend)
 

@@ -8,6 +8,7 @@ from typing import Any
 from replaybuf import units
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, warning
 from replaybuf.storage.sql.engine import standbys
+from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.records import metadata
@@ -79,7 +80,12 @@ def find_replication(tx: ReadTransaction, context: CheckContext) -> Sequence[Fin
     """Check whether the synchronous standbys that commits wait for are there."""
     if tx.value("SELECT pg_is_in_recovery()"):
         return [fine("the server is a standby: commits are made elsewhere")]
-    found = standbys.Synchronous(*tx.table(standbys.ASK.format(seconds=WAITING_SECONDS))[1][0])
+    try:
+        found = standbys.Synchronous(*tx.table(standbys.ASK.format(seconds=WAITING_SECONDS))[1][0])
+    except Exception as error:
+        if not says_unknown(error):
+            raise
+        return [fine("the server doesn't say whether commits wait for standbys")]
     waiting = f"; {units.number_of(found.waiting, 'commit')} of this user's wait at the moment" if found.waiting else ""
     if not found.wanted:
         return [fine("commits wait for no standby (synchronous_standby_names is empty)")]

@@ -244,6 +244,11 @@ def is_telling(error: BaseException) -> bool:
     )
 
 
+def says_unknown(error: BaseException) -> bool:
+    """Return whether a server says that it lacks something, or that it isn't allowed: by the classes of its codes."""
+    return str(getattr(error, "sqlstate", "")).startswith(("0A", "42"))
+
+
 def is_refusal(error: BaseException) -> bool:
     """Return whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
     by_sqlite = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)

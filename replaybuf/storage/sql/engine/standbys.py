@@ -34,7 +34,7 @@ _logger = logging.getLogger("replaybuf.database")
 
 #: Asks a primary for its `Synchronous`. Roles that may not see other roles' sessions see their own ones.
 ASK = """
-SELECT current_setting('synchronous_standby_names'),
+SELECT coalesce(current_setting('synchronous_standby_names', true), ''),
     (SELECT count(*) FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup'),
     (SELECT CASE WHEN bool_or(sync_state IS NULL) THEN NULL ELSE
         count(*) FILTER (WHERE state = 'streaming' AND sync_state IN ('sync', 'quorum')) END FROM pg_stat_replication),
