@@ -62,11 +62,13 @@ _ELSEWHERE = {
     "chunks": "Chunk ChunkBuffer ChunkBufferConfig OldestVersionPolicy Selection",
     "codec.payload": "Codec",
     "errors": """
-        AccessError CheckpointError ConflictError DecodeError DiskFullError EncodeError FileEndsError FileError
-        FileThereError FragmentError InputError LockedError MissingDriverError MissingSnapshotError
-        NetworkFilesystemError NotADatabaseError NotEmptyError NotPicklableError PartlyStoredError PayloadStoreError
-        ProduceError PromptsExhaustedError RankError RolloutError SchemaError SnapshotError SnapshotMismatchError
-        TooLargeError UnreachableError UnsafePickleError
+        AccessError CheckpointError CommitsLostError ConflictError CutShortError DecodeError DiskFullError
+        EncodeError FileEndsError FileError FileThereError ForkedError FragmentError InputError
+        LeaseNotBegunError LockedError MissingDriverError MissingSnapshotError NetworkFilesystemError
+        NoConnectionLeftError NoPrimaryError NotADatabaseError NotAdmittedError NotConnectedError NotEmptyError
+        NotPicklableError OnlyStandbysError PartlyStoredError PayloadStoreError PoolBusyError ProduceError
+        PromptsExhaustedError RankError RolloutError SchemaError SnapshotError SnapshotMismatchError
+        StandbyAwaitedError TooLargeError UnreachableError UnsafePickleError UnsupportedError
     """,
     "files.exporting": "Exported",
     "files.importing": "Imported",

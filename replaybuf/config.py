@@ -119,7 +119,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     this many failed deliveries; 0 means no limit.
 
     `durability="full"` makes SQLite survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds.
-    An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds.
+    An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds, and a commit
+    waits for so long for a synchronous standby that is away.
     `password` is a function without arguments, or a coroutine function, itself or as "module:function", that returns
     PostgreSQL's password; it is asked before each new connection, in a thread or loop of the buffer's own.
     SQLite files on network file systems are refused, unless `allow_network_filesystem` is set.

@@ -156,8 +156,44 @@ class UnreachableError(StorageError, ConnectionError):
     in_doubt = False
 
 
+class NoConnectionLeftError(UnreachableError):
+    """The server has as many connections as it allows."""
+
+
+class PoolBusyError(UnreachableError):
+    """All connections of the buffer were in use for too long."""
+
+
+class NotConnectedError(UnreachableError):
+    """A certificate, or the password, of a new connection can't be had at the moment."""
+
+
+class NoPrimaryError(UnreachableError):
+    """None of the servers that the URL names is the one that it asks for, at the moment."""
+
+
+class StandbyAwaitedError(UnreachableError):
+    """A commit waits for a synchronous standby of the server that isn't there, or is far behind.
+
+    With `in_doubt` it is the call's own commit: the primary has it, and it is lost if the primary is lost before a
+    standby has it. Otherwise nothing was stored: the call waited for a lock of such a commit.
+    """
+
+
+class CutShortError(UnreachableError, ClosedError):
+    """The buffer was closed while its server was out of reach."""
+
+
 class AccessError(StorageError, PermissionError):
     """The database refused the user, the password or the write."""
+
+
+class NotAdmittedError(AccessError, UnreachableError):
+    """The server refuses the user, or the password, of a new connection: it may be that it is being changed."""
+
+
+class OnlyStandbysError(AccessError):
+    """All servers that the URL names are standbys, until one is promoted."""
 
 
 class LockedError(StorageError, TimeoutError):

@@ -27,15 +27,18 @@ import yaml
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig
+from tests.cli.conftest import run
 from tests.examples.runs import ROOT, Run
 from tests.pages import DOCS
 from tests.postgres import Server, execute, own_server
+from tests.stores import group
 
 DEPLOY = DOCS / "examples/deploy"
 MANIFESTS = sorted(set((DEPLOY / "kubernetes").glob("*.yaml")) - {DEPLOY / "kubernetes/kustomization.yaml"})
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
 SECRETS = {
     "POSTGRES_PASSWORD": "postgres0",
+    "OWNER_PASSWORD": "owner4",
     "TRAINER_PASSWORD": "trainer1",
     "VIEWER_PASSWORD": "viewer2",
     "REPLAYBUF_TOKEN": "token-of-sixteen-characters",
@@ -117,14 +120,13 @@ def psql(server: Server) -> str:
 def urls_of(server: Server) -> dict[str, str]:
     """The URLs of the database `rl` for its roles, on the server's socket."""
     url = make_url(server.url).set(database="rl")
-    roles = {"trainer": SECRETS["TRAINER_PASSWORD"], "viewer": SECRETS["VIEWER_PASSWORD"]}
     return {
-        role: url.set(username=role, password=secret).render_as_string(hide_password=False)
-        for role, secret in roles.items()
+        role: url.set(username=role, password=SECRETS[f"{role.upper()}_PASSWORD"]).render_as_string(hide_password=False)
+        for role in ("owner", "trainer", "viewer")
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def roles() -> Iterator[Server]:
     """A server after the script that the image of PostgreSQL runs once."""
     with own_server() as server:
@@ -172,11 +174,28 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+def test_only_the_schema_is_made_by_the_owner_and_roles_have_the_least_rights(roles: Server) -> None:
+    """As docs/postgresql-access.md grants them; who may not make the tables is told who does."""
+    services = {name: one.get("environment", {}).get("REPLAYBUF_URL", "") for name, one in COMPOSE["services"].items()}
+    assert [name for name, url in services.items() if url.startswith("postgresql://owner:")] == ["schema"]
+    urls = urls_of(roles)
+    examined = {row["check"]: row for row in json.loads(run("doctor", urls["trainer"], "--json", code=1).stdout)}
+    assert "the user trainer may not make the tables" in examined["access"]["text"]
+    assert "GRANT CREATE ON SCHEMA public TO trainer" in examined["access"]["mend"]
+    run("db", "upgrade", urls["owner"])
+    with ReplayBufferConfig(url=urls["trainer"]).build_sync() as buffer:
+        buffer.put(group(1), "math")
+    for role, statement in (("trainer", "DROP TABLE rb_group"), ("viewer", "DELETE FROM rb_group")):
+        with pytest.raises(Exception, match=r"must be owner|permission denied"):
+            execute(urls[role], statement)
+    assert "1" in run("sql", urls["viewer"], "SELECT count(*) FROM groups").stdout
+
+
 @pytest.mark.long
 def test_the_services_run_as_the_compose_file_starts_them(roles: Server, tmp_path: Path) -> None:
     """The schema, then two workers and a trainer, whose page is read by a role that can't write."""
     urls, services = urls_of(roles), COMPOSE["services"]
-    with started(*services["schema"]["command"], REPLAYBUF_URL=urls["trainer"]) as schema:
+    with started(*services["schema"]["command"], REPLAYBUF_URL=urls["owner"]) as schema:
         assert schema.wait(60) == 0
     training = Run("disaggregated.py", urls["trainer"], tmp_path)
     for name in ("trainer", "worker", "other"):

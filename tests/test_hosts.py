@@ -53,7 +53,10 @@ def test_several_hosts_are_read_in_all_their_forms(url: str, hosts: list[Host]) 
         ("postgresql://u:secret@a,,b/rl", "the host in place 2 of the url has no name"),
         ("postgresql://u:secret@,b/rl", "the host in place 1 of the url has no name"),
         ("postgresql://u:secret@a:0,b/rl", "the port of the host in place 1 of the url must be a number from 1"),
-        ("postgresql://u:secret@a:1,b:x/rl", "the port of the host in place 2"),
+        ("postgresql://u:secret@a:1,b:561l/rl", r"the port of the host in place 2 of the url .* \(b:561l\)"),
+        ("postgresql://u:secret@a:561l/rl", r"the port in the url must be a number from 1 to 65535 \(a:561l\)"),
+        ("postgresql://u:secret/rl", r"the port in the url must be a number from 1 to 65535 \(u\)"),
+        ("postgresql://u:secret/s@a:1/rl", "the port in the url must be a number from 1 to 65535$"),
         ("postgresql://u:secret,b/rl", "the port of the host in place 1"),
         ("postgresql://u:secret@/rl?host=a,b&port=1,2,3", "2 hosts and 3 ports"),
         ("postgresql://u:secret@/rl?host=a:1,b&port=1,2", "2 hosts and 2 ports: give one for all"),
@@ -69,7 +72,10 @@ def test_a_slip_among_hosts_is_told_without_the_password(url: str, text: str) ->
 
 def test_a_url_of_one_of_several_hosts_is_one_that_the_driver_reads() -> None:
     url = parse_url("postgresql://u:p@a:5432,b:5433/rl?target_session_attrs=read-write&application_name=x")
-    assert dict(url_at(url, B).query) == {"application_name": "x", "host": "b", "port": "5433"}
+    one = url_at(url, B)
+    assert (one.host, one.port, dict(one.query)) == ("b", 5433, {"application_name": "x"})
+    assert public_url(one) == "postgresql://u:***@b:5433/rl"
+    assert url_at(url, Host("/tmp/a")).query["host"] == "/tmp/a"
     assert redact("postgresql://a:5432,b:5433/rl") == "postgresql://a:5432,b:5433/rl"
     assert redact("postgresql://u:p@a:5432,b:5433/rl") == "postgresql://u:***@a:5432,b:5433/rl"
 

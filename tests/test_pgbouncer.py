@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer
 from replaybuf.doctor.check_engine import check_engine
-from replaybuf.errors import StorageError, UnreachableError
+from replaybuf.errors import NoConnectionLeftError, NotAdmittedError, StorageError, UnreachableError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused_put
 from tests.certificates import Authority
@@ -40,11 +40,27 @@ class Pooler:
         self.url = f"postgresql://trainer@127.0.0.1:{self._port}/rl?statement_cache_size=0"
 
     @contextmanager
-    def running(self, mode: str = "transaction", settings: str | None = None, more: str = "") -> Iterator[None]:
-        """Run it with a pool of fewer connections than a buffer wants."""
+    def running(
+        self,
+        mode: str = "transaction",
+        settings: str | None = None,
+        more: str = "",
+        target: Callable[[str], str] = lambda given: given,
+    ) -> Iterator[None]:
+        """Run it with a pool of fewer connections than a buffer wants, before another `target` than this server's."""
         given = documented_settings() if settings is None else settings
-        with pooled(self._folder, self._target, mode, f"{given}\n{more}", self._port):
+        with pooled(self._folder, target(self._target), mode, f"{given}\n{more}", self._port):
             yield
+
+    def asking_for_passwords(self, kind: str) -> str:
+        """The settings with which it knows the role `trainer`, with the password "right"."""
+        users = self._folder / "users.txt"
+        users.write_text('"trainer" "right"\n')
+        users.chmod(0o644)
+        return f"auth_type = {kind}\nauth_file = {users}"
+
+    def url_with(self, password: str) -> str:
+        return self.url.replace("trainer@", f"trainer:{password}@")
 
 
 @pytest.fixture
@@ -121,15 +137,64 @@ async def test_a_pooler_that_is_not_set_up_for_this_says_what_to_set(pooler: Poo
             assert await take_all(buffer) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("kind", ["scram-sha-256", "md5"])
+async def test_who_a_pooler_refuses_is_told_who_refuses_and_what_to_do(pooler: Pooler, kind: str) -> None:
+    """It says all in one code, its own refusals and those of the server behind it; here each is the error it means."""
+    known = pooler.asking_for_passwords(kind)
+    with pooler.running(more=known):
+        async with build(pooler.url_with("right")) as buffer:
+            await fill(buffer, 1)
+        for url in (pooler.url_with("wrong"), pooler.url, pooler.url_with("right").replace("trainer", "nobody")):
+            error = str(await refused_put(url, NotAdmittedError))
+            assert "authentication failed; give the password that PgBouncer's auth_file" in error
+            assert "is the server running" not in error
+    with pooler.running(more=known, target=lambda given: re.sub(r" user=\S+", "", given)):
+        error = str(await refused_put(pooler.url_with("right"), NotAdmittedError))
+        assert 'role "trainer" does not exist; create it: CREATE ROLE trainer LOGIN' in error
+    with pooler.running(more=known, target=lambda given: given.replace("dbname=rl", "dbname=none")):
+        error = str(await refused_put(pooler.url_with("right"), UnreachableError))
+        assert 'database "none" does not exist; create the database first (createdb)' in error
+
+
+async def test_what_a_server_behind_a_pooler_has_no_room_for_waits(pooler: Pooler) -> None:
+    """As without a pooler: for a role without a connection left, and in the pool."""
+    execute(pooler.direct, "CREATE ROLE few LOGIN CONNECTION LIMIT 0")
+    with pooler.running(target=lambda given: re.sub(r" user=\S+", " user=few", given)):
+        error = str(await refused_put(pooler.url, NoConnectionLeftError))
+        assert 'too many connections for role "few"; raise its max_connections' in error
+    with pooler.running(more="default_pool_size = 1\nquery_wait_timeout = 1"):
+        held = await asyncpg.connect(pooler.url.partition("?")[0], statement_cache_size=0)
+        await held.execute("BEGIN")
+        error = str(await refused_put(pooler.url, UnreachableError))
+        assert "query_wait_timeout; PgBouncer had no connection to the server for so long" in error
+        await held.close()
+
+
+async def test_a_server_that_is_away_behind_a_pooler_is_said(pooler: Pooler) -> None:
+    more = "query_wait_timeout = 2"
+    with pooler.running(more=more, target=lambda _: "host=127.0.0.1 port=1 user=x dbname=rl"):
+        error = str(await refused_put(pooler.url, UnreachableError))
+        assert "query_wait_timeout; PgBouncer had no connection to the server for so long: is the server" in error
+
+
+def test_the_doctor_says_that_prepared_statements_get_lost(pooler: Pooler) -> None:
+    """Nothing else is blamed for it; with the option, or with a newer PgBouncer that keeps them, nothing is missing."""
+    with pooler.running(more="" if version() < (1, 21) else "max_prepared_statements = 0"):
+        [found] = check_engine(open_reader(pooler.url.partition("?")[0]))
+        assert (str(found.level), found.text.partition(":")[0]) == ("problem", "prepared statements")
+        assert "add statement_cache_size=0 to the url" in found.mend
+        assert not any(str(one.level) == "problem" for one in check_engine(open_reader(pooler.url)))
+
+
 async def test_a_pooler_without_room_or_without_the_database_says_so(pooler: Pooler) -> None:
     with pooler.running(more="max_client_conn = 1"):
         held = await asyncpg.connect(pooler.url.partition("?")[0])
-        error = str(await refused_put(pooler.url, UnreachableError))
+        error = str(await refused_put(pooler.url, NoConnectionLeftError))
         assert "no more connections allowed (max_client_conn); raise it in PgBouncer's settings" in error
         await held.close()
     with pooler.running():
         error = str(await refused_put(pooler.url.replace("/rl", "/nope"), UnreachableError))
-        assert "does PgBouncer's section [databases] have this one?" in error
+        assert "does PgBouncer's section [databases] have this one, with a user that it knows?" in error
 
 
 async def test_a_pooler_that_keeps_track_of_prepared_statements_needs_no_option(pooler: Pooler) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from replaybuf.doctor.findings import Finding, fine, problem, warning
 from replaybuf.storage.sql.engine import locks, outage
 from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.postgres_advice import is_about_pooler
 from replaybuf.storage.sql.engine.postgres_changes import SNAPSHOT
 from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, run
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -102,6 +103,26 @@ class Part:
     needed: bool = True
     #: That replaybuf's tables are there shows that the server has it.
     shown_by_tables: bool = False
+    mend: str = _PAGE
+    #: Without it nothing else can be tried.
+    comes_first: bool = False
+
+
+async def _prepared_statements(bench: Bench) -> str:
+    ask = "SELECT CAST($1 AS text)"
+    try:
+        for value in ("prepared", "run again"):
+            if await bench.one.fetchval(ask, value) != value:
+                return "another statement ran than the one that was prepared"
+            async with bench.begun(connection=bench.other) as other:  # a pooler has another connection for `one` then
+                await other.fetchval("SELECT 1")
+                if await bench.one.fetchval(ask, value) != value:
+                    return "another statement ran than the one that was prepared"
+    except Exception as error:
+        if not is_about_pooler(str(getattr(error, "sqlstate", "")), str(error)):
+            raise
+        return f"they get lost between transactions, since a pooler changes the server's connections ({error})"
+    return ""
 
 
 async def _advisory_locks(bench: Bench) -> str:
@@ -257,6 +278,15 @@ async def _identity(bench: Bench) -> str:
 #: In the order in which they are tried.
 PARTS = (
     Part(
+        "prepared statements",
+        "every statement but the first of its kind",
+        "statements fail, or others run in their place",
+        _prepared_statements,
+        mend="behind a pooler in transaction mode add statement_cache_size=0 to the url, or from PgBouncer 1.21 on set "
+        "max_prepared_statements (docs/pgbouncer.md)",
+        comes_first=True,
+    ),
+    Part(
         "advisory locks",
         "every write, limit, key, restore and checkpoint",
         "writers would overtake restores, and limits would be exceeded",
@@ -350,8 +380,12 @@ async def _try_all(reader: Reader, parts: Sequence[Part], *, has_tables: bool) -
         lent = []
         try:
             lent = [await pool.take(), await pool.take()]
-            bench = Bench(lent[0], lent[1], has_tables)
-            return [(part, *await _try(part, bench)) for part in parts]
+            bench, tried = Bench(lent[0], lent[1], has_tables), []
+            for part in parts:
+                tried.append((part, *await _try(part, bench)))
+                if part.comes_first and tried[-1][1]:
+                    break
+            return tried
         finally:
             for connection in lent:
                 await pool.discard(connection)
@@ -383,7 +417,7 @@ def _findings(tried: Sequence[tuple[Part, str, bool]]) -> Sequence[Finding]:
         if not was_tried:
             untried.setdefault(wrong, []).append(part.name)
         elif wrong and part.needed:
-            found.append(problem(f"{part.name}: {wrong}; needed for {part.use}: {part.without}", _PAGE))
+            found.append(problem(f"{part.name}: {wrong}; needed for {part.use}: {part.without}", part.mend))
         elif wrong:
             found.append(warning(f"{part.name}: {wrong}; used for {part.use}", part.without))
     for why, names in untried.items():

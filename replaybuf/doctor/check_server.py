@@ -7,6 +7,8 @@ from typing import Any
 
 from replaybuf import units
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, warning
+from replaybuf.storage.sql.engine import standbys
+from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.records import metadata
@@ -46,6 +48,55 @@ def find_access(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
         mend = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {user}, and USAGE on sequences"
         return [problem(f"the user {user} lacks {some(lacking, 3)}", mend)]
     return [fine(f"the user {user} may read and write all tables")]
+
+
+_MAKES_TABLES = """
+SELECT current_user, coalesce(current_schema(), ''), pg_is_in_recovery(),
+    coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)"""
+
+
+def find_may_make_tables(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether this user may make the tables, where there are none."""
+    [(user, schema, standby, may)] = tx.table(_MAKES_TABLES)[1]
+    if standby:
+        return [problem("the server is a standby, which can't be written", "give the URL of the primary")]
+    if not schema:
+        mend = f"ALTER ROLE {user} SET search_path = public, or name another schema that is there"
+        return [problem(f"no schema of the search path of the user {user} is there", mend)]
+    if not may:
+        mend = (
+            "as the owner of the database: replaybuf db upgrade URL, and the GRANTs of docs/postgresql-access.md; or, "
+            f"for this user to make them: GRANT CREATE ON SCHEMA {schema} TO {user}"
+        )
+        return [problem(f"the user {user} may not make the tables: it lacks CREATE on the schema {schema}", mend)]
+    return [fine(f"the user {user} may make the tables in the schema {schema}")]
+
+
+#: Seconds after which a commit that waits for a standby is a finding.
+WAITING_SECONDS = 1.0
+
+
+def find_replication(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether the synchronous standbys that commits wait for are there."""
+    if tx.value("SELECT pg_is_in_recovery()"):
+        return [fine("the server is a standby: commits are made elsewhere")]
+    try:
+        found = standbys.Synchronous(*tx.table(standbys.ASK.format(seconds=WAITING_SECONDS))[1][0])
+    except Exception as error:
+        if not says_unknown(error):
+            raise
+        return [fine("the server doesn't say whether commits wait for standbys")]
+    waiting = f"; {units.number_of(found.waiting, 'commit')} of this user's wait at the moment" if found.waiting else ""
+    if not found.wanted:
+        return [fine("commits wait for no standby (synchronous_standby_names is empty)")]
+    if found.is_short or (found.waiting and found.there is None):
+        return [problem(f"commits wait for a synchronous standby: {found}{waiting}", found.what_to_do)]
+    if found.waiting:
+        return [warning(f"commits wait for longer than {WAITING_SECONDS:g} s: {found}{waiting}", found.what_to_do)]
+    if found.there is None:
+        mend = f"GRANT pg_monitor TO {tx.value('SELECT current_user')}, or ask as a superuser"
+        return [warning(f"this user may not see whether they are synchronous: {found}", mend)]
+    return [fine(f"commits wait for a synchronous standby: {found}")]
 
 
 def _setting(tx: ReadTransaction, name: str) -> str:
@@ -168,7 +219,12 @@ def _damaged_indexes(tx: ReadTransaction) -> dict[str, str]:
 
 
 #: What can be asked of a server without replaybuf's tables.
-BEFORE = (Check("settings", find_settings), Check("connections", find_connections))
-FIRST = (Check("access", find_access), *BEFORE)
+_ALWAYS = (
+    Check("settings", find_settings),
+    Check("connections", find_connections),
+    Check("replication", find_replication),
+)
+BEFORE = (Check("access", find_may_make_tables), *_ALWAYS)
+FIRST = (Check("access", find_access), *_ALWAYS)
 CHECKS = (Check("integrity", find_integrity),)
 LAST = (Check("vacuum", find_held), Check("space", find_space))

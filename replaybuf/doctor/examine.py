@@ -22,6 +22,7 @@ FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError,
 _CHECKSUMS = "checksums"
 _PLACES = "places"
 _ENGINE = "engine"
+_HOSTS = "hosts"
 
 
 def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
@@ -29,6 +30,8 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
 
     Nothing is written. A check that fails, because of damage or for another reason, is a problem itself.
     """
+    if reader.path is None:
+        yield from _named(_HOSTS, lambda: _check_hosts(reader), context)
     revision = _check(check_schema.REVISION, reader, context)
     yield from revision
     if any(finding.level == Severity.PROBLEM for finding in revision):
@@ -91,6 +94,12 @@ def _check_engine(reader: Reader) -> Sequence[Finding]:
     from replaybuf.doctor.check_engine import check_engine  # needs asyncpg
 
     return check_engine(reader)
+
+
+def _check_hosts(reader: Reader) -> Sequence[Finding]:
+    from replaybuf.doctor.check_hosts import check_hosts  # needs asyncpg
+
+    return check_hosts(reader)
 
 
 def _check(check: Check, reader: Reader, context: CheckContext) -> Sequence[Finding]:

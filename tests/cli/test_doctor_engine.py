@@ -129,7 +129,7 @@ def test_what_a_role_may_not_try_is_said(postgres_database: str) -> None:
     try:
         execute(postgres_database, "REVOKE CREATE ON SCHEMA public FROM public")
         looker = make_url(postgres_database).set(username="rb_looker").render_as_string(hide_password=False)
-        there, untried = examine(looker)["engine"]
+        there, untried = examine(looker, code=1)["engine"]
         assert "advisory locks" in there["text"]
         assert untried["level"] == "warning"
         assert "SKIP LOCKED" in untried["text"]

@@ -12,6 +12,7 @@ from sqlalchemy import make_url
 from replaybuf.doctor import check_server
 from tests.cli.conftest import run
 from tests.cli.doctored import examine
+from tests.faults.proxy import proxied
 from tests.postgres import execute, new_database, running_server
 from tests.stores import until
 
@@ -172,6 +173,24 @@ def test_an_index_that_was_not_finished_is_made_anew(url: str) -> None:
     assert (level, text) == ("problem", "rb_group_by_step was invalid")
     assert "rb_group_by_step" in run("doctor", url, "--repair").stderr
     assert found(url, "indexes")[0][0] == "ok"
+
+
+async def test_a_server_that_says_nothing_of_standbys_has_none(url: str) -> None:
+    """As those that only speak PostgreSQL's language."""
+    async with proxied(url) as proxy:
+        proxy.instead = {
+            b"pg_stat_replication": b"pg_stat_replicatian",
+            b"pg_stat_wal_receiver": b"pg_stat_wal_receivar",
+        }
+        several = proxy.url.replace(str(port := make_url(proxy.url).port), f"{port},127.0.0.1:1")
+        rows = await asyncio.to_thread(examine, f"{several}?target_session_attrs=any", code=None)
+    assert [row["text"] for row in rows["replication"]] == ["the server doesn't say whether commits wait for standbys"]
+    there, away = rows["hosts"]
+    assert (there["level"], there["text"]) == (
+        "ok",
+        f"127.0.0.1:{port} answers, and doesn't say whether it is a standby",
+    )
+    assert (away["level"], "127.0.0.1:1 can't be used" in away["text"]) == ("warning", True)
 
 
 def test_a_server_that_is_not_there_is_a_problem(url: str) -> None:

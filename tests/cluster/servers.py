@@ -151,6 +151,16 @@ class Cluster:
         execute(self.primary.url("postgres"), f"CREATE DATABASE {name}")
         return f"postgresql://postgres@{','.join(node.address for node in self.nodes)}/{name}"
 
+    def lose_standby(self) -> None:
+        """End the standby: nothing is committed any more if commits wait for it."""
+        self._attached = False
+        self.standby.kill()
+
+    def return_standby(self) -> None:
+        """Start it again, where it was."""
+        self.standby.start()
+        self._attached = True
+
     def hold_back(self) -> None:
         """From now on nothing reaches the standby any more."""
         self._attached = False

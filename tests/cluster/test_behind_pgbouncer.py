@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,10 @@ def target(node: Node, url: str) -> str:
 
 @pytest.mark.parametrize("mode", ["transaction", "session"])
 async def test_a_failover_behind_it_loses_and_doubles_nothing(
-    synchronous: Cluster, tmp_path: Path, mode: str, figures: Figures
+    synchronous: Cluster, tmp_path: Path, mode: str, figures: Figures, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The log says in sentences what happened."""
+    caplog.set_level(logging.INFO, "replaybuf")
     put: list[int] = []
     got: list[int] = []
     over, url = asyncio.Event(), synchronous.new_database()
@@ -60,6 +63,9 @@ async def test_a_failover_behind_it_loses_and_doubles_nothing(
             got += await take_all(one)
     figures.compare(1, put, got)
     assert sorted(got) == sorted(put)
+    told = [record.getMessage() for record in caplog.records if record.name == "replaybuf.database"]
+    assert any("it is another server from now on (timeline " in one for one in told)
+    assert not any("division" in one or "invalid input" in one or "follows the server" in one for one in told)
 
 
 async def test_an_idle_connection_that_leads_to_a_server_without_some_commits_is_noticed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -162,35 +163,49 @@ async def test_a_run_that_lost_commits_and_was_restored_is_the_run_that_lost_non
         await run.to_the_end()
         await losing
         found = [(int(step), rest) for step, _, rest in (line.partition(" ") for line in entries(ledger, "batch"))]
-        wrong = [step for step, batch in found if batch != expected[step]]
+        undone = Counter(map(int, entries(ledger, "undone")))
+        wrong = [step for step, batch in found if batch != expected[step] and not _first_of(undone, step)]
         figures.add(faults=1, groups=sum(len(batch.split()) for _, batch in found), lost=len(wrong))
-        assert (wrong, entries(ledger, "left")) == ([], entries(whole, "left"))
+        assert (wrong, batches(ledger), entries(ledger, "left")) == ([], expected, entries(whole, "left"))
         await asyncio.to_thread(asynchronous.get_ready, synchronous=False)
 
 
+def _first_of(undone: Counter[int], step: int) -> bool:
+    """Whether a batch may be one that was made while the server changed, and was undone by a restore afterwards."""
+    undone[step] -= 1
+    return undone[step] >= 0
+
+
 class Run:
-    """A run of `tests.faults.runs` that goes back to its last checkpoint whenever another server has taken over."""
+    """A run of `tests.faults.runs` that goes back to its last checkpoint whenever another server has taken over.
+
+    Steps that end in the meantime may have drawn otherwise: numbers aren't given twice, so that there is a gap.
+    """
 
     def __init__(self, url: str, policy: str, ledger: Path) -> None:
         self._url, self._policy, self._ledger = url, policy, Ledger(ledger)
         self.step = 0
-        self.failed_over = False
+        self.failing = self.failed_over = False
 
     async def to_the_end(self) -> None:
         async with build(self._url, **POLICIES[self._policy]) as buffer:
             await buffer.checkpoint(0)
             prompts, self.step = self._prompts(buffer), 1
-            while self.step <= STEPS or self.failed_over:
+            while self.step <= STEPS or self.failing:
                 try:
                     if self.failed_over:
-                        self.failed_over = False
                         raise CommitsLostError
+                    if self.step > STEPS:
+                        await asyncio.sleep(0.01)
+                        continue
                     await _step(self._ledger, buffer, self.step, prompts if self._policy == "prompts" else None)
-                    if self.step % 2 == 0:
+                    if self.failing:
+                        self._ledger.write("undone", self.step)
+                    elif self.step % 2 == 0:
                         await buffer.checkpoint(self.step)
                     self.step += 1
                 except CommitsLostError:
-                    self.failed_over = False
+                    self.failing = self.failed_over = False
                     last = (await buffer.checkpoints())[-1].step
                     await buffer.restore(last)
                     prompts, self.step = self._prompts(buffer), last + 1
@@ -212,5 +227,6 @@ async def _lose(cluster: Cluster, run: Run, chance: random.Random) -> None:
     await asyncio.sleep(0.05 * chance.random())
     await asyncio.to_thread(cluster.hold_back)
     await asyncio.sleep(0.2 * chance.random())
+    run.failing = True
     await fail_over(cluster)
     run.failed_over = True  # also where nothing was lost: a failover alone changes what random draws give

@@ -15,35 +15,29 @@ from replaybuf.errors import (
     AccessError,
     DiskFullError,
     LockedError,
+    NoConnectionLeftError,
+    NoPrimaryError,
+    NotAdmittedError,
+    NotConnectedError,
+    OnlyStandbysError,
     ReplayBufError,
+    StandbyAwaitedError,
     StorageError,
     TooLargeError,
     UnreachableError,
 )
-from replaybuf.storage.sql.engine.postgres_advice import advice, is_about_pooler
+from replaybuf.storage.sql.engine.postgres_advice import advice, is_about_pooler, meant
 from replaybuf.storage.sql.engine.sqlite_files import translate_sqlite
 from replaybuf.storage.sql.engine.tls import why_not
 from replaybuf.storage.sql.engine.urls import public_url
 
 
-class NoConnectionLeftError(UnreachableError):
-    """The server has as many connections as it allows."""
+class OtherServerError(ConnectionResetError):
+    """Another server than before answers on a connection, which a pooler has led to it; it can't be used any more."""
 
 
-class NotConnectedError(UnreachableError):
-    """A certificate, or the password, of a new connection can't be had at the moment."""
-
-
-class NotAdmittedError(AccessError, UnreachableError):
-    """The server refuses the user, or the password, of a new connection: it may be that it is being changed."""
-
-
-class NoPrimaryError(UnreachableError):
-    """None of the servers that the URL names is the one that it asks for, at the moment."""
-
-
-class OnlyStandbysError(AccessError):
-    """All servers that the URL names are standbys, until one is promoted."""
+class StandbyWaitEnded(TimeoutError):  # noqa: N818
+    """The wait of a commit for a synchronous standby was given up; the message says for what it waited."""
 
 
 @contextmanager
@@ -70,6 +64,10 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     cause = _driver_error(error)
     if url.get_backend_name() == "sqlite":
         return translate_sqlite(cause, where, str(url.database), lock_timeout)
+    if isinstance(cause, StandbyWaitEnded):
+        waits = StandbyAwaitedError(f"{where}: {cause}")
+        waits.in_doubt = True
+        return waits
     if _state(cause) != _State.NOT_ADMITTED and is_lost(error, connected=False):
         return _unreachable(cause, where, shows_certificate="sslcert" in url.query)
     return _translate_postgres(cause, where, lock_timeout, url.username)
@@ -126,12 +124,13 @@ _FINAL = {_State.REFUSED, _State.POOLER, _State.READ_ONLY, _State.NO_DATABASE, _
 
 
 def _state(error: BaseException) -> _State | None:
-    code = getattr(error, "sqlstate", None)
-    if isinstance(code, str) and is_about_pooler(code, str(error)):
+    given, text = getattr(error, "sqlstate", None), str(error)
+    if not isinstance(given, str):
+        return None
+    if is_about_pooler(given, text):
         return _State.POOLER
-    if isinstance(code, str) and code.startswith("08"):
-        return _State.LOST
-    return _STATES.get(code) if isinstance(code, str) else None
+    code = meant(given, text)
+    return _STATES.get(code, _State.LOST if code.startswith("08") else None)
 
 
 def _translate_postgres(error: BaseException, where: str, lock_timeout: float, user: str | None) -> ReplayBufError:
@@ -165,20 +164,26 @@ def _translate_postgres(error: BaseException, where: str, lock_timeout: float, u
 
 def _said(error: BaseException) -> str:
     """Return what the driver says, on one line; without the server's hint where there is one of ours."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
+    if type(error).__name__ == "InternalClientError":  # it says something about asyncpg's states
+        return "the connection was ended"
     lines = (str(error) or type(error).__name__).splitlines()
     return "; ".join(line for line in lines if _state(error) is None or not line.startswith("HINT:"))
 
 
 def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -> UnreachableError:
     text = _said(error)
-    if getattr(error, "sqlstate", None) == "53300":
+    if isinstance(error, OtherServerError):
+        return UnreachableError(f"{where}: another server than before answers on a connection; a new one is made")
+    code = str(getattr(error, "sqlstate", ""))
+    if meant(code, text) == "53300":
         return NoConnectionLeftError(
-            f"{where} has no connection left: {text}; raise its max_connections (or the CONNECTION LIMIT of the role "
-            "or the database), or open fewer buffers at once"
+            f"{where} has no connection left: {text}{advice(code, text, None)}, or open fewer buffers at once"
         )
     if why := why_not(error):
         return UnreachableError(f"{where} {why}")
-    if what_to_do := advice(str(getattr(error, "sqlstate", "")), text, None):
+    if what_to_do := advice(code, text, None):
         return UnreachableError(f"can't reach {where}: {text}{what_to_do}")
     questions = "is the server running, and are host and port right"
     if shows_certificate:  # the end of the connection may overtake the alert that says it
@@ -234,9 +239,14 @@ def is_telling(error: BaseException) -> bool:
     return (
         isinstance(error, ReplayBufError)
         or _state(error) in (*_FINAL, _State.NOT_ADMITTED)
-        or getattr(error, "sqlstate", None) == "53300"
+        or getattr(error, "sqlstate", None) in ("53300", "08P01")  # without room; a pooler that says something
         or why_not(error) is not None
     )
+
+
+def says_unknown(error: BaseException) -> bool:
+    """Return whether a server says that it lacks something, or that it isn't allowed: by the classes of its codes."""
+    return str(getattr(error, "sqlstate", "")).startswith(("0A", "42"))
 
 
 def is_refusal(error: BaseException) -> bool:

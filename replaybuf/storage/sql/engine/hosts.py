@@ -41,12 +41,19 @@ _PLACE = "hosts.invalid"
 
 
 def hosts_as_options(url: str) -> str:
-    """Return a URL that has several hosts where others have one, with those as options instead."""
+    """Return a URL that has several hosts where others have one, with those as options instead. Raises ConfigError."""
     found = _PARTS.fullmatch(url)
-    if found is None or "," not in found[3]:
+    if found is None:
         return url
     scheme, user, listed, rest = found.groups()
-    hosts = _read(listed.split(","))
+    # What follows an @, and is followed by none, is no part of a password. Without any @, what seems to be a port may
+    # be one.
+    shown = "" if "@" in rest else "{host}:{port}" if user else "{host}"
+    if "," not in listed:
+        if listed.rpartition("]")[2].count(":") == 1:
+            _read([listed], shown)  # its port, about which the parser of URLs says nothing that helps
+        return url
+    hosts = _read(listed.split(","), shown)
     if not rest.startswith("/"):
         rest = f"/{rest}"
     if re.search(r"[?&](host|port)=", rest):
@@ -56,7 +63,7 @@ def hosts_as_options(url: str) -> str:
 
 
 def checked_options(query: Mapping[str, str | Sequence[str]]) -> dict[str, str | Sequence[str]]:
-    """Return the options of a URL with several hosts in one form. Raises ConfigError; shows no part of a host."""
+    """Return the options of a URL with several hosts in one form. Raises ConfigError."""
     wanted = query.get(_ATTRS)
     if wanted is not None and wanted not in SESSION_ATTRS:
         raise ConfigError(f"the PostgreSQL url: {_ATTRS} must be one of {', '.join(SESSION_ATTRS)}")
@@ -71,7 +78,8 @@ def checked_options(query: Mapping[str, str | Sequence[str]]) -> dict[str, str |
             )
         ports = ports * len(hosts) if len(ports) == 1 else ports
         hosts = [
-            Host(host.name, _port(port, place)) for place, (host, port) in enumerate(zip(hosts, ports, strict=True))
+            Host(host.name, _port(port, f"of the host in place {place} of the url", f"{host.name}:{port[:20]}"))
+            for place, (host, port) in enumerate(zip(hosts, ports, strict=True), start=1)
         ]
     return {**query, **_options(hosts)}
 
@@ -102,8 +110,10 @@ def url_at(url: URL, host: Host | None) -> URL:
     """Return the URL of one of its hosts; of None, as it is."""
     if host is None:
         return url
-    options = {"host": host.name} | ({} if host.port is None else {"port": str(host.port)})
-    return url.difference_update_query(["host", "port", _ATTRS]).update_query_dict(options)
+    url = url.difference_update_query(["host", "port", _ATTRS])
+    if not host.name.startswith("/"):
+        return url.set(host=host.name, port=host.port)
+    return url.update_query_dict({"host": host.name} | ({} if host.port is None else {"port": str(host.port)}))
 
 
 def _listed(option: str | Sequence[str]) -> list[str]:
@@ -116,22 +126,26 @@ def _options(hosts: Sequence[Host]) -> dict[str, str]:
     return {"host": ",".join(host.quoted for host in hosts), "port": ",".join(ports)}
 
 
-def _read(listed: Sequence[str]) -> list[Host]:
+def _read(listed: Sequence[str], shown: str = "") -> list[Host]:
+    """Return hosts with their ports; of one whose port is wrong, errors show what `shown` has of `host` and `port`."""
     hosts = []
     for place, text in enumerate(map(unquote, listed)):
         if text.startswith("/"):
             hosts.append(Host(text))
             continue
         found = _HOST.fullmatch(text)
-        if found is None or not found[1]:
+        if found is None or not (found[1] or len(listed) == 1):
             raise ConfigError(f"the host in place {place + 1} of the url has no name that can be read; {_EXAMPLE}")
-        hosts.append(Host(found[1].strip("[]"), _port(found[2], place)))
+        which = f"of the host in place {place + 1} of the url" if len(listed) > 1 else "in the url"
+        known = shown.format(host=found[1], port=(found[2] or "")[:20])
+        hosts.append(Host(found[1].strip("[]"), _port(found[2], which, known)))
     return hosts
 
 
-def _port(text: str | None, place: int) -> int | None:
+def _port(text: str | None, which: str, known: str = "") -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        raise ConfigError(f"the port of the host in place {place + 1} of the url must be a number from 1 to 65535")
+        given = f" ({known})" if known else ""
+        raise ConfigError(f"the port {which} must be a number from 1 to 65535{given}")
     return int(text)

@@ -8,20 +8,30 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from sqlalchemy import Select, bindparam
 from sqlalchemy.dialects.postgresql import insert
 
-from replaybuf.errors import ClosedError, ReplayBufError, UnreachableError
-from replaybuf.storage.sql.engine.errors import NoConnectionLeftError, NotAdmittedError
+from replaybuf.errors import (
+    CutShortError,
+    NoConnectionLeftError,
+    NotAdmittedError,
+    ReplayBufError,
+    StandbyAwaitedError,
+    UnreachableError,
+)
+from replaybuf.storage.sql.engine.servers import UNKNOWN, Standing
 from replaybuf.storage.sql.schema.tables import counter
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
 
+
+T = TypeVar("T")
 
 #: The longest time between two attempts.
 _LONGEST_PAUSE = 1.0
@@ -47,8 +57,8 @@ class OutcomeUnknownError(UnreachableError):
         self.result = result
 
 
-class CutShortError(UnreachableError, ClosedError):
-    """The buffer was closed while its server was out of reach."""
+class NotReplicatedError(OutcomeUnknownError, StandbyAwaitedError):
+    """The primary has a commit, and no synchronous standby has it: it is lost if the primary is."""
 
 
 class Outage:
@@ -62,7 +72,7 @@ class Outage:
         self._silent_until = 0.0
         self._hurried = asyncio.Event()
         self._hurried_at = 0.0
-        self._connecting: set[asyncio.Timeout] = set()
+        self._restricted: set[asyncio.Timeout] = set()
 
     @property
     def on(self) -> bool:
@@ -74,7 +84,7 @@ class Outage:
 
     def begin(self, error: BaseException) -> None:
         """Note that a connection was lost, or that none is to be had."""
-        if self._since is not None:
+        if self._since is not None or isinstance(error, StandbyAwaitedError):  # which has a connection, and said so
             return
         self._since = time.monotonic()
         self._announced = not isinstance(error, NoConnectionLeftError)
@@ -96,7 +106,7 @@ class Outage:
         if not self._hurried.is_set():
             self._hurried_at = time.monotonic()
             self._hurried.set()
-            for limit in self._connecting:
+            for limit in self._restricted:
                 self._limit(limit, None)
 
     def deadline(self, since: float) -> float:
@@ -117,17 +127,25 @@ class Outage:
         async with asyncio.timeout(None) as limit:
 
             async def connected() -> None:
-                self._connecting.discard(limit)
+                self.release(limit)
                 if limit.expired():
                     await asyncio.sleep(0)  # lets the pending cancellation arrive
                 limit.reschedule(None)
 
-            self._connecting.add(limit)
-            self._limit(limit, since)
+            self.restrict(limit, since)
             try:
                 yield connected
             finally:
-                self._connecting.discard(limit)
+                self.release(limit)
+
+    def restrict(self, limit: asyncio.Timeout, since: float | None) -> None:
+        """Let a wait end when the time for attempts is over that began at `since`, or soon when the store is closed."""
+        self._restricted.add(limit)
+        self._limit(limit, since)
+
+    def release(self, limit: asyncio.Timeout) -> None:
+        """Note that a wait has ended."""
+        self._restricted.discard(limit)
 
     def _limit(self, limit: asyncio.Timeout, since: float | None) -> None:
         if limit.expired() or (since is None and not self.hurried):
@@ -135,6 +153,20 @@ class Outage:
         now = time.monotonic()
         end = self.deadline(now if since is None else since)
         limit.reschedule(asyncio.get_running_loop().time() + end - now)
+
+
+@dataclass(slots=True)
+class Attempt(Generic[T]):
+    """How far a transaction got."""
+
+    since: float | None = None  # when the operation's trouble began, if it had any
+    began: float = field(default_factory=time.monotonic)
+    connected: bool = False
+    server: Standing = UNKNOWN
+    identity: Identity | None = None
+    committing: bool = False
+    last: Sequence[str] = ()
+    result: Any = None
 
 
 class Patience:
@@ -162,7 +194,8 @@ class Patience:
 
     def given_up(self, stored: str) -> UnreachableError:
         """Return the error for an operation that certainly left nothing behind."""
-        kind = NotAdmittedError if isinstance(self.reason, NotAdmittedError) else UnreachableError
+        told = (NotAdmittedError, StandbyAwaitedError)
+        kind = next((one for one in told if isinstance(self.reason, one)), UnreachableError)
         if self._outage.hurried:
             kind = CutShortError
         return kind(f"{self}{stored}")
@@ -259,11 +292,15 @@ def end_if_running(tx: Transaction, identity: Identity) -> bool:
     return bool(ended)
 
 
-def was_committed(tx: Transaction, identity: Identity) -> bool:
-    """Return whether a transaction that no longer runs was committed; of a cluster, also on a synchronous standby.
+def was_committed(tx: Transaction, identity: Identity, *, replicated: bool) -> bool:
+    """Return whether a transaction that no longer runs was committed; `replicated`: also on a synchronous standby.
 
-    A commit that was interrupted while it waited for the standby can be read at once. This one is behind it in the WAL,
-    and waits for both.
+    A commit that was interrupted while it waited for the standby can be read at once. Another one is behind it in the
+    WAL, and waits for both.
     """
-    found = tx.run("UPDATE rb_counter SET value = value WHERE name = $1 RETURNING value", identity.row)
+    ask = "UPDATE rb_counter SET value = value WHERE name = $1 RETURNING value" if replicated else _READ
+    found = tx.run(ask, identity.row)
     return bool(found) and int(found[0][0]) == identity.number
+
+
+_READ = "SELECT value FROM rb_counter WHERE name = $1"

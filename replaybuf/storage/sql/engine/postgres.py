@@ -8,27 +8,33 @@ groups reach their taker.
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.engine import URL
 
-from replaybuf.errors import CommitsLostError, ReplayBufError
+from replaybuf.errors import CommitsLostError, LockedError, PoolBusyError, ReplayBufError, StandbyAwaitedError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine import outage as identities
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, Follows, Function, Steps
-from replaybuf.storage.sql.engine.errors import is_conflict, is_lost, translated
+from replaybuf.storage.sql.engine.errors import OtherServerError, is_conflict, is_lost, translated
 from replaybuf.storage.sql.engine.hooks import on_statement
-from replaybuf.storage.sql.engine.outage import Identity, Outage, OutcomeUnknownError, Patience
+from replaybuf.storage.sql.engine.outage import (
+    Attempt,
+    Identity,
+    NotReplicatedError,
+    Outage,
+    OutcomeUnknownError,
+    Patience,
+)
 from replaybuf.storage.sql.engine.postgres_changes import Notifications
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
-from replaybuf.storage.sql.engine.postgres_pool import Pool, PoolBusyError, PostgresSession, commit, run, send
+from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, commit, run, send
 from replaybuf.storage.sql.engine.postgres_servers import is_other_server
-from replaybuf.storage.sql.engine.servers import UNKNOWN, Standing
+from replaybuf.storage.sql.engine.standbys import CommitWaits
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 
 if TYPE_CHECKING:
@@ -39,25 +45,13 @@ T = TypeVar("T")
 _ATTEMPTS = 5
 #: How often, and at what interval, to check whether a server process that was told to end is gone.
 _ENDING_LOOKS, _ENDING_SECONDS = 100, 0.02
+#: How long to look for a commit whose wait for a standby was given up.
+_LOOKING_SECONDS = 5.0
 #: Of all transactions that write. After waiting for a lock, a statement has to see what was committed meanwhile:
 #: fences, counts and the creation of the schema rest on that.
 _WRITES = "READ COMMITTED"
 #: Of all that read: they see one state of the database.
 _READS = "REPEATABLE READ"
-
-
-@dataclass(slots=True)
-class _Attempt(Generic[T]):
-    """How far a transaction got."""
-
-    since: float | None = None  # when the operation's trouble began, if it had any
-    began: float = field(default_factory=time.monotonic)
-    connected: bool = False
-    server: Standing = UNKNOWN
-    identity: Identity | None = None
-    committing: bool = False
-    last: Sequence[str] = ()
-    result: Any = None
 
 
 class PostgresDatabase(Database):
@@ -82,6 +76,7 @@ class PostgresDatabase(Database):
         self._read_only = read_only
         self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)
+        self._waits = CommitWaits(self.where, self._outage, self.pool.servers.one_more)
 
     async def read(
         self,
@@ -92,7 +87,7 @@ class PostgresDatabase(Database):
         single: bool = False,
         follows: Follows = Follows.NOTHING,
     ) -> T:
-        async def once(attempt: _Attempt[T]) -> T:
+        async def once(attempt: Attempt[T]) -> T:
             async with self._connected(attempt) as connection:
                 self._check_followed(follows)
                 tx = Transaction(PostgresSession(connection), scope)
@@ -120,7 +115,7 @@ class PostgresDatabase(Database):
         bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
         begin = self._begin(_WRITES) + bound
 
-        async def once(attempt: _Attempt[T]) -> T:
+        async def once(attempt: Attempt[T]) -> T:
             def transact(session: PostgresSession) -> bool:
                 tx = Transaction(session, scope, None if attempt.identity is None else attempt.identity.mark)
                 attempt.result = work(tx)
@@ -138,13 +133,27 @@ class PostgresDatabase(Database):
                     session = PostgresSession(connection)
                     attempt.committing = await run(lambda: transact(session))
                     # A take that found nothing needn't wait for the disk.
-                    await (commit(connection, attempt.last) if attempt.committing else send(connection, "ROLLBACK;"))
+                    if attempt.committing:
+                        await self._commit(connection, attempt.last, attempt.since)
+                    else:
+                        await send(connection, "ROLLBACK;")
                 if attempt.committing:
                     self._committed(attempt, follows)
             result: T = attempt.result
             return result
 
-        return await self._until_done(once, stored="; nothing of it was stored", follows=follows)
+        # Who bounds the wait for a lock goes on without it.
+        return await self._until_done(
+            once, stored="; nothing of it was stored", follows=follows, repeats_locked=patience is None
+        )
+
+    async def _commit(
+        self, connection: asyncpg.Connection[Any], last: Sequence[str] = (), since: float | None = None
+    ) -> None:
+        """Commit, after last statements. A wait for a standby is given up: raises StandbyWaitEnded."""
+        async with self._waits.bounded(since, patient=self.opened):
+            await commit(connection, last)
+        self._waits.end()
 
     def _identity(self, connection: Any) -> Identity | None:
         """Return the identity of a transaction that writes; None until the tables are there."""
@@ -155,13 +164,13 @@ class PostgresDatabase(Database):
         if follows is Follows.WHAT_WAS_SEEN and self.pool.servers.lost:
             raise CommitsLostError(self.pool.servers.lost)
 
-    def _committed(self, attempt: _Attempt[Any], follows: Follows) -> None:
+    def _committed(self, attempt: Attempt[Any], follows: Follows) -> None:
         """Note what was committed. Raises OSError if another server is followed by now, which doesn't have it."""
         if self.pool.servers.is_left(attempt.server):
             raise ConnectionResetError("meanwhile another server took over")
         self._note(attempt, follows)
 
-    def _note(self, attempt: _Attempt[Any], follows: Follows) -> None:
+    def _note(self, attempt: Attempt[Any], follows: Follows) -> None:
         if follows is Follows.A_CHECKPOINT:
             self.pool.servers.accept()
         if attempt.identity is not None:
@@ -198,7 +207,7 @@ class PostgresDatabase(Database):
     ) -> T:
         work = self._behind_fence(function)
 
-        async def once(attempt: _Attempt[T]) -> T:
+        async def once(attempt: Attempt[T]) -> T:
             # Both connections are acquired before anything is locked. One operation at a time: many that have one
             # connection and wait for their second would exhaust the pool.
             async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
@@ -213,8 +222,8 @@ class PostgresDatabase(Database):
                         # Only now: who wants to write alone would wait for all of it, and all others for them.
                         await send(guarding, locks.first(None, alone=False))
                         await run(lambda: confirm(beside))
-                        await commit(connection)
-                    await commit(guarding, _mark(identity))
+                        await self._commit(connection)
+                    await self._commit(guarding, _mark(identity))
                 attempt.identity = identity
                 self._committed(attempt, Follows.WHAT_WAS_SEEN)
                 return result
@@ -224,17 +233,26 @@ class PostgresDatabase(Database):
     # Going on after a lost connection
 
     async def _until_done(
-        self, once: Callable[[_Attempt[T]], Awaitable[T]], *, stored: str = "", follows: Follows = Follows.NOTHING
+        self,
+        once: Callable[[Attempt[T]], Awaitable[T]],
+        *,
+        stored: str = "",
+        follows: Follows = Follows.NOTHING,
+        repeats_locked: bool = True,
     ) -> T:
         patience, conflicts = Patience(self._outage), 0
         while True:
-            attempt: _Attempt[T] = _Attempt(patience.since)
+            attempt: Attempt[T] = Attempt(patience.since)
             try:
                 result = await once(attempt)
             except ReplayBufError as error:
                 if is_conflict(error) and conflicts + 1 < _ATTEMPTS:
                     conflicts += 1
                     await asyncio.sleep(0.01 * 2**conflicts)
+                elif isinstance(error, StandbyAwaitedError) and attempt.committing and attempt.identity is not None:
+                    raise await self._not_replicated(attempt, error) from error
+                elif repeats_locked and self.opened and isinstance(error, (LockedError, PoolBusyError)):
+                    await self._wait_for_others(error, attempt, patience, stored)
                 elif not (self.opened and self._is_lost(error, attempt)):
                     raise
                 elif await self._was_committed(attempt, error, patience, stored):
@@ -244,14 +262,14 @@ class PostgresDatabase(Database):
                 self._outage.end()
                 return result
 
-    def _is_lost(self, error: ReplayBufError, attempt: _Attempt[Any]) -> bool:
+    def _is_lost(self, error: ReplayBufError, attempt: Attempt[Any]) -> bool:
         if self._outage.on and not attempt.connected and isinstance(error, PoolBusyError):
             return True  # the pool is busy making connections that fail
         # An answer to COMMIT that doesn't arrive counts as lost.
         return is_lost(error, connected=attempt.connected and not attempt.committing)
 
     async def _was_committed(
-        self, attempt: _Attempt[Any], error: ReplayBufError, patience: Patience, stored: str
+        self, attempt: Attempt[Any], error: ReplayBufError, patience: Patience, stored: str
     ) -> bool:
         """Pause, then return whether a transaction that lost its connection was committed; if not, it has ended."""
         while True:
@@ -263,10 +281,12 @@ class PostgresDatabase(Database):
                 raise patience.given_up(stored) from error
             if attempt.identity is None:
                 return False
-            asking: _Attempt[bool] = _Attempt(patience.since)
+            asking: Attempt[bool] = Attempt(patience.since)
             try:
-                committed = await self._find_out(attempt.identity, asking)
+                committed = await self._find_out(attempt.identity, asking, replicated=attempt.committing)
             except ReplayBufError as later:
+                if isinstance(later, StandbyAwaitedError):
+                    raise await self._not_replicated(attempt, later) from later
                 if not self._is_lost(later, asking):
                     if attempt.committing:
                         raise self._unknown(attempt, str(later)) from later
@@ -276,23 +296,55 @@ class PostgresDatabase(Database):
                 self._outage.end()
                 return committed
 
-    def _unknown(self, attempt: _Attempt[Any], why: str) -> OutcomeUnknownError:
+    async def _wait_for_others(
+        self, error: ReplayBufError, attempt: Attempt[Any], patience: Patience, stored: str
+    ) -> None:
+        """Pause if what is held by others may be held by commits that wait for a standby; otherwise raise the error."""
+        if why := await self._waits.why():
+            error = StandbyAwaitedError(f"{error}; {why}")
+        elif not self._is_lost(error, attempt):
+            raise error
+        try:
+            await patience.wait(error)
+        except TimeoutError:
+            raise patience.given_up(stored) from error
+
+    async def _not_replicated(self, attempt: Attempt[Any], error: StandbyAwaitedError) -> StandbyAwaitedError:
+        """Return the error for a commit whose wait for a standby was given up, which its primary should have."""
+        identity, known = attempt.identity, "It isn't known whether the primary has it"
+        assert identity is not None
+        with contextlib.suppress(ReplayBufError, TimeoutError):
+            async with asyncio.timeout(_LOOKING_SECONDS):
+                if not await self._find_out(identity, Attempt(), replicated=False):  # another server has taken over
+                    return StandbyAwaitedError(f"{error}; nothing of it was stored")
+                known = "The primary has it, and would lose it if it is lost itself"
+        return NotReplicatedError(
+            f"{error}. {known}: a put with key= can be repeated, and what was taken comes back",
+            lambda: self._find_out(identity, Attempt()),
+            attempt.result,
+        )
+
+    def _unknown(self, attempt: Attempt[Any], why: str) -> OutcomeUnknownError:
         identity = attempt.identity
         assert identity is not None
         return OutcomeUnknownError(
             f"{why}; the answer to a commit was lost, and it isn't known whether it succeeded: a put with "
             "key= can be repeated, and what was taken comes back",
-            lambda: self._find_out(identity, _Attempt()),
+            lambda: self._find_out(identity, Attempt()),
             attempt.result,
         )
 
-    async def _find_out(self, identity: Identity, attempt: _Attempt[bool]) -> bool:
-        """Return whether a transaction was committed. If it still runs, without a client, it is ended first."""
+    async def _find_out(self, identity: Identity, attempt: Attempt[bool], *, replicated: bool = True) -> bool:
+        """Return whether a transaction was committed. If it still runs, without a client, it is ended first.
+
+        It is waited for until it is `replicated`, where commits are.
+        """
         async with self._connected(attempt) as connection:
             tx = Transaction(PostgresSession(connection))
             for _ in range(_ENDING_LOOKS):
                 if not await run(lambda: identities.end_if_running(tx, identity)):
-                    return await run(lambda: identities.was_committed(tx, identity))
+                    async with self._waits.bounded(attempt.since):
+                        return await run(lambda: identities.was_committed(tx, identity, replicated=replicated))
                 await asyncio.sleep(_ENDING_SECONDS)
             raise ConnectionError("the server process of a lost connection doesn't end")
 
@@ -302,7 +354,7 @@ class PostgresDatabase(Database):
     # Connections
 
     @asynccontextmanager
-    async def _connected(self, attempt: _Attempt[Any]) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def _connected(self, attempt: Attempt[Any]) -> AsyncIterator[asyncpg.Connection[Any]]:
         with translated(self.url, self.lock_timeout):
             async with self._outage.connecting(attempt.since) as connected, self.pool.lend() as connection:
                 await connected()
@@ -318,11 +370,11 @@ class PostgresDatabase(Database):
                 async with self._begun(connection, self._begin(begin), first):
                     session = PostgresSession(connection)
                     steps = Steps(Transaction(session, scope), run, lambda: send(connection, "ROLLBACK;"))
-                    attempt: _Attempt[None] = _Attempt(server=connection.standing)  # type: ignore[attr-defined]
+                    attempt: Attempt[None] = Attempt(server=connection.standing)  # type: ignore[attr-defined]
                     yield steps
                     if not steps.is_over:
                         attempt.identity = self._identity(connection) if write else None
-                        await commit(connection, _mark(attempt.identity))
+                        await self._commit(connection, _mark(attempt.identity))
                         self._committed(attempt, Follows.NOTHING)
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
@@ -346,5 +398,5 @@ async def _send_first(connection: asyncpg.Connection[Any], begin: str) -> None:
         await send(connection, begin)
     except Exception as error:
         if is_other_server(error):
-            raise ConnectionResetError("another server answers on this connection than before") from error
+            raise OtherServerError from None  # the server's own error says nothing to a user
         raise

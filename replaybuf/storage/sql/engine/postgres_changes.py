@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy.engine import URL
 
 from replaybuf.storage.sql.engine.database import CommitWatch
-from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.errors import says_unknown, translated
 from replaybuf.storage.sql.engine.postgres_pool import Pool, is_closed
 from replaybuf.storage.sql.engine.urls import public_url
 
@@ -21,8 +21,6 @@ _ANNOUNCE = f"SELECT set_config('synchronous_commit', 'off', true), pg_notify('{
 # Every commit on the server changes its snapshot.
 SNAPSHOT = "SELECT CAST(pg_current_snapshot() AS text)"
 _LONGEST_SECONDS = 5.0
-#: The classes of errors with which a server says that it lacks something: not supported; unknown, or not allowed.
-_REFUSED = ("0A", "42")
 
 _logger = logging.getLogger("replaybuf.watch")
 
@@ -78,8 +76,7 @@ class Notifications(CommitWatch):
 
     def _do_without(self, what: str, error: Exception, effect: str) -> None:
         """Say once that the server lacks something. Raises any error that doesn't say so."""
-        state = getattr(error, "sqlstate", None)
-        if not (isinstance(state, str) and state.startswith(_REFUSED)):
+        if not says_unknown(error):
             raise error
         _logger.warning("%s has no %s (%s): %s", public_url(self._url), what, error, effect)
 

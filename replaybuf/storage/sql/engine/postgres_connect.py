@@ -15,9 +15,8 @@ import asyncpg
 from sqlalchemy.engine import URL
 
 from replaybuf import passwords
-from replaybuf.errors import ConfigError, StorageError
+from replaybuf.errors import ConfigError, NotConnectedError, StorageError
 from replaybuf.passwords import PasswordFunction
-from replaybuf.storage.sql.engine.errors import NotConnectedError
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
 from replaybuf.storage.sql.engine.tls import OPTIONS, tls_of
 from replaybuf.storage.sql.engine.urls import driver_options, is_local, public_url

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from sqlalchemy.engine import URL
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from replaybuf.errors import ReplayBufError, UnreachableError
+from replaybuf.errors import PoolBusyError, ReplayBufError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import postgres_dialect
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
@@ -43,10 +43,6 @@ KEPT_SECONDS = 60.0
 _CLOSING_SECONDS = 2.0
 #: Texts and byte strings up to this length are not looked at more closely before they are sent.
 LARGE = 1 << 26
-
-
-class PoolBusyError(UnreachableError):
-    """All connections of the store were in use for too long."""
 
 
 class Pool:

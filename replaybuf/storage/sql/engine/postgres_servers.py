@@ -17,8 +17,8 @@ from typing import Any
 import asyncpg
 from sqlalchemy.engine import URL
 
-from replaybuf.errors import ConfigError
-from replaybuf.storage.sql.engine.errors import NoPrimaryError, is_telling
+from replaybuf.errors import ConfigError, NoPrimaryError
+from replaybuf.storage.sql.engine.errors import is_telling
 from replaybuf.storage.sql.engine.hosts import Host, hosts_of, session_attrs
 from replaybuf.storage.sql.engine.outage import Identity, next_identity
 from replaybuf.storage.sql.engine.servers import (
@@ -74,15 +74,20 @@ class Connection(asyncpg.Connection):
         timeline, process = self.standing.timeline, self.standing.process
         if timeline is None or process == self.get_server_pid():
             return ""
-        return (
-            "SELECT 1 / (CASE WHEN pg_is_in_recovery() THEN 0 WHEN left(pg_walfile_name(pg_current_wal_insert_lsn()), "
-            f"8) = '{timeline:08X}' THEN 1 ELSE 0 END);"
-        )
+        return _SAME_SERVER.format(timeline=f"{timeline:08X}")
+
+
+# Its error is also in the server's log: "invalid input syntax for type integer:", and this text.
+_OTHER = "replaybuf: another server than before answers on this connection"
+_SAME_SERVER = f"""SELECT CASE
+    WHEN pg_is_in_recovery() THEN CAST(concat('{_OTHER}: a standby at ', pg_last_wal_replay_lsn()) AS int)
+    WHEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) = '{{timeline}}' THEN 1
+    ELSE CAST(concat('{_OTHER}: a primary at ', pg_current_wal_insert_lsn()) AS int) END;"""
 
 
 def is_other_server(error: BaseException) -> bool:
     """Return whether an error is that of `Connection.same_server`."""
-    return getattr(error, "sqlstate", None) == "22012"
+    return getattr(error, "sqlstate", None) == "22P02" and _OTHER in str(error)
 
 
 class Seen:
@@ -153,6 +158,11 @@ class Servers:
             except Exception:
                 self.last = None
         return await self._connect_to(self._hosts, args, options)
+
+    async def one_more(self) -> Any:
+        """Return a connection that isn't one of the pool's, like the last one that was made."""
+        args, options = self._how
+        return await self.connect(*args, **options)
 
     def look_out(self) -> None:
         """Ask the other servers from time to time, beside: an old primary may not know that it is one."""
@@ -269,7 +279,8 @@ class Servers:
             if standing.timeline > 1:
                 await _enter(connection, standing)
             if before is not None and standing.timeline > before.timeline:
-                _logger.warning("%s: follows %s from now on (timeline %d)", self._where, chosen, standing.timeline)
+                who = "it is another server" if chosen.host is None else f"this process follows {chosen}"
+                _logger.warning("%s: %s from now on (timeline %d)", self._where, who, standing.timeline)
             if (marks := self.seen.marks) and not self.lost:
                 there = dict(map(tuple, await connection.fetch(_MARKS, list(marks))))
                 if any(there.get(row, 0) < number for row, number in marks.items()):
@@ -288,7 +299,7 @@ class Servers:
                 and other.standing.instance not in self._left
             ):
                 self._left.add(other.standing.instance)
-                with contextlib.suppress(Exception):  # it may have no tables, or wait for a standby
+                with contextlib.suppress(Exception):  # it may have no tables
                     await other.fetch(_LEAVE, f"{known.system} {known.timeline}", timeout=_CLOSING_SECONDS)
 
     async def _check_not_left(self, connection: Connection, chosen: Found, timeline: int) -> None:
@@ -316,20 +327,26 @@ class Servers:
         )
 
 
-_LEAVE = """
-INSERT INTO rb_info (name, value) VALUES ('left', $1) ON CONFLICT (name) DO UPDATE SET value = excluded.value
-"""
+# What is noted here needs no standby: whatever is committed after it has it before itself in the WAL, and on another
+# timeline it is noted anew.
+_UNREPLICATED = "SELECT set_config('synchronous_commit', 'local', true)"
+_LEAVE = f"""
+WITH note AS (
+    INSERT INTO rb_info (name, value) VALUES ('left', $1) ON CONFLICT (name) DO UPDATE SET value = excluded.value
+) {_UNREPLICATED}
+"""  # noqa: S608
 _RETURN = "DELETE FROM rb_info WHERE name = 'left'"
 _LEFT = "SELECT value FROM rb_info WHERE name = 'left'"
 _MARKS = "SELECT name, value FROM rb_counter WHERE name = ANY($1)"
 # Numbers that were given in lost transactions are never given again: leases and segments are known by them. The first
 # process that writes on a new timeline sees to that, before anybody else writes there.
-_ENTER = """
-WITH new AS (INSERT INTO rb_info (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING RETURNING name)
+_ENTER = f"""
+WITH local AS MATERIALIZED ({_UNREPLICATED}),
+    new AS (INSERT INTO rb_info (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING RETURNING name)
 SELECT setval(CAST(oid AS regclass), nextval(CAST(oid AS regclass))
     + CASE relname WHEN 'rb_uid' THEN 1000000 ELSE 10000 END)
-FROM pg_class, new WHERE relkind = 'S' AND relname LIKE 'rb\\_%' AND pg_table_is_visible(oid)
-"""
+FROM local, pg_class, new WHERE relkind = 'S' AND relname LIKE 'rb\\_%' AND pg_table_is_visible(oid)
+"""  # noqa: S608
 
 
 async def _enter(connection: Connection, standing: Standing) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from replaybuf.storage.sql.engine.errors import NoPrimaryError, OnlyStandbysError
+from replaybuf.errors import NoPrimaryError, OnlyStandbysError
 from replaybuf.storage.sql.engine.hosts import Host
 
 

@@ -163,8 +163,6 @@ def _checked_postgres(url: URL) -> URL:
     query = checked_options(url.query)
     secret = "password" in query
     url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
-    if url.port is not None and not 0 < url.port < 65536:
-        raise ConfigError("the port in the url is too high: ports are from 1 to 65535")
     for ignored in _POSTGRES_IGNORED:
         query.pop(ignored, None)
     options = {

@@ -48,7 +48,10 @@ async def over_sqlalchemy(url: URL, work: Callable[[Connection], T], lock_timeou
         )
         async with remote.connect() as other:
             bound = f"SET LOCAL lock_timeout = {round(lock_timeout * 1000)}"
-            return await other.run_sync(_transact, work, bound, locks.first(None, alone=True))
+            # A synchronous standby that is away would be waited for without an end. One that takes over without the
+            # upgrade has an older schema, which everybody notices.
+            here = "SET LOCAL synchronous_commit = local"
+            return await other.run_sync(_transact, work, bound, here, locks.first(None, alone=True))
 
 
 def _transact(connection: Connection, work: Callable[[Connection], T], *begin: str) -> T:

@@ -1,0 +1,356 @@
+"""Commits that wait for a synchronous standby which isn't there: said, given up in time, found again, made once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from replaybuf import ReplayBuffer
+from replaybuf.errors import ClosedError, StandbyAwaitedError, UnreachableError
+from replaybuf.storage.sql.engine.outage import NotReplicatedError
+from tests.cli.doctored import examine
+from tests.cluster.servers import Cluster
+from tests.faults.figures import Figures
+from tests.postgres import execute
+from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
+
+#: What is said of the server of these tests.
+SAID = (
+    r"the commit waits for a synchronous standby: synchronous_standby_names = '\*' asks for 1 standby, and 0 are "
+    r"connected; start the standby"
+)
+
+
+@contextlib.asynccontextmanager
+async def away(cluster: Cluster) -> AsyncIterator[None]:
+    """A block in which the standby isn't there."""
+    await asyncio.to_thread(cluster.lose_standby)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(cluster.return_standby)
+
+
+async def was_committed(buffer: ReplayBuffer, error: BaseException) -> bool:
+    """What the mark of the call says by now."""
+    assert isinstance(error, NotReplicatedError)
+    return bool(await buffer.storage.thread.run(error.was_committed))  # type: ignore[attr-defined]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "replaybuf.database"]
+
+
+async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(
+    synchronous: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The doctor and the log say for what it waited; others see the group once, and it is there once afterwards."""
+    caplog.set_level(logging.INFO, "replaybuf.database")
+    url = synchronous.new_database()
+    async with build(url, reconnect_timeout=1) as buffer:
+        await fill(buffer, 2)
+        rows = await asyncio.to_thread(examine, url, code=None)
+        assert [row["level"] for row in rows["replication"] + rows["hosts"]] == ["ok", "ok", "ok"]
+        roles = {row["text"].partition(", ")[0] for row in rows["hosts"]}
+        primary, standby = (node.address for node in (synchronous.primary, synchronous.standby))
+        assert roles == {f"{primary} is a primary", f"{standby} is a standby"}
+        async with away(synchronous):
+            began = time.monotonic()
+            with pytest.raises(
+                NotReplicatedError, match=SAID + ".* The primary has it, .*key= can be repeated"
+            ) as caught:
+                await asyncio.wait_for(buffer.put(group(2), TASK), 20)
+            assert time.monotonic() - began < 10
+            assert caught.value.in_doubt
+            assert len(buffer) == 3
+            rows = await asyncio.to_thread(examine, url, code=None)
+            [found] = rows["replication"]
+            assert [row["text"].partition(": ")[0] for row in rows["hosts"] if row["level"] == "warning"] == [
+                f"{standby} can't be used"
+            ]
+            assert found["text"].startswith("commits wait for a synchronous standby: synchronous_standby_names = '*' ")
+            assert "pg_reload_conf" in found["mend"]
+        assert await was_committed(buffer, caught.value)
+        assert await take_all(buffer) == [0, 1, 2]
+    assert "asks for 1 standby, and 0 are connected" in said(caplog)[0]
+    assert "commits wait for no standby any more" in said(caplog)[-1]
+
+
+async def test_calls_go_on_when_the_standby_is_back_in_time(
+    synchronous: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also those that wait for the locks of a commit, for longer than a lock may take; nothing blames the locks."""
+    caplog.set_level(logging.INFO, "replaybuf")
+    url = synchronous.new_database()
+    async with build(url, lock_timeout=1) as one, build(url, lock_timeout=1) as two:
+        await fill(one, 2)
+        await two.count(TASK, "completed")
+        async with away(synchronous):
+            putting = asyncio.create_task(one.put(group(2), TASK))
+            await asyncio.sleep(0.2)
+            refreshing = asyncio.create_task(
+                two.refresh_staleness(task_stale_thresholds={TASK: 4}, current_train_step=1)
+            )
+            await asyncio.sleep(4)
+            assert not putting.done()
+            assert not refreshing.done()
+        await asyncio.wait_for(asyncio.gather(putting, refreshing), 20)
+        assert await take_all(two) == [0, 1, 2]
+    told = [one.getMessage() for one in caplog.records if one.name.startswith("replaybuf")]
+    assert len([one for one in told if "asks for 1 standby, and 0 are connected" in one]) == 2
+    assert not any("for a lock" in one or "is the server running" in one for one in told)
+
+
+@pytest.mark.long
+async def test_who_waits_for_the_locks_of_such_a_commit_is_told_and_stores_nothing(synchronous: Cluster) -> None:
+    url = synchronous.new_database()
+    async with build(url) as one, build(url, lock_timeout=1, reconnect_timeout=2) as two:
+        await fill(one, 1)
+        await two.count(TASK, "completed")
+        async with away(synchronous):
+            putting = asyncio.create_task(one.put(group(1), TASK))
+            await asyncio.sleep(0.2)
+            with pytest.raises(StandbyAwaitedError, match=f"for a lock.*{SAID}.*nothing of it was stored") as caught:
+                await two.refresh_staleness(task_stale_thresholds={TASK: 4}, current_train_step=1)
+            assert not caught.value.in_doubt
+        await asyncio.wait_for(putting, 20)
+
+
+@pytest.mark.long
+async def test_a_take_that_was_given_up_comes_back(synchronous: Cluster) -> None:
+    url = synchronous.new_database()
+    async with build(url, reconnect_timeout=1) as buffer:
+        await fill(buffer, 3)
+        async with away(synchronous):
+            with pytest.raises(NotReplicatedError):
+                await buffer.get(2, TASK)
+
+        async def are_back() -> bool:
+            return len(buffer) == 3
+
+        await until(are_back, 30)
+        assert await take_all(buffer) == [0, 1, 2]
+
+
+@pytest.mark.long
+async def test_a_key_that_is_put_again_is_there_once(synchronous: Cluster) -> None:
+    """Meanwhile and afterwards; the second put waits for a standby like the first."""
+    url = synchronous.new_database()
+    async with build(url, reconnect_timeout=1) as buffer:
+        await fill(buffer, 1)
+        async with away(synchronous):
+            for _ in range(2):
+                with pytest.raises(NotReplicatedError):
+                    await buffer.put(group(1), TASK, key="one")
+            assert len(buffer) == 2
+        await buffer.put(group(1), TASK, key="one")
+        assert await take_all(buffer) == [0, 1]
+
+
+@pytest.mark.long
+async def test_a_buffer_is_not_opened_without_the_standby(synchronous: Cluster) -> None:
+    """A new database; nor does it hang. With the tables there, reading goes on."""
+    url, there = synchronous.new_database(), synchronous.new_database()
+    async with build(there) as buffer:
+        await fill(buffer, 1)
+    async with away(synchronous):
+        began = time.monotonic()
+        with pytest.raises(StandbyAwaitedError, match=SAID):
+            async with build(url) as buffer:
+                await buffer.put(group(1), TASK)
+        async with build(there, reconnect_timeout=1) as buffer:
+            assert await buffer.count(TASK, "completed") == 1
+            with pytest.raises(NotReplicatedError):
+                await buffer.put(group(2), TASK)
+        assert time.monotonic() - began < 40
+
+
+@pytest.mark.long
+async def test_a_checkpoint_is_given_up_too(synchronous: Cluster) -> None:
+    url = synchronous.new_database()
+    async with build(url, reconnect_timeout=1) as buffer:
+        await fill(buffer, 1)
+        async with away(synchronous):
+            with pytest.raises(StandbyAwaitedError, match=SAID) as caught:
+                await buffer.checkpoint(1)
+            assert caught.value.in_doubt
+        await buffer.checkpoint(1)
+        await buffer.get(1, TASK)
+        await buffer.restore(1)
+        assert await take_all(buffer) == [0]
+
+
+@pytest.mark.long
+async def test_what_was_given_up_is_gone_with_the_primary_and_nobody_was_told_of_it(synchronous: Cluster) -> None:
+    """It is said of another standby that has taken over: what was told is there, and what wasn't may be repeated."""
+    url = synchronous.new_database()
+    async with build(url, reconnect_timeout=1) as buffer:
+        await fill(buffer, 2)
+        synchronous.hold_back()
+        with pytest.raises(
+            NotReplicatedError, match="asks for 1 standby, and 1 is connected; look at the disk"
+        ) as caught:
+            await buffer.put(group(2), TASK)
+        await asyncio.to_thread(synchronous.fail_over)
+
+        async def can_be_asked() -> bool:
+            with contextlib.suppress(UnreachableError):
+                return not await was_committed(buffer, caught.value)
+            return False
+
+        await until(can_be_asked, 30)
+        await buffer.put(group(2), TASK)
+        assert await take_all(buffer) == [0, 1, 2]
+
+
+@pytest.mark.long
+async def test_closing_and_cancelling_do_not_wait_for_a_standby(synchronous: Cluster) -> None:
+    """The primary has what they leave, once."""
+    url = synchronous.new_database()
+    buffer = build(url)
+    await fill(buffer, 1)
+    async with away(synchronous):
+        putting = asyncio.create_task(buffer.put(group(1), TASK))
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        assert time.monotonic() - began < 1
+        other = asyncio.create_task(buffer.get(1, "another"))
+        await asyncio.sleep(0.5)
+        await buffer.close()
+        assert time.monotonic() - began < 15
+        with contextlib.suppress(StandbyAwaitedError, ClosedError):
+            await other
+    async with build(url) as buffer:
+        assert await take_all(buffer) == [0, 1]
+
+
+@pytest.mark.long
+async def test_a_promoted_server_that_waits_for_a_standby_goes_on_when_it_is_told_not_to(
+    synchronous: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is followed at once, whatever its commits wait for."""
+    caplog.set_level(logging.INFO, "replaybuf.database")
+    url = synchronous.new_database()
+    async with build(url) as buffer:
+        await fill(buffer, 2)
+        promoted = synchronous.standby.url("postgres")
+        await asyncio.to_thread(execute, promoted, "ALTER SYSTEM SET synchronous_standby_names = '*'")
+        await asyncio.to_thread(execute, promoted, "SELECT pg_reload_conf()")
+        await asyncio.to_thread(synchronous.fail_over)
+        putting = asyncio.create_task(buffer.put(group(2), TASK))
+
+        async def is_said() -> bool:
+            return any("asks for 1 standby, and 0 are connected" in one for one in said(caplog))
+
+        await until(is_said, 20)
+        assert any("follows" in one for one in said(caplog))
+        assert not putting.done()
+        await asyncio.to_thread(execute, promoted, "ALTER SYSTEM SET synchronous_standby_names = ''")
+        await asyncio.to_thread(execute, promoted, "SELECT pg_reload_conf()")
+        await asyncio.wait_for(putting, 20)
+        assert await take_all(buffer) == [0, 1, 2]
+
+
+@pytest.mark.long
+async def test_a_role_that_may_not_see_standbys_is_told_how_it_may(synchronous: Cluster) -> None:
+    """That none is there it sees, too."""
+    url = synchronous.new_database()
+    execute(synchronous.primary.url("postgres"), "CREATE ROLE looker LOGIN")
+    looker = url.replace("postgres@", "looker@")
+
+    async def examined() -> tuple[str, str]:
+        [found] = (await asyncio.to_thread(examine, looker, code=None))["replication"]
+        return found["level"], f"{found['text']} -> {found['mend']}"
+
+    level, text = await examined()
+    assert (level, "GRANT pg_monitor TO looker" in text) == ("warning", True)
+    execute(synchronous.primary.url("postgres"), "GRANT pg_monitor TO looker")
+    assert (await examined())[0] == "ok"
+    execute(synchronous.primary.url("postgres"), "REVOKE pg_monitor FROM looker")
+    async with away(synchronous):
+        level, text = await examined()
+        assert (level, "and 0 are connected -> start the standby" in text) == ("problem", True)
+    execute(synchronous.primary.url("postgres"), "DROP ROLE looker")
+
+
+#: How often the standby is ended and started again.
+AWAY = int(os.environ.get("REPLAYBUF_TEST_AWAY", "12"))
+
+
+@pytest.mark.long
+async def test_standbys_that_come_and_go_lose_and_double_nothing(synchronous: Cluster, figures: Figures) -> None:
+    """For times around those after which calls give up. What is in doubt is asked for, and put again if it isn't there.
+
+    In the end the primary is lost, too.
+    """
+    url, chance, over = synchronous.new_database(), random.Random(7), asyncio.Event()
+    put: list[int] = []
+    got: list[int] = []
+    doubts = 0
+
+    async def settled(buffer: ReplayBuffer, error: StandbyAwaitedError) -> bool:
+        while error.in_doubt:
+            with contextlib.suppress(UnreachableError):
+                return await was_committed(buffer, error)
+            await asyncio.sleep(0.1)
+        return False
+
+    async def producer(buffer: ReplayBuffer, number: int) -> None:
+        nonlocal doubts
+        while not over.is_set():
+            try:
+                await buffer.put(group(number), TASK)
+            except StandbyAwaitedError as error:
+                doubts += error.in_doubt
+                if not await settled(buffer, error):
+                    continue
+            put.append(number)
+            number += 1
+
+    async def taker(buffer: ReplayBuffer) -> None:
+        while not over.is_set():
+            with contextlib.suppress(StandbyAwaitedError):  # what was taken comes back
+                got.extend(numbers_of(await buffer.get(2, TASK)))
+
+    async def goes_on() -> None:
+        before = len(put)
+
+        async def has_gone_on() -> bool:
+            return len(put) > before + 10
+
+        await until(has_gone_on, 60)
+
+    async with build(url, reconnect_timeout=3) as one, build(url, reconnect_timeout=3) as two:
+        await fill(one, 1)
+        got.extend(await take_all(one))
+        tasks = [asyncio.create_task(producer(one, place * 1_000_000 + 1)) for place in range(3)]
+        tasks += [asyncio.create_task(taker(buffer)) for buffer in (one, two)]
+        for _ in range(AWAY):
+            await asyncio.sleep(chance.random())
+            async with away(synchronous):
+                await asyncio.sleep(6 * chance.random())
+            await goes_on()
+        await asyncio.to_thread(synchronous.fail_over)
+        await goes_on()
+        over.set()
+        await asyncio.gather(*tasks)
+
+        async def is_complete() -> bool:
+            got.extend(await take_all(one))
+            return len(got) >= len(put) + 1
+
+        await until(is_complete, 60)
+    figures.compare(AWAY + 1, [0, *put], got)
+    print(f"{AWAY} times without a standby: {len(put)} groups put, {doubts} puts in doubt")
+    assert sorted(got) == sorted([0, *put])
+    assert doubts
