@@ -72,6 +72,11 @@ async def test_the_staleness_of_a_group_that_expires_in_its_put_is_pinned() -> N
     assert (fresh.status, fresh.staleness, fresh.train_step) == (Status.COMPLETED, 0, 6)
 
 
+async def test_without_a_train_step_a_group_is_as_stale_as_its_stalest_rollout_says() -> None:
+    rollouts = [rollout(5).model_copy(update={"seq_staleness": staleness}) for staleness in (1, 3, 2)]
+    assert (await normalise(rollouts, KIND, None, None, RULE)).staleness == 3
+
+
 @given(st.lists(st.integers(3, 5), max_size=4), st.lists(st.integers(0, 1), max_size=5), st.data())
 def test_the_range_of_steps_is_that_of_all_tokens_and_of_the_trainable_ones(
     steps: list[int], mask: list[int], data: st.DataObject
