@@ -74,7 +74,9 @@ async def test_a_handle_outlives_the_buffer_that_it_came_from(shared: Kept) -> N
     async with shared.opened() as buffer:
         await buffer.put([rollout()], TASK)
         found = [item async for item in buffer.find({}, deferred=["routed_experts"])]
-    assert same(found[0].item[0].routed_experts.load(), experts())
+    handle = found[0].item[0].routed_experts
+    assert same(handle.load(), experts())
+    assert same(await handle.load_async(), experts())
 
 
 async def test_a_handle_of_a_buffer_in_memory_is_for_its_own_process() -> None:

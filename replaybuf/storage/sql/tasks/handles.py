@@ -120,11 +120,6 @@ def _lost(error: GoneError) -> LeaseLostError:
     )
 
 
-async def load_all_async(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> list[Any]:
-    """Do the same as `load_all`, in another thread."""
-    return await asyncio.to_thread(load_all, list(handles), timeout=timeout)
-
-
 def load_into(holders: T, *, timeout: float = PATIENCE) -> T:
     """Put what they load in the place of all handles, at any depth, in few requests; blocks. Returns `holders`.
 
@@ -141,11 +136,6 @@ def load_into(holders: T, *, timeout: float = PATIENCE) -> T:
     Replacing(_is_handle, note).replace(holders)
     loaded = dict(zip(found, load_all(found.values(), timeout=timeout), strict=True))
     return cast(T, Replacing(_is_handle, lambda handle: loaded[id(handle)]).replace(holders))
-
-
-async def load_into_async(holders: T, *, timeout: float = PATIENCE) -> T:
-    """Do the same as `load_into`, in another thread."""
-    return await asyncio.to_thread(load_into, holders, timeout=timeout)
 
 
 def _is_handle(value: Any) -> bool:

@@ -17,7 +17,7 @@ from replaybuf.storage.sql.inspection.group_order import Key
 from replaybuf.storage.sql.inspection.group_queries import Chosen, page_of_groups
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.schema.tables import group, lane
-from tests.test_schema import create, run
+from tests.storage.test_schema import create, run
 
 GROUPS, SIZE = 100, 11
 LANES = [
