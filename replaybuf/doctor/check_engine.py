@@ -16,7 +16,7 @@ from typing import Any
 
 from replaybuf.doctor.findings import Finding, fine, problem, warning
 from replaybuf.storage.sql.engine import locks, outage
-from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.errors import said, translated
 from replaybuf.storage.sql.engine.postgres_advice import is_about_pooler
 from replaybuf.storage.sql.engine.postgres_changes import SNAPSHOT
 from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, run
@@ -121,7 +121,7 @@ async def _prepared_statements(bench: Bench) -> str:
     except Exception as error:
         if not is_about_pooler(str(getattr(error, "sqlstate", "")), str(error)):
             raise
-        return f"they get lost between transactions, since a pooler changes the server's connections ({error})"
+        return f"they get lost between transactions, since a pooler changes the server's connections ({said(error)})"
     return ""
 
 
@@ -405,8 +405,8 @@ async def _try(part: Part, bench: Bench) -> tuple[str, bool]:
         if not isinstance(state, str):
             raise
         if state in _NOT_ALLOWED:
-            return f"{_NOT_ALLOWED[state]}: {error}", False
-        return str(error), True
+            return f"{_NOT_ALLOWED[state]}: {said(error)}", False
+        return said(error), True
 
 
 def _findings(tried: Sequence[tuple[Part, str, bool]]) -> Sequence[Finding]:

@@ -51,6 +51,9 @@ async def test_a_failover_behind_it_loses_and_doubles_nothing(
             tasks.append(asyncio.create_task(taker(two)))
 
             async def go_on(puts: int = 0, takes: int = 0) -> bool:
+                for task in tasks:
+                    if task.done():
+                        await task  # it has ended too early: its error says why
                 return len(put) > puts + 20 and len(got) > takes + 20
 
             await until(go_on, 30)

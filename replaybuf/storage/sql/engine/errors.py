@@ -134,7 +134,7 @@ def _state(error: BaseException) -> _State | None:
 
 
 def _translate_postgres(error: BaseException, where: str, lock_timeout: float, user: str | None) -> ReplayBufError:
-    text = _said(error)
+    text = said(error)
     what_to_do = advice(str(getattr(error, "sqlstate", "")), text, user)
     match _state(error):
         case _State.NOT_ADMITTED:
@@ -162,18 +162,20 @@ def _translate_postgres(error: BaseException, where: str, lock_timeout: float, u
     return StorageError(f"{where}: {text}{what_to_do}")
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """Return what the driver says, on one line; without the server's hint where there is one of ours."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
     if type(error).__name__ == "InternalClientError":  # it says something about asyncpg's states
         return "the connection was ended"
-    lines = (str(error) or type(error).__name__).splitlines()
-    return "; ".join(line for line in lines if _state(error) is None or not line.startswith("HINT:"))
+    text = str(error) or type(error).__name__
+    if _state(error) is not None:
+        text = text.partition("\nHINT:")[0]  # its last part, of many lines where it is asyncpg's about poolers
+    return "; ".join(text.splitlines())
 
 
 def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -> UnreachableError:
-    text = _said(error)
+    text = said(error)
     if isinstance(error, OtherServerError):
         return UnreachableError(f"{where}: another server than before answers on a connection; a new one is made")
     code = str(getattr(error, "sqlstate", ""))

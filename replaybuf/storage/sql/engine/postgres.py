@@ -252,7 +252,7 @@ class PostgresDatabase(Database):
                 elif isinstance(error, StandbyAwaitedError) and attempt.committing and attempt.identity is not None:
                     raise await self._not_replicated(attempt, error) from error
                 elif repeats_locked and self.opened and isinstance(error, (LockedError, PoolBusyError)):
-                    await self._wait_for_others(error, attempt, patience, stored)
+                    await self._wait_behind(error, attempt, patience, stored)
                 elif not (self.opened and self._is_lost(error, attempt)):
                     raise
                 elif await self._was_committed(attempt, error, patience, stored):
@@ -296,9 +296,7 @@ class PostgresDatabase(Database):
                 self._outage.end()
                 return committed
 
-    async def _wait_for_others(
-        self, error: ReplayBufError, attempt: Attempt[Any], patience: Patience, stored: str
-    ) -> None:
+    async def _wait_behind(self, error: ReplayBufError, attempt: Attempt[Any], patience: Patience, stored: str) -> None:
         """Pause if what is held by others may be held by commits that wait for a standby; otherwise raise the error."""
         if why := await self._waits.why():
             error = StandbyAwaitedError(f"{error}; {why}")
