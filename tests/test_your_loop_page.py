@@ -46,8 +46,8 @@ def run(folder: Path, name: str, url: str) -> subprocess.Popen[str]:
     ("shared_url", "name"),
     [
         ("sqlite", "loop.py"),
-        ("postgresql", "loop_async.py"),
-        pytest.param("sqlite", "loop_async.py", marks=pytest.mark.long),
+        ("sqlite", "loop_async.py"),
+        pytest.param("postgresql", "loop_async.py", marks=pytest.mark.long),
         pytest.param("postgresql", "loop.py", marks=pytest.mark.long),
     ],
     indirect=["shared_url"],
