@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, case, delete, func, literal, select, true, update
+from sqlalchemy import ColumnElement, bindparam, case, func, literal, select, true, update
 
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.statuses import Status
@@ -33,8 +33,6 @@ from replaybuf.storage.sql.statements.rows import GroupRow
 
 #: The amounts that a transaction adds, by lane and name.
 Counts = Counter[tuple[int, Tally]]
-#: The shard into which abandoned shards are merged.
-_MERGED = literal(0)
 
 
 def add_step(counts: Counts, homes: Mapping[LaneName, Lane], task_name: str, step: Transition, groups: int = 1) -> None:
@@ -48,9 +46,9 @@ def add_counts(tx: Transaction, counts: Mapping[tuple[int, Tally], int]) -> None
     tx.run_many(_ADD, [(lane_id, name.value, n) for (lane_id, name), n in counts.items() if n])
 
 
-def _adding(dialect: Dialect, shard: ColumnElement[int]) -> Any:
+def _adding(dialect: Dialect) -> Any:
     amounts: dict[Any, Any] = {tally.c[name]: bindparam(f"new_{name}") for name in ("lane", "name", "amount")}
-    own = dialect.insert(tally).values({**amounts, tally.c.shard: shard})
+    own = dialect.insert(tally).values({**amounts, tally.c.shard: dialect.shard})
     return own.on_conflict_do_update(
         index_elements=[tally.c.lane, tally.c.name, tally.c.shard],
         set_={"amount": tally.c.amount + own.excluded.amount},
@@ -58,8 +56,7 @@ def _adding(dialect: Dialect, shard: ColumnElement[int]) -> Any:
 
 
 _NEW = ("new_lane", "new_name", "new_amount")
-_ADD = Prepared(lambda dialect: _adding(dialect, dialect.shard), *_NEW)
-_ADD_MERGED = Prepared(lambda dialect: _adding(dialect, _MERGED), *_NEW)
+_ADD = Prepared(_adding, *_NEW)
 
 
 def read_tallies_of(tx: Transaction, tasks: Iterable[str]) -> Tallied:
@@ -124,17 +121,26 @@ def lock_tasks(tx: Transaction, tasks: Iterable[str]) -> None:
 
 
 def merge_shards(tx: Transaction) -> None:
-    """Merge the shards of connections that may be gone."""
-    if not tx.dialect.try_lock(tx, Lock.SHARDS):
-        return
-    others = select(tally).where(tally.c.shard != 0).limit(10_000)
-    rows = tx.execute(tx.dialect.for_update(others, skip_locked=True)).all()
-    counts: Counts = Counter()
-    for row in rows:
-        counts[(row.lane, Tally(row.name))] += row.amount
-        chosen = (tally.c.lane == row.lane) & (tally.c.name == row.name) & (tally.c.shard == row.shard)
-        tx.execute(delete(tally).where(chosen))
-    tx.run_many(_ADD_MERGED, [(lane_id, name.value, n) for (lane_id, name), n in counts.items()])
+    """Merge the shards of connections that are gone, on PostgreSQL.
+
+    Those of others stay: who puts or takes would wait for the row of its own shard until this is committed.
+    """
+    if tx.dialect.try_lock(tx, Lock.SHARDS):
+        tx.run(_MERGE)
+
+
+_MERGE = """
+WITH gone AS (
+    DELETE FROM rb_tally WHERE (lane, name, shard) IN (
+        SELECT lane, name, shard FROM rb_tally
+        WHERE shard <> 0 AND shard NOT IN (SELECT pid FROM pg_stat_activity)
+        LIMIT 10000 FOR UPDATE SKIP LOCKED
+    ) RETURNING lane, name, amount
+)
+INSERT INTO rb_tally AS merged (lane, name, shard, amount)
+SELECT lane, name, 0, sum(amount) FROM gone GROUP BY lane, name
+ON CONFLICT (lane, name, shard) DO UPDATE SET amount = merged.amount + excluded.amount
+"""
 
 
 #: A task, a step, and the uids of the groups that take it.
