@@ -1,4 +1,4 @@
-"""Checks of arguments, and of what is installed. Each returns the checked value.
+"""Validates arguments, and imports optional packages. Each returns the checked value.
 
 Its error names the wrong value and what is expected.
 """

@@ -41,7 +41,7 @@ class Load:
 
     @property
     def over(self) -> bool:
-        """Whether no further call may begin."""
+        """Whether the load has ended: no call begins after that."""
         return self.stop.is_set() or time.monotonic() >= self.until
 
     async def at(self, due: float) -> bool:

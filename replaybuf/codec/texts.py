@@ -1,4 +1,4 @@
-"""Where texts are in a payload: for SQL, which cuts them out."""
+"""Finds the byte offsets of texts in a payload, so that SQL can read them as substrings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from replaybuf.codec.payload_header import parts_of
 
-# The search is for the length and this many bytes of a text, because searches for whole texts are slow.
+# A search compares the length and this many bytes of a text first: searching for the whole text is slow.
 _BEGINNING: Final = 64
 # False matches of a text's beginning, after which the search ends: more of them are no accident.
 _ATTEMPTS: Final = 100

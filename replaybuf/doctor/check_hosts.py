@@ -28,7 +28,7 @@ _SYSTEM = "SELECT CAST(system_identifier AS text) FROM pg_control_system()"
 
 
 class _Server(NamedTuple):
-    """What a server says of itself: its version, where it is in the WAL, and of a standby, how old that is."""
+    """A server's version, role and WAL position (LSN), and the age of a standby's last transaction, in seconds."""
 
     version: str
     is_standby: bool
@@ -80,7 +80,7 @@ async def _system(connection: Any) -> str | None:
 
 
 def findings(servers: dict[str, _Server | str]) -> Sequence[Finding]:
-    """Return what is said of servers, by their addresses."""
+    """Return the findings about the servers of a cluster, given by address: their roles, lag, and any split brain."""
     there = {name: one for name, one in servers.items() if isinstance(one, _Server)}
     primaries = [name for name, one in there.items() if not one.is_standby]
     newest = max((_bytes(there[name].position) for name in primaries), default=None)

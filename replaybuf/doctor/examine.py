@@ -135,7 +135,7 @@ def _was_a_database(path: str | Path) -> bool:
 
 
 def text_of(error: Exception) -> str:
-    """Return what an error of a check says, for people."""
+    """Return the error of a check as one sentence."""
     if isinstance(error, ReplayBufError):
         return str(error)
     return f"a row has a value that can't be there ({type(error).__name__}: {error!s:.200})"

@@ -18,7 +18,7 @@ from replaybuf.storage.sql.inspection.writer import Writer, open_writer
 Repair = Callable[[Transaction, CheckContext], Sequence[str]]
 
 _OF_FILES: dict[str, Repair] = {"integrity": mend_schema.repair_integrity, "texts": mend_payloads.repair_texts}
-#: By the check of what they mend. Groups that are set aside, or come back, are counted afterwards.
+#: The repairs, by the name of their check. Counts come last: other repairs set groups aside, or bring them back.
 _REPAIRS: dict[str, Repair] = {
     "indexes": mend_schema.repair_indexes,
     "views": mend_schema.repair_views,
@@ -37,7 +37,7 @@ _REPAIRS: dict[str, Repair] = {
 
 
 def repair(reader: Reader, context: CheckContext) -> list[str]:
-    """Mend what is safe to mend, with a transaction without other writers for each check. Return what was done.
+    """Run the repairs that are safe, each in an exclusive write transaction. Return what was done.
 
     `context` has the payloads that `examine` found damaged. No group is deleted, and no payload that one needs. Raises
     SchemaError if the schema isn't that of this version.

@@ -157,7 +157,7 @@ class Outage:
 
 @dataclass(slots=True)
 class Attempt(Generic[T]):
-    """How far a transaction got."""
+    """One attempt to run a transaction, and the state that it reached."""
 
     since: float | None = None  # when the operation's trouble began, if it had any
     began: float = field(default_factory=time.monotonic)
