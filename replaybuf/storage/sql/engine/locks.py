@@ -2,7 +2,7 @@
 
 SQLite has one writer at a time and needs none of them.
 
-0. A number of its connection's own, by which the transaction is found if the connection is lost (`engine.identity`).
+0. A number of its connection's own, by which the transaction is found if the connection is lost (`engine.outage`).
 1. WRITERS: every write transaction takes it in its first statement, shared. Refreshes, restores, resumes and the
    beginning of a race take it exclusively: no put or take uses a step, an epoch or keys that are just being changed.
 2. SCHEMA: creating the tables, so that two processes may open a new database.

@@ -1,7 +1,7 @@
 """PostgreSQL through asyncpg: transactions that go on after a lost connection.
 
 A connection may be lost at any moment. A transaction that was not committed by then is repeated. When the answer to
-COMMIT is lost, its identity tells whether it was committed (`engine.identity`). So a put is stored once, and taken
+COMMIT is lost, its identity tells whether it was committed (`engine.outage`). So a put is stored once, and taken
 groups reach their taker.
 """
 

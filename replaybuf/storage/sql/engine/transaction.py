@@ -82,7 +82,7 @@ class Session(ABC):
 class Transaction(ReadTransaction):
     """A running transaction, which may write. `scope` is the buffer as the transaction knows it (`statements.fence`).
 
-    `mark` has the values of `engine.identity.MARK` until they are written; None where no commit can be in doubt. `last`
+    `mark` has the values of `engine.outage.MARK` until they are written; None where no commit can be in doubt. `last`
     are statements to be sent in one message with COMMIT.
     """
 
