@@ -208,14 +208,22 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
 _LONG = (
     "bench/test_bench.py::test_a_signal*15*",  # Ctrl-C
     "bench/test_bench.py::test_a_buffer_of*",
-    "demo/test_demo_kills.py::test_killed_at_random*",  # at each point of a step
+    "chunks/test_races.py::*several_senders*memory-1*",  # on PostgreSQL
+    "cli/test_ends.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open
+    "cli/test_why.py::test_leases_of_a_predecessor*postgres*",  # on SQLite: who holds a lease is told by the same rule
+    "demo/test_demo_kills.py::test_killed_at_each_point*",  # two of them: the synchronous run with the same weights
+    "demo/test_demo_kills.py::test_killed_at_random*",  # examples
     "demo/test_demo_kills.py::test_workers_killed*",  # examples: trainer and workers
-    "demo/test_demo_run.py::test_a_run_may_be_cut*",  # in another mode
+    "demo/test_demo_run.py::test_a_run_goes_on*",  # demo/test_start.py
+    "demo/test_demo_run.py::test_a_run_may_be_cut*",
+    "demo/test_demo_run.py::test_fresh*",  # demo/test_start.py
     "demo/test_demo_run.py::test_ctrl_c*disaggregated*",  # async
     "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_policy.py
     "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_endpoint_run.py::test_a_finished*",  # a run that is killed goes on
     "examples/test_endpoint_run.py::test_a_mistake*arguments[12]*",  # the first mistake
+    "examples/test_endpoint_run.py::test_slow_answers*more1*",
+    "faults/test_postgres_connections.py::test_a_commit_whose_answer_never*True*",
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
     "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
     "query/test_sql.py::test_the_largest_queries_run*postgresql-*lists*",  # on SQLite, whose limits are lower
@@ -229,6 +237,7 @@ _LONG = (
     "segments/test_lost_places.py::test_an_object_store_that_is_down*?03*",  # away
     "segments/test_lost_places.py::test_damaged_groups_are_set_aside*empty*",  # cut short
     "segments/test_lost_places.py::test_damaged_groups_are_set_aside*header*",
+    "segments/test_objects.py::test_a_store_that_is_down*503*",  # away
     "segments/test_objects.py::test_an_answer_that_it_cannot*500*",
     "sync/test_sync_processes.py::*multiprocessing*spawn*",  # test_pickling.py
     "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",

@@ -14,6 +14,8 @@ import sys
 import tempfile
 import textwrap
 import threading
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,23 @@ _ROOT = Path(__file__).parents[1]
 BEGINNING = """
 import asyncio, gc, multiprocessing, os, pickle, sys, threading, time
 from replaybuf import *
+from tests.scripts import forked
 from tests.stores import *
 url = sys.argv[1] if sys.argv[1:] else ""
 """
 _one_at_a_time = threading.Lock()
+
+
+def forked(work: Callable[[], object], leave: Callable[[], object] = lambda: os._exit(0)) -> int:
+    """Fork a process that does some work and leaves, with the exit code 1 if that failed; return its pid."""
+    if (pid := os.fork()) == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        leave()
+    return pid
 
 
 class Script:

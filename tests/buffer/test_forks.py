@@ -16,15 +16,7 @@ FORK = """
 
     buffer = build(url)
     asyncio.run(fill(buffer, 5))
-    pid = os.fork()
-    if pid == 0:
-        try:
-            asyncio.run(child())
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            os._exit(1)
-        {exit}
+    pid = forked(lambda: asyncio.run(child()), lambda: {exit})
     asyncio.run(fill(buffer, 5, 5))
     assert os.waitpid(pid, 0)[1] == 0
     started = time.monotonic()
@@ -69,16 +61,7 @@ IN_MEMORY = """
         raise AssertionError
 
     {use}
-    pid = os.fork()
-    if pid == 0:
-        try:
-            asyncio.run(refused())
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert os.waitpid(forked(lambda: asyncio.run(refused())), 0)[1] == 0
     asyncio.run(fill(buffer, 5, 5))
     assert len(buffer) == {left}
     asyncio.run(buffer.close())
@@ -118,16 +101,7 @@ def test_a_fork_does_not_keep_the_leases_of_its_parent_alive(shared_url: str) ->
 
         buffer = build(url)
         lease = asyncio.run(parent())
-        pid = os.fork()
-        if pid == 0:
-            try:
-                asyncio.run(child())
-            except BaseException:
-                import traceback
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
+        assert os.waitpid(forked(lambda: asyncio.run(child())), 0)[1] == 0
         asyncio.run(lease.acknowledge())
         asyncio.run(buffer.close())
         """,

@@ -34,29 +34,27 @@ BEGINNING = """
 """
 
 FORK = """
-    import logging, traceback
+    import logging
     fill(buffer, 5)
     waiting = threading.Thread(target=lambda: buffer.wait_ready({"other": 1}, timeout=20), daemon=True)
     waiting.start()
     items = buffer.find({})
     next(items)
     time.sleep(0.1)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            fill(buffer, 5, 100)
-            assert len(buffer.get(1, TASK, where={"uid": {"$gt": 5}}, timeout=10)) == 1
-            buffer.wait_ready({TASK: 5}, timeout=10)
-            with buffer.lease_batch({TASK: 1}) as lease:
-                lease.give_back()
-            assert len(list(items)) >= 4
-            del items
-            gc.collect()
-            {close}
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        {leave}
+
+    def child():
+        global items
+        fill(buffer, 5, 100)
+        assert len(buffer.get(1, TASK, where={"uid": {"$gt": 5}}, timeout=10)) == 1
+        buffer.wait_ready({TASK: 5}, timeout=10)
+        with buffer.lease_batch({TASK: 1}) as lease:
+            lease.give_back()
+        assert len(list(items)) >= 4
+        del items
+        gc.collect()
+        {close}
+
+    pid = forked(child, lambda: {leave})
     fill(buffer, 5, 5)
     assert os.waitpid(pid, 0)[1] == 0
     started = time.monotonic()
