@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import struct
 import uuid
 
 import pytest
@@ -68,3 +70,24 @@ async def test_a_role_without_a_connection_left_waits_until_there_is_one(postgre
             assert await take_all(buffer) == [0, 1, 2]
     finally:
         execute(postgres_database, f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_what_a_server_says_before_it_resets_a_connection_is_said() -> None:
+    """As PgBouncer does with a client that it kept waiting, and whose statements it has not read."""
+
+    def message(kind: bytes, body: bytes) -> bytes:
+        return kind + struct.pack("!I", len(body) + 4) + body
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        writer.write(message(b"R", bytes(4)) + message(b"S", b"server_version\x0016.1\0") + message(b"Z", b"I"))
+        await reader.read(1)
+        writer.write(message(b"E", b"SFATAL\0C08P01\0Mquery_wait_timeout\0\0"))
+        await asyncio.sleep(0.2)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        error = str(await refused_put(f"postgresql://trainer@127.0.0.1:{port}/rl?sslmode=disable", UnreachableError))
+    assert "query_wait_timeout; PgBouncer had no connection to the server for so long" in error

@@ -74,16 +74,21 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
 
 
 def _driver_error(error: BaseException) -> BaseException:
-    """Return the driver's own exception below SQLAlchemy's wrappers."""
+    """Return the driver's own exception below SQLAlchemy's wrappers; what a server said rather than how it hung up."""
     seen = error
     while True:
         inner = getattr(seen, "orig", None) or getattr(seen, "__cause__", None)
         if inner is None or inner is seen or isinstance(inner, asyncio.CancelledError):  # from a timeout
             return seen
+        if isinstance(inner, OSError) and (getattr(seen, "sqlstate", None) or _HUNG_UP) != _HUNG_UP:
+            return seen
         seen = inner
 
 
 # PostgreSQL
+
+#: The code that asyncpg itself gives to a lost connection, whatever ended it.
+_HUNG_UP = "08003"
 
 
 class _State(Enum):
