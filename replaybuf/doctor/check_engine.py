@@ -24,6 +24,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader
 from replaybuf.storage.sql.schema.create import create_tables
 from replaybuf.storage.sql.schema.tables import counter
+from replaybuf.storage.sql.statements import functions
 
 #: How long a part may take, and how long a notification may be on its way, in seconds.
 TRIAL_SECONDS = 3.0
@@ -209,6 +210,19 @@ async def _tables(bench: Bench) -> str:
     return ""
 
 
+async def _functions(bench: Bench) -> str:
+    if bench.has_tables:
+        async with bench.begun() as one:
+            lacking = await run(lambda: functions.unusable(Transaction(PostgresSession(one))))
+        return f"those of this version aren't there for this role ({', '.join(lacking)})" if lacking else ""
+    if not bench.ddl_is_undone:
+        raise Untried("what is made in a transaction would stay")
+    how = "() RETURNS bigint[] LANGUAGE plpgsql AS $$ BEGIN RETURN ARRAY[5, 7]; END $$"
+    async with bench.made("FUNCTION", how) as one:
+        found = await one.fetchval(f"SELECT {bench.name}()")
+        return "" if found == [5, 7] else f"one gave {found}, not {[5, 7]}"
+
+
 async def _row_locks(bench: Bench) -> str:
     async with bench.table() as (one, table):
         query = f"SELECT value FROM {table} WHERE name = $1 FOR UPDATE"  # noqa: S608
@@ -328,6 +342,13 @@ PARTS = (
         shown_by_tables=True,
     ),
     Part("tables", "the tables, indexes and views", "nothing can be stored", _tables, shown_by_tables=True),
+    Part(
+        "functions in PL/pgSQL",
+        "light puts in one round trip",
+        "they take three; let the owner of the tables make the functions (replaybuf db upgrade URL)",
+        _functions,
+        needed=False,
+    ),
     Part(
         "SKIP LOCKED",
         "draws, which don't wait for each other",

@@ -51,6 +51,7 @@ LACKING = {
         {"settings of connections": "warning"},
         "synchronous_commit is off",
     ),
+    "functions that are gone": ({b"to_regproc(": b"to_regtype("}, {"functions in PL/pgSQL": "warning"}, "db upgrade"),
     "no SKIP LOCKED": ({b"SKIP LOCKED": b"SKIP LACKED"}, {"SKIP LOCKED": "problem"}, "syntax error"),
     "no upserts": ({b"ON CONFLICT": b"ON CONFLACT"}, {"writes in queries": "problem"}, "syntax error"),
     "no paths in JSON": ({b"_path_exists": b"_path_exasts"}, {"JSONB": "problem"}, "jsonb_path_exasts"),

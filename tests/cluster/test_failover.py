@@ -18,8 +18,8 @@ from sqlalchemy import make_url
 from replaybuf import PromptLedger, ReplayBuffer, Status
 from tests.cluster.servers import Cluster
 from tests.faults.figures import Figures
-from tests.faults.proxy import Link, Proxy, once, proxied
-from tests.faults.test_postgres_connections import all_told, end_background_work, is_commit
+from tests.faults.proxy import Link, Proxy, is_commit, once, proxied
+from tests.faults.test_postgres_connections import all_told, end_background_work
 from tests.faults.test_storm import Storm
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, take_all, until
 
@@ -145,10 +145,10 @@ async def test_a_commit_whose_answer_dies_with_the_primary_is_made_once(synchron
 
     commit: list[bytes] = []
 
-    def at(data: bytes) -> bool:
-        if is_commit(data):
+    def at(link: Link, data: bytes) -> bool:
+        if is_commit(link, data):
             commit.append(data)
-        return is_commit(data)
+        return is_commit(link, data)
 
     async with behind_proxy(synchronous, url) as (proxy, behind), build(behind) as buffer:
         await fill(buffer, 3)
@@ -180,7 +180,7 @@ async def test_a_commit_that_was_interrupted_while_it_waited_for_the_standby_is_
         await all_told(buffer)
         await end_background_work(buffer)
         synchronous.hold_back()
-        proxy.fault = once(cut_soon, at=is_commit)
+        proxy.fault = once(cut_soon)
         putting = asyncio.create_task(buffer.put(group(2), TASK))
 
         async def is_there() -> bool:

@@ -12,6 +12,8 @@ import asyncpg
 from sqlalchemy import URL, make_url
 
 COMMIT = b"COMMIT;\x00"
+#: Begins the name of a connection, which is sent with the mark of a transaction.
+MARK = b"connection "
 
 
 class Link:
@@ -20,6 +22,7 @@ class Link:
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self._writers = (client, server)
         self.pid = 0  # of the server's process
+        self.begun = False  # a transaction that is not a single statement
         self.answers_lost = False  # the next answer of the server ends the connection instead of reaching the client
         self.frozen = False  # nothing arrives any more, and nobody is told
 
@@ -43,7 +46,7 @@ class Proxy:
     """
 
     def __init__(self, server_url: str, tls: ssl.SSLContext | None = None) -> None:
-        self._server_url = server_url
+        self.server_url = server_url
         self.tls = tls
         self.shown: list[object] = []  # the certificates of clients
         self.altered: Callable[[bytes], bytes] = lambda answer: answer
@@ -58,12 +61,12 @@ class Proxy:
     def url(self) -> str:
         assert self._server is not None
         host, port = self._server.sockets[0].getsockname()
-        url = make_url(self._server_url).set(host=host, port=port, query={})
+        url = make_url(self.server_url).set(host=host, port=port, query={})
         return url.render_as_string(hide_password=False)
 
     async def end_process(self, link: Link) -> None:
         """Let the server end its side."""
-        connection = await asyncpg.connect(self._server_url)
+        connection = await asyncpg.connect(self.server_url)
         try:
             await connection.execute(f"SELECT pg_terminate_backend({link.pid}, 5000)")
         finally:
@@ -99,7 +102,7 @@ class Proxy:
         if self.tls is not None and not await self._speak_tls(client_reader, client):
             return
         try:
-            server_reader, server = await _open(make_url(self._server_url))
+            server_reader, server = await _open(make_url(self.server_url))
         except OSError:
             client.transport.abort()
             return
@@ -127,7 +130,9 @@ class Proxy:
             while data := await client.read(1 << 20):
                 for text, other in self.instead.items():
                     data = data.replace(text, other)
+                link.begun |= b"BEGIN" in data
                 passes = self.fault is None or await self.fault(link, data)
+                link.begun &= not (COMMIT in data or b"ROLLBACK" in data)
                 if passes and not link.frozen:
                     server.write(data)
                     await server.drain()
@@ -169,13 +174,18 @@ async def proxied(server_url: str, tls: ssl.SSLContext | None = None) -> AsyncIt
         await proxy.stop()
 
 
-def once(fault: Callable[[Link], Awaitable[bool]], *, at: Callable[[bytes], bool]) -> Fault:
+def is_commit(link: Link, data: bytes) -> bool:
+    """Whether a message commits what was written: it is a COMMIT, or calls a function that is a transaction."""
+    return COMMIT in data or (MARK in data and not link.begun)
+
+
+def once(fault: Callable[[Link], Awaitable[bool]], *, at: Callable[[Link, bytes], bool] = is_commit) -> Fault:
     """A fault that happens at the first message `at` is true for."""
     happened = False
 
     async def maybe(link: Link, data: bytes) -> bool:
         nonlocal happened
-        if happened or not at(data):
+        if happened or not at(link, data):
             return True
         happened = True
         return await fault(link)

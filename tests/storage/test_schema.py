@@ -105,7 +105,8 @@ _POSTGRES_CATALOG = {
           FROM pg_sequences WHERE schemaname = 'public' ORDER BY sequencename""",
     "views": "SELECT viewname, definition FROM pg_views WHERE schemaname = 'public' ORDER BY viewname",
     "triggers": "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal ORDER BY tgname",
-    "functions": "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace ORDER BY proname",
+    "functions": "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+    " AND proname NOT LIKE 'rb\\_call\\_%' ORDER BY proname",
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -15,7 +16,7 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from replaybuf.checks import check_history
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ClosedError, ConfigError, ForkedError
+from replaybuf.errors import ClosedError, ConfigError, ForkedError, ReplayBufError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.rules.limits import Rules
 from replaybuf.segments.places import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
@@ -26,6 +27,7 @@ from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
+from replaybuf.storage.sql.statements import functions
 from replaybuf.storage.sql.statements.fence import check_fence, joined
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
@@ -41,6 +43,8 @@ from replaybuf.worker_name import worker_name
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+_logger = logging.getLogger("replaybuf.database")
 
 _CLOSE_SECONDS = 60
 _BLOCKING_SECONDS = 600
@@ -203,6 +207,8 @@ class Store:
                 refuse_network_filesystem(engine.path)
             if not await self._is_there():
                 await self._create()
+            if not self._read_only and await engine.read(functions.missing, single=True):
+                await self._create_functions()
             transactions.scope = await engine.read(joined, transactions.scope)
             engine.opened = True
             await self.segments.prepare(transactions.scope, writes=not self._read_only)
@@ -226,6 +232,13 @@ class Store:
             if not await self._is_there():
                 raise
         await self.engine.write(partial(create_schema, where=self.engine.where), fenced=False)
+
+    async def _create_functions(self) -> None:
+        """Create functions that save round trips; without them everything works."""
+        try:
+            await self.engine.write(functions.create, fenced=False)
+        except ReplayBufError as error:
+            _logger.info("functions that save round trips could not be created: %s", error)
 
     # Operations
 

@@ -81,6 +81,7 @@ class Database(ABC):
         fenced: bool = True,
         patience: float | None = None,
         follows: Follows = Follows.NOTHING,
+        in_one_call: Function[T | None] | None = None,
     ) -> T:
         """Run `function(tx)` in a write transaction behind the fence and commit; `alone` keeps out all other writers.
 
@@ -89,6 +90,9 @@ class Database(ABC):
 
         What follows WHAT_WAS_SEEN raises CommitsLostError once the database lacks some of that, until something was
         committed that follows A_CHECKPOINT.
+
+        On a server, `in_one_call(tx)` is tried first: it makes one `Transaction.call`, whose answer is the result, and
+        if that changed nothing it returns None.
 
         The function may run more than once: when the database rolls it back in favour of another transaction, or when a
         connection was lost. Raises UnreachableError when it was not committed, and OutcomeUnknownError when that could

@@ -165,6 +165,7 @@ class Attempt(Generic[T]):
     server: Standing = UNKNOWN
     identity: Identity | None = None
     committing: bool = False
+    called: bool = False  # committed by the call of a function
     last: Sequence[str] = ()
     result: Any = None
 
@@ -304,3 +305,9 @@ def was_committed(tx: Transaction, identity: Identity, *, replicated: bool) -> b
 
 
 _READ = "SELECT value FROM rb_counter WHERE name = $1"
+
+
+def answer(tx: Transaction, identity: Identity) -> list[int]:
+    """Return what a function answered that was committed (`engine.server_function`)."""
+    [(numbers,)] = tx.run("SELECT value FROM rb_info WHERE name = $1", identity.row)
+    return [int(number) for number in numbers.split()]

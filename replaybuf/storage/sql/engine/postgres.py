@@ -1,39 +1,30 @@
-"""PostgreSQL through asyncpg: transactions that go on after a lost connection.
+"""PostgreSQL through asyncpg: transactions, repeated if their connection is lost (`engine.postgres_recovery`).
 
-A connection may be lost at any moment. A transaction that was not committed by then is repeated. When the answer to
-COMMIT is lost, its identity tells whether it was committed (`engine.outage`). So a put is stored once, and taken
-groups reach their taker.
+A connection may be lost at any moment, and all the same a put is stored once, and taken groups reach their taker.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.engine import URL
 
-from replaybuf.errors import CommitsLostError, LockedError, PoolBusyError, ReplayBufError, StandbyAwaitedError
+from replaybuf.errors import CommitsLostError, ReplayBufError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine import outage as identities
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, Follows, Function, Steps
-from replaybuf.storage.sql.engine.errors import OtherServerError, is_conflict, is_lost, translated
+from replaybuf.storage.sql.engine.errors import OtherServerError, translated
 from replaybuf.storage.sql.engine.hooks import on_statement
-from replaybuf.storage.sql.engine.outage import (
-    Attempt,
-    Identity,
-    NotReplicatedError,
-    Outage,
-    OutcomeUnknownError,
-    Patience,
-)
+from replaybuf.storage.sql.engine.outage import Attempt, Identity, Outage
 from replaybuf.storage.sql.engine.postgres_changes import Notifications
+from replaybuf.storage.sql.engine.postgres_connect import is_other_server
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, commit, run, send
-from replaybuf.storage.sql.engine.postgres_servers import is_other_server
+from replaybuf.storage.sql.engine.postgres_recovery import Recovery
 from replaybuf.storage.sql.engine.standbys import CommitWaits
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 
@@ -42,11 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ATTEMPTS = 5
-#: How often, and at what interval, to check whether a server process that was told to end is gone.
-_ENDING_LOOKS, _ENDING_SECONDS = 100, 0.02
-#: How long to look for a commit whose wait for a standby was given up.
-_LOOKING_SECONDS = 5.0
 #: Of all transactions that write. After waiting for a lock, a statement has to see what was committed meanwhile:
 #: fences, counts and the creation of the schema rest on that.
 _WRITES = "READ COMMITTED"
@@ -77,6 +63,7 @@ class PostgresDatabase(Database):
         self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)
         self._waits = CommitWaits(self.where, self._outage, self.pool.servers.one_more)
+        self._recovery = Recovery(self._outage, self._waits, self._connected, lambda: self.opened, self._note)
 
     async def read(
         self,
@@ -98,7 +85,7 @@ class PostgresDatabase(Database):
                     await commit(connection)
                 return result
 
-        return await self._until_done(once)
+        return await self._recovery.until_done(once)
 
     async def write(
         self,
@@ -110,6 +97,7 @@ class PostgresDatabase(Database):
         fenced: bool = True,
         patience: float | None = None,
         follows: Follows = Follows.NOTHING,
+        in_one_call: Function[T | None] | None = None,
     ) -> T:
         work = self._behind_fence(function, fenced=fenced)
         bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
@@ -128,6 +116,11 @@ class PostgresDatabase(Database):
             async with self._connected(attempt) as connection:
                 self._check_followed(follows)
                 attempt.identity = self._identity(connection)
+                if in_one_call is not None and attempt.identity is not None:
+                    attempt.result = await self._call(connection, in_one_call, scope, attempt)
+                    if attempt.called:
+                        self._committed(attempt, follows)
+                        return attempt.result  # type: ignore[no-any-return]
                 own = None if attempt.identity is None else attempt.identity.lock
                 async with self._begun(connection, begin, locks.first(own, alone=alone)):
                     session = PostgresSession(connection)
@@ -143,9 +136,25 @@ class PostgresDatabase(Database):
             return result
 
         # Who bounds the wait for a lock goes on without it.
-        return await self._until_done(
+        return await self._recovery.until_done(
             once, stored="; nothing of it was stored", follows=follows, repeats_locked=patience is None
         )
+
+    async def _call(
+        self, connection: asyncpg.Connection[Any], function: Function[T | None], scope: Scope, attempt: Attempt[T]
+    ) -> T | None:
+        """Return the result of a function that makes one call and commits by that; None, and not `called`, if not."""
+        assert attempt.identity is not None
+        session = PostgresSession(connection)
+        tx = Transaction(session, scope, attempt.identity.mark)
+        try:
+            async with self._waits.bounded(attempt.since):
+                result = await run(lambda: function(tx))
+            if session.has_called:
+                self._waits.end()
+            return result
+        finally:
+            attempt.called = attempt.committing = session.has_called
 
     async def _commit(
         self, connection: asyncpg.Connection[Any], last: Sequence[str] = (), since: float | None = None
@@ -228,123 +237,7 @@ class PostgresDatabase(Database):
                 self._committed(attempt, Follows.WHAT_WAS_SEEN)
                 return result
 
-        return await self._until_done(once)
-
-    # Going on after a lost connection
-
-    async def _until_done(
-        self,
-        once: Callable[[Attempt[T]], Awaitable[T]],
-        *,
-        stored: str = "",
-        follows: Follows = Follows.NOTHING,
-        repeats_locked: bool = True,
-    ) -> T:
-        patience, conflicts = Patience(self._outage), 0
-        while True:
-            attempt: Attempt[T] = Attempt(patience.since)
-            try:
-                result = await once(attempt)
-            except ReplayBufError as error:
-                if is_conflict(error) and conflicts + 1 < _ATTEMPTS:
-                    conflicts += 1
-                    await asyncio.sleep(0.01 * 2**conflicts)
-                elif isinstance(error, StandbyAwaitedError) and attempt.committing and attempt.identity is not None:
-                    raise await self._not_replicated(attempt, error) from error
-                elif repeats_locked and self.opened and isinstance(error, (LockedError, PoolBusyError)):
-                    await self._wait_behind(error, attempt, patience, stored)
-                elif not (self.opened and self._is_lost(error, attempt)):
-                    raise
-                elif await self._was_committed(attempt, error, patience, stored):
-                    self._note(attempt, follows)
-                    return attempt.result  # type: ignore[no-any-return]
-            else:
-                self._outage.end()
-                return result
-
-    def _is_lost(self, error: ReplayBufError, attempt: Attempt[Any]) -> bool:
-        if self._outage.on and not attempt.connected and isinstance(error, PoolBusyError):
-            return True  # the pool is busy making connections that fail
-        # An answer to COMMIT that doesn't arrive counts as lost.
-        return is_lost(error, connected=attempt.connected and not attempt.committing)
-
-    async def _was_committed(
-        self, attempt: Attempt[Any], error: ReplayBufError, patience: Patience, stored: str
-    ) -> bool:
-        """Pause, then return whether a transaction that lost its connection was committed; if not, it has ended."""
-        while True:
-            try:
-                await patience.wait(error)
-            except TimeoutError:
-                if attempt.committing:
-                    raise self._unknown(attempt, str(patience)) from error
-                raise patience.given_up(stored) from error
-            if attempt.identity is None:
-                return False
-            asking: Attempt[bool] = Attempt(patience.since)
-            try:
-                committed = await self._find_out(attempt.identity, asking, replicated=attempt.committing)
-            except ReplayBufError as later:
-                if isinstance(later, StandbyAwaitedError):
-                    raise await self._not_replicated(attempt, later) from later
-                if not self._is_lost(later, asking):
-                    if attempt.committing:
-                        raise self._unknown(attempt, str(later)) from later
-                    raise
-                error = later
-            else:
-                self._outage.end()
-                return committed
-
-    async def _wait_behind(self, error: ReplayBufError, attempt: Attempt[Any], patience: Patience, stored: str) -> None:
-        """Pause if what is held by others may be held by commits that wait for a standby; otherwise raise the error."""
-        if why := await self._waits.why():
-            error = StandbyAwaitedError(f"{error}; {why}")
-        elif not self._is_lost(error, attempt):
-            raise error
-        try:
-            await patience.wait(error)
-        except TimeoutError:
-            raise patience.given_up(stored) from error
-
-    async def _not_replicated(self, attempt: Attempt[Any], error: StandbyAwaitedError) -> StandbyAwaitedError:
-        """Return the error for a commit whose wait for a standby was given up, which its primary should have."""
-        identity, known = attempt.identity, "It isn't known whether the primary has it"
-        assert identity is not None
-        with contextlib.suppress(ReplayBufError, TimeoutError):
-            async with asyncio.timeout(_LOOKING_SECONDS):
-                if not await self._find_out(identity, Attempt(), replicated=False):  # another server has taken over
-                    return StandbyAwaitedError(f"{error}; nothing of it was stored")
-                known = "The primary has it, and would lose it if it is lost itself"
-        return NotReplicatedError(
-            f"{error}. {known}: a put with key= can be repeated, and what was taken comes back",
-            lambda: self._find_out(identity, Attempt()),
-            attempt.result,
-        )
-
-    def _unknown(self, attempt: Attempt[Any], why: str) -> OutcomeUnknownError:
-        identity = attempt.identity
-        assert identity is not None
-        return OutcomeUnknownError(
-            f"{why}; the answer to a commit was lost, and it isn't known whether it succeeded: a put with "
-            "key= can be repeated, and what was taken comes back",
-            lambda: self._find_out(identity, Attempt()),
-            attempt.result,
-        )
-
-    async def _find_out(self, identity: Identity, attempt: Attempt[bool], *, replicated: bool = True) -> bool:
-        """Return whether a transaction was committed. If it still runs, without a client, it is ended first.
-
-        It is waited for until it is `replicated`, where commits are.
-        """
-        async with self._connected(attempt) as connection:
-            tx = Transaction(PostgresSession(connection))
-            for _ in range(_ENDING_LOOKS):
-                if not await run(lambda: identities.end_if_running(tx, identity)):
-                    async with self._waits.bounded(attempt.since):
-                        return await run(lambda: identities.was_committed(tx, identity, replicated=replicated))
-                await asyncio.sleep(_ENDING_SECONDS)
-            raise ConnectionError("the server process of a lost connection doesn't end")
+        return await self._recovery.until_done(once)
 
     def hurry(self) -> None:
         self._outage.hurry()

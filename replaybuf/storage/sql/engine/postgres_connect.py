@@ -1,4 +1,4 @@
-"""One new connection to PostgreSQL, with its certificates and its password as they are at that moment."""
+"""One connection to PostgreSQL: made with the certificates and the password of that moment, and what it knows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from sqlalchemy.engine import URL
 from replaybuf import passwords
 from replaybuf.errors import ConfigError, NotConnectedError, StorageError
 from replaybuf.passwords import PasswordFunction
+from replaybuf.storage.sql.engine.outage import Identity, next_identity
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
+from replaybuf.storage.sql.engine.servers import Standing
 from replaybuf.storage.sql.engine.tls import OPTIONS, tls_of
 from replaybuf.storage.sql.engine.urls import driver_options, is_local, public_url
 
@@ -103,3 +105,63 @@ def connector(
     tls = {name: options.pop(name) for name in ("ssl", *OPTIONS) if name in options}
     options.setdefault("timeout", CONNECT_SECONDS)
     return url, options, Connector(where, tls, options.pop("passfile", None), password, writes)
+
+
+class Connection(asyncpg.Connection):
+    """asyncpg's connection, which numbers its transactions (`identity`), and knows its server."""
+
+    __slots__ = ("_functions", "_identity", "_standing")
+
+    @property
+    def functions(self) -> dict[str, bool]:
+        """The functions (`engine.server_function`) about which this connection asked, and whether it may call them."""
+        try:
+            return self._functions
+        except AttributeError:
+            self._functions: dict[str, bool] = {}
+            return self._functions
+
+    async def has_function(self, name: str) -> bool:
+        """Return whether a function may be called here. If so, this connection holds its own lock until it ends."""
+        if name not in self.functions:
+            # A pooler shows its clients another process than the server's, and keeps that when they are gone.
+            direct = self.standing.process == self.get_server_pid()
+            lock = self._identity.lock
+            self.functions[name] = direct and bool(await self.fetch(_FIND_AND_HOLD, name, lock))
+        return self.functions[name]
+
+    def next_identity(self) -> Identity:
+        """Return the identity of the next transaction."""
+        self._identity = next_identity(getattr(self, "_identity", None))
+        return self._identity
+
+    @property
+    def standing(self) -> Standing:
+        """What its server said of itself when it was connected to."""
+        return getattr(self, "_standing", None) or Standing()
+
+    def same_server(self) -> str:
+        """Return the statement that fails unless the server is the same as then; nothing where it can't be another.
+
+        A pooler may go on with another server while its clients' connections stay.
+        """
+        timeline, process = self.standing.timeline, self.standing.process
+        if timeline is None or process == self.get_server_pid():
+            return ""
+        return _SAME_SERVER.format(timeline=f"{timeline:08X}")
+
+
+_FIND_AND_HOLD = """
+SELECT pg_advisory_lock($2) FROM pg_proc WHERE oid = to_regproc($1) AND has_function_privilege(oid, 'EXECUTE')
+"""
+# Its error is also in the server's log: "invalid input syntax for type integer:", and this text.
+_OTHER = "replaybuf: another server than before answers on this connection"
+_SAME_SERVER = f"""SELECT CASE
+    WHEN pg_is_in_recovery() THEN CAST(concat('{_OTHER}: a standby at ', pg_last_wal_replay_lsn()) AS int)
+    WHEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) = '{{timeline}}' THEN 1
+    ELSE CAST(concat('{_OTHER}: a primary at ', pg_current_wal_insert_lsn()) AS int) END;"""
+
+
+def is_other_server(error: BaseException) -> bool:
+    """Return whether an error is that of `Connection.same_server`."""
+    return getattr(error, "sqlstate", None) == "22P02" and _OTHER in str(error)

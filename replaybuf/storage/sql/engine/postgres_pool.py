@@ -24,9 +24,9 @@ from replaybuf.storage.sql.engine import postgres_dialect
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.hosts import hosts_of, url_at
 from replaybuf.storage.sql.engine.outage import MARKING
-from replaybuf.storage.sql.engine.postgres_connect import Connector, connector
+from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, connector
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
-from replaybuf.storage.sql.engine.postgres_servers import Connection, Servers
+from replaybuf.storage.sql.engine.postgres_servers import Servers
 from replaybuf.storage.sql.engine.transaction import Row, Session
 
 T = TypeVar("T")
@@ -249,10 +249,29 @@ class PostgresSession(Session):
         self._raw = connection
         #: Whether anything but queries was sent.
         self.has_written = False
+        #: Whether a function was called that commits.
+        self.has_called = False
 
     def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
         self._check(sql, values)
         return await_only(_answered(self._raw, self._raw.fetch, sql, *values))
+
+    def call(self, name: str, sql: str, values: Row) -> Sequence[int] | None:
+        if not await_only(_answered(self._raw, self._raw.has_function, name)):  # type: ignore[attr-defined]
+            return None
+        on_statement(sql, values)
+        on_commit()
+        self.has_called = True
+        try:
+            [(answer,)] = await_only(_answered(self._raw, self._raw.fetch, sql, *values))
+        except (asyncpg.UndefinedFunctionError, asyncpg.InsufficientPrivilegeError):  # not any more
+            self._raw.functions[name] = False  # type: ignore[attr-defined]
+            answer = None
+        if answer is None:
+            self.has_called = False
+        else:
+            after_commit()
+        return answer  # type: ignore[no-any-return]
 
     def change(self, sql: str, values: Row = ()) -> int:
         self._check(sql, values)

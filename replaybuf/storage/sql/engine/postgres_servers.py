@@ -20,7 +20,8 @@ from sqlalchemy.engine import URL
 from replaybuf.errors import ConfigError, NoPrimaryError
 from replaybuf.storage.sql.engine.errors import is_telling
 from replaybuf.storage.sql.engine.hosts import Host, hosts_of, session_attrs
-from replaybuf.storage.sql.engine.outage import Identity, next_identity
+from replaybuf.storage.sql.engine.outage import Identity
+from replaybuf.storage.sql.engine.postgres_connect import Connection
 from replaybuf.storage.sql.engine.servers import (
     ASK,
     ASK_LESS,
@@ -49,45 +50,6 @@ _logger = logging.getLogger("replaybuf.database")
 
 #: Makes a connection, as `asyncpg.connect` does.
 Connect = Callable[..., Awaitable[Any]]
-
-
-class Connection(asyncpg.Connection):
-    """asyncpg's connection, which numbers its transactions (`identity`), and knows its server."""
-
-    __slots__ = ("_identity", "_standing")
-
-    def next_identity(self) -> Identity:
-        """Return the identity of the next transaction."""
-        self._identity = next_identity(getattr(self, "_identity", None))
-        return self._identity
-
-    @property
-    def standing(self) -> Standing:
-        """What its server said of itself when it was connected to."""
-        return getattr(self, "_standing", None) or Standing()
-
-    def same_server(self) -> str:
-        """Return the statement that fails unless the server is the same as then; nothing where it can't be another.
-
-        A pooler may go on with another server while its clients' connections stay.
-        """
-        timeline, process = self.standing.timeline, self.standing.process
-        if timeline is None or process == self.get_server_pid():
-            return ""
-        return _SAME_SERVER.format(timeline=f"{timeline:08X}")
-
-
-# Its error is also in the server's log: "invalid input syntax for type integer:", and this text.
-_OTHER = "replaybuf: another server than before answers on this connection"
-_SAME_SERVER = f"""SELECT CASE
-    WHEN pg_is_in_recovery() THEN CAST(concat('{_OTHER}: a standby at ', pg_last_wal_replay_lsn()) AS int)
-    WHEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) = '{{timeline}}' THEN 1
-    ELSE CAST(concat('{_OTHER}: a primary at ', pg_current_wal_insert_lsn()) AS int) END;"""
-
-
-def is_other_server(error: BaseException) -> bool:
-    """Return whether an error is that of `Connection.same_server`."""
-    return getattr(error, "sqlstate", None) == "22P02" and _OTHER in str(error)
 
 
 class Seen:

@@ -88,6 +88,7 @@ class SqliteDatabase(Database):
         fenced: bool = True,
         patience: float | None = None,
         follows: Follows = Follows.NOTHING,
+        in_one_call: Function[T | None] | None = None,
     ) -> T:
         # A commit either succeeds or raises; no answer can be lost, and nothing has to be repeated.
         work = self._behind_fence(function, fenced=fenced)

@@ -24,6 +24,7 @@ from replaybuf.storage.sql.schema.tables import lane
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.dialect import Dialect
+    from replaybuf.storage.sql.engine.server_function import ServerFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,10 @@ class Session(ABC):
     @abstractmethod
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         """Run a statement once for each row of values."""
+
+    def call(self, name: str, sql: str, values: Row) -> Sequence[int] | None:
+        """Call a function of the server, where there is one of this name, and commit (`Transaction.call`)."""
+        return None
 
     @abstractmethod
     def table(self, sql: str, values: Row = (), most: int | None = None) -> tuple[list[str], Sequence[Row]]:
@@ -124,11 +129,22 @@ class Transaction(ReadTransaction):
         return self.session.fetch(form.sql, form.values(values))
 
     def fetch_marking(self, statement: Prepared, *values: Any) -> Sequence[Row]:
-        """Run a prepared statement that also writes the mark, whose values are its last parameters."""
+        """Run a prepared statement that, if it finds rows, also writes the mark: its last parameters."""
         assert self.mark is not None
         rows = self.fetch(statement, *values, *self.mark)
-        self.mark = None
+        if rows:
+            self.mark = None
         return rows
+
+    def call(self, function: ServerFunction, *values: Any) -> Sequence[int] | None:
+        """Call a function that is a transaction of its own, and return its answer: None if it changed nothing.
+
+        It is the only statement of this one. None also where the database doesn't have it, or can't be asked later
+        whether it was committed.
+        """
+        assert self.mark is not None
+        form = function.call.form(self.dialect)
+        return self.session.call(function.name, form.sql, form.values((*values, *self.mark)))
 
     def finish(self, statement: str) -> None:
         """Have a statement sent together with COMMIT; nothing of the transaction may follow it."""

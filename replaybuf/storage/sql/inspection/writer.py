@@ -25,6 +25,7 @@ from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, check_revision
+from replaybuf.storage.sql.statements import functions
 from replaybuf.storage.sql.statements.fence import joined
 
 T = TypeVar("T")
@@ -87,6 +88,9 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
         from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy, upgrade
 
         asyncio.run(over_sqlalchemy(reader.url, upgrade))
+    if reader.path is None:
+        with open_writer(reader) as writer:
+            writer.write(functions.replace)
     after = reader.read_any(lambda tx: tx.revision())
     if after != HEAD:
         raise SchemaError(f"{reader.where} is at revision {after} after the upgrade, wanted {HEAD}")

@@ -6,6 +6,9 @@ transaction. What they evict leaves after it.
 
 Puts into a buffer whose capacity holds them back are made one after the other: each holds the lock of its task, which
 it takes before the statement that counts, until its commit. So that is all that they do meanwhile.
+
+Light groups that evict none need no more than this statement. If the database has it as a function
+(`engine.server_function`), the whole transaction is one round trip.
 """
 
 from __future__ import annotations
@@ -13,16 +16,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import text
 
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
 from replaybuf.storage.sql.engine.outage import MARK
+from replaybuf.storage.sql.engine.server_function import ServerFunction
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements import row_arrays
-from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks
+from replaybuf.storage.sql.statements.counts import LOCK_TASKS, Counts, add_counts, add_step, lock_tasks
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
@@ -65,6 +70,28 @@ def put_behind_fence(tx: Transaction, batch: PutBatch, known: KnownLanes) -> lis
     return outcomes
 
 
+def put_in_one_call(tx: Transaction, batch: PutBatch, known: KnownLanes) -> list[Outcome] | None:
+    """Put groups by a function of the server, in a transaction of its own; return None if it stored nothing.
+
+    That says nothing about them: they are then put as in `put_behind_fence`.
+    """
+    groups, limits = batch.groups, tx.scope.rules.limits
+    if not _fits_one_statement(tx, groups) or (limits.capacity is not None and not limits.slows_puts):
+        return None
+    names = {(one.group.task_name, one.group.status) for one in groups}
+    if not all(_is_settled(known.get((one.group.task_name, one.group.status)), one) for one in groups):
+        return None
+    payloads = [payload_row(0, one) for one in groups]
+    if not row_arrays.are_light(payloads) or any(row[row_arrays.SEGMENT] is not None for row in payloads):
+        return None
+    values = _values(tx, groups, {name: known[name] for name in names})
+    answer = tx.call(_CALLS[limits.slows_puts], *values, *row_arrays.columns(payloads)[1:])
+    if answer is None:
+        return None
+    batch.reserved()
+    return list(answer)
+
+
 def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool:
     """Return whether nothing has to be replaced, or compared with draws, before these groups are stored."""
     limits = tx.scope.rules.limits
@@ -90,14 +117,31 @@ def _store(tx: Transaction, batch: PutBatch, lanes: KnownLanes) -> list[Outcome]
 
     Nor if there isn't room for all of them.
     """
-    groups, counts, limits = batch.groups, Counts(), tx.scope.rules.limits
-    numbers = Counter((one.group.task_name, one.group.status) for one in groups)
-    for (task, status), n in numbers.items():
-        add_step(counts, lanes, task, transitions.put(status), n)
+    groups, limits = batch.groups, tx.scope.rules.limits
     payloads = [payload_row(0, one) for one in groups]
     check_open(tx, (row[row_arrays.SEGMENT] for row in payloads))
     # Others come after the statement, and the puts that follow needn't wait for them to have their uids.
     together = row_arrays.are_light(payloads)
+    values = _values(tx, groups, lanes)
+    one_of = _PUTS[limits.slows_puts, together]
+    rows = tx.fetch_marking(one_of, *values, *(row_arrays.columns(payloads)[1:] if together else ()))
+    if not rows:
+        return []
+    uids = list(rows[0][0])
+    batch.reserved()
+    if not together:
+        insert_payloads(tx, [(uid, *row[1:]) for uid, row in zip(uids, payloads, strict=True)])
+    if limits.capacity is not None and not limits.slows_puts:
+        _evict(tx, {one.group.task_name for one in groups})
+    return list(uids)
+
+
+def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) -> list[Any]:
+    """Return the values of the statement's parameters, without those of payloads."""
+    counts, limits = Counts(), tx.scope.rules.limits
+    numbers = Counter((one.group.task_name, one.group.status) for one in groups)
+    for (task, status), n in numbers.items():
+        add_step(counts, lanes, task, transitions.put(status), n)
     values = [
         tx.scope.buffer,
         tx.scope.epoch,
@@ -114,17 +158,7 @@ def _store(tx: Transaction, batch: PutBatch, lanes: KnownLanes) -> list[Outcome]
     if limits.slows_puts:
         held_back = {task: n for (task, status), n in numbers.items() if status == Status.COMPLETED}
         values += [list(held_back), list(held_back.values()), limits.capacity]
-    one_of = _PUTS[limits.slows_puts, together]
-    rows = tx.fetch_marking(one_of, *values, *(row_arrays.columns(payloads)[1:] if together else ()))
-    if not rows:
-        return []
-    uids = list(rows[0][0])
-    batch.reserved()
-    if not together:
-        insert_payloads(tx, [(uid, *row[1:]) for uid, row in zip(uids, payloads, strict=True)])
-    if limits.capacity is not None and not limits.slows_puts:
-        _evict(tx, {one.group.task_name for one in groups})
-    return list(uids)
+    return values
 
 
 def _evict(tx: Transaction, tasks: Collection[str]) -> None:
@@ -168,7 +202,7 @@ WITH fence AS (
         AND uniform_clock IS NULL AND prioritized_clock IS NULL
 ){room}, new AS (
     SELECT shift, ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int))) AS uids
-    FROM fence, unchanged{there_is} WHERE epoch = :epoch AND lanes = cardinality(CAST(:lanes AS int[]))
+    FROM fence, unchanged{there_is} WHERE epoch = CAST(:epoch AS bigint) AND lanes = cardinality(CAST(:lanes AS int[]))
         {"AND is_enough" if bounded else ""}
 ), groups AS ({row_arrays.insertion(group, _MADE_GROUPS, "FROM new")}), counts AS (
     INSERT INTO rb_tally AS own (lane, name, shard, amount)
@@ -177,7 +211,8 @@ WITH fence AS (
     FROM new
     ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount
 ), mark AS (
-    INSERT INTO rb_counter (name, value) VALUES (:mark_row, :mark_number)
+    INSERT INTO rb_counter (name, value)
+    SELECT CAST(:mark_row AS varchar), CAST(:mark_number AS bigint) FROM new
     ON CONFLICT (name) DO UPDATE SET value = excluded.value
 ){payloads}
 SELECT uids FROM new
@@ -189,15 +224,30 @@ _KNOWN = ("buffer", "epoch", "lanes", "tasks", "statuses", "steps")
 _ROWS = ("count", *row_arrays.names(group, _MADE_GROUPS))
 _NAMES = (*_KNOWN, *_ROWS, "counted", "tallies", "amounts")
 _PAYLOADS = row_arrays.names(payload, _MADE_PAYLOADS)
+
+
+def _names(*, bounded: bool, together: bool) -> tuple[str, ...]:
+    room = ("held_back", "more", "capacity") if bounded else ()
+    return (*_NAMES, *room, *(_PAYLOADS if together else ()), *MARK)
+
+
 #: By whether the capacity holds puts back, and whether the payloads are in the statement.
 _PUTS = {
     (bounded, together): Prepared(
         lambda _, bounded=bounded, together=together: text(_put(bounded=bounded, together=together)),  # type: ignore[misc]
-        *_NAMES,
-        *(("held_back", "more", "capacity") if bounded else ()),
-        *(_PAYLOADS if together else ()),
-        *MARK,
+        *_names(bounded=bounded, together=together),
     )
     for bounded in (False, True)
     for together in (False, True)
 }
+#: By whether the capacity holds puts back.
+_CALLS = {
+    bounded: ServerFunction(
+        f"put{'_bounded' if bounded else ''}",
+        LOCK_TASKS if bounded else "",
+        _put(bounded=bounded, together=True),
+        _names(bounded=bounded, together=True),
+    )
+    for bounded in (False, True)
+}
+FUNCTIONS = tuple(_CALLS.values())

@@ -20,6 +20,7 @@ from replaybuf.storage.sql.schema.tables import (
     counter,
     garbage,
     group,
+    info,
     lane,
     payload,
 )
@@ -114,9 +115,11 @@ _FORGET = Prepared(lambda dialect: delete(garbage).where(dialect.one_of(garbage.
 
 
 def forget_old(tx: Transaction) -> None:
-    """Delete old outcomes of transactions, which nobody asks for any more."""
+    """Delete old outcomes of transactions, and old answers of functions: nobody asks for them any more."""
     old = int((time.time() - _KEPT_SECONDS) * 1_000_000)
-    tx.execute(delete(counter).where(counter.c.name.startswith(PREFIX), counter.c.value < old))
+    gone = delete(counter).where(counter.c.name.startswith(PREFIX), counter.c.value < old).returning(counter.c.name)
+    if names := tx.execute(gone).scalars():
+        tx.execute(delete(info).where(info.c.name.in_(names)))
 
 
 def wall_clock(tx: Transaction) -> float:

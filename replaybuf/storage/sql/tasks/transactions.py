@@ -61,16 +61,24 @@ class Transactions:
         brief: bool = False,
         fenced: bool = True,
         announce: Callable[[], bool] = lambda: True,
+        in_one_call: Callable[[Transaction], T | None] | None = None,
     ) -> T:
         """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers if `announce()`.
 
-        `alone` and `brief` as in `Database.write`. With `fenced=False` the function checks the fence itself.
+        `alone`, `brief` and `in_one_call` as in `Database.write`. With `fenced=False` the function checks the fence
+        itself.
         """
         while True:
             scope = self.scope
             try:
                 result = await self.engine.write(
-                    function, scope, alone=alone, brief=brief, fenced=fenced, follows=Follows.WHAT_WAS_SEEN
+                    function,
+                    scope,
+                    alone=alone,
+                    brief=brief,
+                    fenced=fenced,
+                    follows=Follows.WHAT_WAS_SEEN,
+                    in_one_call=in_one_call,
                 )
             except RaceNotRunError as need:
                 await self._begin(need.missing)
