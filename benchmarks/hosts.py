@@ -118,6 +118,8 @@ async def there(url: str, seconds: float) -> Figures:
     """Measure over the network on which this process is."""
     async with open_buffer(url) as buffer:
         await put_all(buffer, [groups.small() for _ in range(COROUTINES)])  # connections, and prepared statements
+        for _ in range(10):
+            await _put(buffer)
         found = {"lone": await _lone(buffer, seconds)}
         found["puts"] = await _rate(buffer, seconds, COROUTINES, lambda: _put(buffer))
         found["many"] = await _rate(buffer, seconds, 1, lambda: _put_many(buffer))

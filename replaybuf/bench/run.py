@@ -28,8 +28,9 @@ from replaybuf.storage.sql.inspection.writer import forget_buffer
 #: Seconds: for processes to open the buffer (and for each of them), and to end when they are told to.
 _OPENING, _OPENING_EACH, _ENDING = 60.0, 1.0, 60.0
 _SOON = 0.3  # from the moment when all are ready to the first call
-#: Of a load, the first part whose latencies don't count, and its most seconds.
-_WARM_UP, _MOST_WARM_UP = 0.1, 3.0
+#: At the beginning of a load processes connect and prepare their statements, all at once. The latencies of these seconds
+#: don't count: so many, or so many for each process if that is more, but no more than this part of the load.
+_WARM_UP, _WARM_UP_EACH, _WARM_UP_PART = 3.0, 0.1, 0.15
 _LOOK_SECONDS = 0.2
 _SWEEP_SECONDS = 60.0
 #: What is imported once, by the process that all others are forked from.
@@ -215,7 +216,8 @@ def _let_go(outcome: Outcome, sampler: Sampler, tell: Tell) -> None:
     settings = outcome.settings
     start = time.monotonic() + _SOON
     until = start + settings.seconds
-    outcome.counts_after = 0.0 if settings.groups else min(_MOST_WARM_UP, _WARM_UP * settings.seconds)
+    warm_up = max(_WARM_UP, _WARM_UP_EACH * len(outcome.children))
+    outcome.counts_after = 0.0 if settings.groups else min(warm_up, _WARM_UP_PART * settings.seconds)
     outcome.began = time.time() + _SOON
     for child in outcome.children:
         _send(child, Go(start, until, start + outcome.counts_after))
