@@ -12,7 +12,7 @@ from replaybuf.redact import redact
 from replaybuf.storage.sql.engine.hosts import Host, hosts_of, url_at
 from replaybuf.storage.sql.engine.outage import next_identity
 from replaybuf.storage.sql.engine.postgres_servers import Seen
-from replaybuf.storage.sql.engine.servers import PREFER_PRIMARY, Followed, Found, Standing, choose
+from replaybuf.storage.sql.engine.servers import PREFER_PRIMARY, AskedServer, Followed, Standing, choose
 from replaybuf.storage.sql.engine.urls import parse_url, public_url
 
 pytestmark = pytest.mark.fast
@@ -80,9 +80,11 @@ def test_a_url_of_one_of_several_hosts_is_one_that_the_driver_reads() -> None:
     assert redact("postgresql://u:p@a:5432,b:5433/rl") == "postgresql://u:***@a:5432,b:5433/rl"
 
 
-def server(host: Host, timeline: int | None, *, system: str = "7", started: int = 1, read_only: bool = False) -> Found:
+def server(
+    host: Host, timeline: int | None, *, system: str = "7", started: int = 1, read_only: bool = False
+) -> AskedServer:
     standing = Standing(system, timeline, timeline is None, read_only, datetime(2026, 1, started), 1, None)
-    return Found(host, standing)
+    return AskedServer(host, standing)
 
 
 def test_of_two_primaries_the_one_with_the_higher_timeline_is_followed() -> None:
@@ -95,7 +97,7 @@ def test_an_old_primary_is_no_choice_for_who_follows_another() -> None:
     with pytest.raises(
         UnreachableError, match=r"a:5432 is an old primary \(timeline 1; this process follows timeline 2"
     ):
-        choose([server(A, 1), Found(B, problem="does not answer")], "read-write", followed, "url")
+        choose([server(A, 1), AskedServer(B, problem="does not answer")], "read-write", followed, "url")
     with pytest.raises(UnreachableError, match="belongs to another cluster"):
         choose([server(A, 3, system="8")], "read-write", followed, "url")
 
@@ -128,7 +130,7 @@ def test_who_reads_and_says_nothing_reads_the_newest_primary_wherever_it_is_in_t
     old, standby, new = server(A, 1), server(B, None), server(Host("c", 5434), 2)
     for found in ([old, standby, new], [standby, new, old], [new, old, standby]):
         assert choose(found, PREFER_PRIMARY, None, "url") is new
-    assert choose([Found(A, problem="does not answer"), standby], PREFER_PRIMARY, None, "url") is standby
+    assert choose([AskedServer(A, problem="does not answer"), standby], PREFER_PRIMARY, None, "url") is standby
 
 
 def test_a_mark_stands_for_the_transactions_that_were_known_to_be_committed_before_it_began() -> None:

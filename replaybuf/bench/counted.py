@@ -20,7 +20,7 @@ CALLS = {
 
 
 @dataclass(slots=True)
-class Ledger:
+class UidSums:
     """The uids of groups, in constant memory: their number, and two sums of hashes.
 
     Two ledgers that are equal have, but for one chance in 2^64, the same uids, each as often.
@@ -37,14 +37,14 @@ class Ledger:
         self.mixed ^= hashed
         self.total = (self.total + hashed) & _MASK
 
-    def add_all(self, uids: Iterable[int]) -> Ledger:
+    def add_all(self, uids: Iterable[int]) -> UidSums:
         """Write down many; return this ledger."""
         for uid in uids:
             self.add(uid)
         return self
 
-    def __add__(self, other: Ledger) -> Ledger:
-        return Ledger(self.count + other.count, self.mixed ^ other.mixed, (self.total + other.total) & _MASK)
+    def __add__(self, other: UidSums) -> UidSums:
+        return UidSums(self.count + other.count, self.mixed ^ other.mixed, (self.total + other.total) & _MASK)
 
 
 def _hash(number: int) -> int:
@@ -73,8 +73,8 @@ class Report:
     those of workers while there were enough groups. `cpu` is in seconds, `memory` in bytes.
     """
 
-    put: Ledger = field(default_factory=Ledger)
-    taken: Ledger = field(default_factory=Ledger)
+    put: UidSums = field(default_factory=UidSums)
+    taken: UidSums = field(default_factory=UidSums)
     latencies: dict[str, Packed] = field(default_factory=dict)
     errors: dict[tuple[str, str], Said] = field(default_factory=dict)
     warnings: dict[str, Said] = field(default_factory=dict)

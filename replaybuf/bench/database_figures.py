@@ -111,7 +111,7 @@ FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend' GROUP BY 1"""
 
 
-class Sampler:
+class ActivitySampler:
     """Looks at the database every second, in a thread of its own, until it is stopped.
 
     `groups` are those that could be taken then; `waits` counts how often sessions of PostgreSQL were seen waiting for
@@ -126,7 +126,7 @@ class Sampler:
         self.waits: Counter[str] = Counter()
         self.connections = self.log_bytes = self.groups = 0
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> ActivitySampler:
         self._thread.start()
         return self
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import replaybuf
 from replaybuf import RolloutState, units
-from replaybuf.bench.counted import CALLS, Ledger
+from replaybuf.bench.counted import CALLS, UidSums
 from replaybuf.bench.histogram import RELATIVE_ERROR, Histogram
 from replaybuf.bench.loads import MODEL_STEP
 from replaybuf.bench.run import Child, Outcome, Second, said
@@ -33,8 +33,8 @@ def results_of(outcome: Outcome) -> Results:
     """Return the results of a load."""
     settings = outcome.settings
     workers, trainers = ([one for one in outcome.children if one.role == role] for role in ("worker", "trainer"))
-    put = sum((child.report.put for child in workers), Ledger())
-    taken = sum((child.report.taken for child in trainers), Ledger())
+    put = sum((child.report.put for child in workers), UidSums())
+    taken = sum((child.report.taken for child in trainers), UidSums())
     size, counted = bytes_of_group(settings), max(1e-3, outcome.seconds - outcome.counts_after)
     found = {
         "replaybuf": replaybuf.__version__,
@@ -140,12 +140,12 @@ def _part(seconds: float, children: Sequence[Child], outcome: Outcome, at_once: 
     return min(1.0, seconds / time) if time else 0.0
 
 
-def ledger_of(put: Ledger, taken: Ledger, outcome: Outcome) -> dict[str, Any]:
+def ledger_of(put: UidSums, taken: UidSums, outcome: Outcome) -> dict[str, Any]:
     """Return whether the groups that were put are those that were taken or are left; None where others joined in.
 
     A put whose answer was lost, or whose process was killed, may have been stored: so many groups more may be there.
     """
-    left, in_doubt = outcome.left or Ledger(), sum(child.report.in_doubt for child in outcome.children)
+    left, in_doubt = outcome.left or UidSums(), sum(child.report.in_doubt for child in outcome.children)
     killed = sum(child.why is not None for child in outcome.children)
     balanced: bool | None = put == taken + left
     if outcome.settings.joined or outcome.left is None or (not balanced and (in_doubt or killed)):

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any
 
-from replaybuf.bench.counted import Ledger, Report, Said
-from replaybuf.bench.database_figures import Sampler, figures, refuse_others, uids_left
+from replaybuf.bench.counted import Report, Said, UidSums
+from replaybuf.bench.database_figures import ActivitySampler, figures, refuse_others, uids_left
 from replaybuf.bench.histogram import Histogram
 from replaybuf.bench.process import GO_ON, PAUSE, STOP, Done, Failed, Go, Ready, Role, main
 from replaybuf.bench.settings import TASK, BenchSettings
@@ -87,7 +87,7 @@ class Outcome:
     children: list[Child] = field(default_factory=list)
     latencies: dict[str, Histogram] = field(default_factory=dict)
     over_time: list[Second] = field(default_factory=list)
-    left: Ledger | None = None
+    left: UidSums | None = None
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
@@ -159,7 +159,7 @@ def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
         _until_ready(outcome, tell)
         outcome.before = figures(reader)
         busy = _processor_times()
-        with Sampler(reader, settings.buffer) as sampler:
+        with ActivitySampler(reader, settings.buffer) as sampler:
             _let_go(outcome, sampler, tell)
         outcome.busy, outcome.load = _busy_since(busy), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     finally:
@@ -167,7 +167,7 @@ def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
     outcome.seen = sampler.figures()
     try:
         outcome.after = figures(reader)
-        outcome.left = Ledger().add_all(uids_left(reader, settings.buffer))
+        outcome.left = UidSums().add_all(uids_left(reader, settings.buffer))
     except ReplayBufError as error:
         outcome.notes.append(f"the database can't be read any more: {error}")
 
@@ -211,7 +211,7 @@ def _until_ready(outcome: Outcome, tell: Tell) -> None:
             tell(f"{len(children) - waiting} of {len(children)} processes have opened the buffer")
 
 
-def _let_go(outcome: Outcome, sampler: Sampler, tell: Tell) -> None:
+def _let_go(outcome: Outcome, sampler: ActivitySampler, tell: Tell) -> None:
     """Run the load: first until the workers have ended, then until the trainers have."""
     settings = outcome.settings
     start = time.monotonic() + _SOON

@@ -160,7 +160,7 @@ _CUT = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ShownRollout:
     """A rollout to be shown: its title, its metadata, and its fields."""
 
     title: str
@@ -177,13 +177,13 @@ class Layout:
     full: bool
 
 
-def answers_of(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]], of: str) -> list[Answer]:
+def answers_of(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]], of: str) -> list[ShownRollout]:
     """Return the rollouts of a group as answers, with `of` before their titles."""
     pairs = zip(rollouts, decoded, strict=True)
-    return [Answer(f"{of}rollout {row['position']}", row, rollout) for row, rollout in pairs]
+    return [ShownRollout(f"{of}rollout {row['position']}", row, rollout) for row, rollout in pairs]
 
 
-def print_beside(answers: Sequence[Answer], layout: Layout) -> None:
+def print_beside(answers: Sequence[ShownRollout], layout: Layout) -> None:
     """Print answers side by side."""
     from rich.table import Table
     from rich.text import Text
@@ -220,7 +220,7 @@ def _print(grid: Any, width: int) -> None:
     out.file.write("\n".join(line if out.is_terminal else line.rstrip() for line in lines))
 
 
-def _cell(one: Answer, layout: Layout) -> tuple[Text, Sequence[tuple[str, str]]]:
+def _cell(one: ShownRollout, layout: Layout) -> tuple[Text, Sequence[tuple[str, str]]]:
     from rich.text import Text
 
     cell = Text()

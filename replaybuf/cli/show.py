@@ -12,8 +12,8 @@ import typer
 
 from replaybuf import units
 from replaybuf.cli.conversation import (
-    Answer,
     Layout,
+    ShownRollout,
     answers_of,
     fields_of,
     names_are_ours,
@@ -98,7 +98,7 @@ def show_several(reader: Reader, uids: list[int], output: Output, layout: Layout
         print_beside(answers, layout)
 
 
-def _reward_of(one: Answer) -> float:
+def _reward_of(one: ShownRollout) -> float:
     reward = one.row["reward"]
     return -math.inf if reward is None else float(reward)
 
@@ -150,7 +150,7 @@ def show_extremes(
         output.note(gone)
 
 
-def _print_rows(answers: list[Answer], output: Output) -> None:
+def _print_rows(answers: list[ShownRollout], output: Output) -> None:
     output.rows([{**one.row, **fields_of(dict(one.fields))} for one in answers], [])
 
 

@@ -24,7 +24,7 @@ from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.groups import lease_text
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.waits import Explanation, Question, explain
+from replaybuf.storage.sql.inspection.waits import DrawQuestion, Explanation, explain
 from replaybuf.units import time_of
 
 _MOST_WAITS = 20
@@ -68,7 +68,7 @@ def why(
     """
     url, task = _url_and_task(url, task)
     query_of(where, None, None)  # what is wrong with it is said before the database is opened
-    question = Question(task, size or 1, status_of(status) or Status.COMPLETED, where)
+    question = DrawQuestion(task, size or 1, status_of(status) or Status.COMPLETED, where)
     asked = not (size is None and status is None and where is None)
     reader = open_reader(url)
     found = reader.read(lambda tx: explain(tx, buffer, question, asked=asked))

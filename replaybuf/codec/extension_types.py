@@ -69,22 +69,22 @@ _MISREAD: Final = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Tim
 _LOOKED_INTO: Final = _CONTAINERS | _MISREAD | {dict}
 
 
-class StandIn:
+class PackedStandIn:
     """Stands for an object that msgpack would silently store as something else, while it is packed."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
-class BytearrayStandIn(StandIn):
+class BytearrayStandIn(PackedStandIn):
     """Stands for a bytearray."""
 
 
-class MemoryviewStandIn(StandIn):
+class MemoryviewStandIn(PackedStandIn):
     """Stands for a memoryview."""
 
 
-_STAND_INS: Final[dict[type, type[StandIn]]] = {
+_STAND_INS: Final[dict[type, type[PackedStandIn]]] = {
     bytearray: BytearrayStandIn,
     memoryview: MemoryviewStandIn,
 }
@@ -130,7 +130,7 @@ def wrapped(value: Any) -> Any:
     """
     kind = type(value)
     if kind in _MISREAD:
-        return _STAND_INS.get(kind, StandIn)(value)
+        return _STAND_INS.get(kind, PackedStandIn)(value)
     if kind is dict:
         return {wrapped(key): wrapped(item) for key, item in value.items()}
     if kind in _CONTAINERS:

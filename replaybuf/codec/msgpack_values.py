@@ -29,7 +29,7 @@ from replaybuf.codec.extension_types import (
     Decoder,
     Encoder,
     NestingHandler,
-    StandIn,
+    PackedStandIn,
     TypeHandler,
     holds_numbers,
     needs_wrapping,
@@ -159,7 +159,7 @@ class Packing:
             return reference
         encoder = self._encoders.get(kind) or self._find(kind)
         if encoder is None:
-            raise TypeError(self._refusal(value.value if kind is StandIn else value))
+            raise TypeError(self._refusal(value.value if kind is PackedStandIn else value))
         if encoder is _ARRAY and value.dtype.char == "O":
             encoder = _OBJECT_ARRAY
         tag, encode = encoder

@@ -93,7 +93,7 @@ Trial = Callable[[Bench], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EnginePart:
     """A part that the store uses: its name, for what, and what becomes of a run without it."""
 
     name: str
@@ -291,7 +291,7 @@ async def _identity(bench: Bench) -> str:
 
 #: In the order in which they are tried.
 PARTS = (
-    Part(
+    EnginePart(
         "prepared statements",
         "every statement but the first of its kind",
         "statements fail, or others run in their place",
@@ -300,40 +300,40 @@ PARTS = (
         "max_prepared_statements (docs/pgbouncer.md)",
         comes_first=True,
     ),
-    Part(
+    EnginePart(
         "advisory locks",
         "every write, limit, key, restore and checkpoint",
         "writers would overtake restores, and limits would be exceeded",
         _advisory_locks,
     ),
-    Part(
+    EnginePart(
         "commits of others",
         "waits that look twice a second whether anything changed",
         "waits then read the buffer twice a second instead",
         _commits_of_others,
         needed=False,
     ),
-    Part(
+    EnginePart(
         "isolation levels",
         "READ COMMITTED for writes, REPEATABLE READ for reads and checkpoints",
         "a writer that waited for a lock would act on what was there before, or a copy would mix two states",
         _isolation,
     ),
-    Part(
+    EnginePart(
         "LISTEN",
         "waking those who wait as soon as a group is put",
         "waits then notice within half a second, by polling, what other processes have put",
         _notifications,
         needed=False,
     ),
-    Part(
+    EnginePart(
         "settings of connections",
         "lock_timeout, idle_in_transaction_session_timeout, synchronous_commit",
         "set them for the role: ALTER ROLE ... SET ... (docs/pgbouncer.md)",
         _settings,
         needed=False,
     ),
-    Part(
+    EnginePart(
         "transactional DDL",
         "making all tables or none",
         "a process that is killed while it makes the tables leaves some of them behind: drop them, and begin again",
@@ -341,29 +341,29 @@ PARTS = (
         needed=False,
         shown_by_tables=True,
     ),
-    Part("tables", "the tables, indexes and views", "nothing can be stored", _tables, shown_by_tables=True),
-    Part(
+    EnginePart("tables", "the tables, indexes and views", "nothing can be stored", _tables, shown_by_tables=True),
+    EnginePart(
         "functions in PL/pgSQL",
         "light puts in one round trip",
         "they take three; let the owner of the tables make the functions (replaybuf db upgrade URL)",
         _functions,
         needed=False,
     ),
-    Part(
+    EnginePart(
         "SKIP LOCKED",
         "draws, which don't wait for each other",
         "two takers would wait for, or get, the same groups",
         _row_locks,
     ),
-    Part(
+    EnginePart(
         "writes in queries",
         "a put or a take in one statement (WITH ... INSERT ... ON CONFLICT ... RETURNING)",
         "no group could be put",
         _writing_queries,
     ),
-    Part("sequences", "the uids of groups", "groups would have no numbers", _sequences, shown_by_tables=True),
-    Part("JSONB", "staleness, tags, and the views", "queries and views would fail", _jsonb),
-    Part(
+    EnginePart("sequences", "the uids of groups", "groups would have no numbers", _sequences, shown_by_tables=True),
+    EnginePart("JSONB", "staleness, tags, and the views", "queries and views would fail", _jsonb),
+    EnginePart(
         "rows of 17 MB",
         "the payload of a group, in one row and one message",
         "keep payloads apart (payloads=, docs/payloads.md), with a payload_threshold below the server's limit",
@@ -371,7 +371,7 @@ PARTS = (
         needed=False,
         shown_by_tables=True,
     ),
-    Part(
+    EnginePart(
         "transaction identity",
         "finding out whether a commit succeeded whose answer was lost",
         "a lost connection in the middle of a write is then an error of the call, which has to find out by itself",
@@ -385,7 +385,7 @@ def check_engine(reader: Reader) -> Sequence[Finding]:
     """Try all parts, and say which are missing. Raises ReplayBufError when there are no two connections to be had."""
     has_tables = reader.read_any(lambda tx: tx.revision()) is not None
     parts = [part for part in PARTS if not (has_tables and part.shown_by_tables)]
-    found: list[Sequence[tuple[Part, str, bool]]] = []
+    found: list[Sequence[tuple[EnginePart, str, bool]]] = []
 
     async def work() -> None:
         found.append(await _try_all(reader, parts, has_tables=has_tables))
@@ -394,7 +394,9 @@ def check_engine(reader: Reader) -> Sequence[Finding]:
     return _findings(found[0])
 
 
-async def _try_all(reader: Reader, parts: Sequence[Part], *, has_tables: bool) -> Sequence[tuple[Part, str, bool]]:
+async def _try_all(
+    reader: Reader, parts: Sequence[EnginePart], *, has_tables: bool
+) -> Sequence[tuple[EnginePart, str, bool]]:
     """Return each part, what is wrong with it (or why it wasn't tried), and whether it was tried."""
     with translated(reader.url, LOCK_TIMEOUT):
         pool = Pool(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=False)
@@ -413,7 +415,7 @@ async def _try_all(reader: Reader, parts: Sequence[Part], *, has_tables: bool) -
             await pool.close()
 
 
-async def _try(part: Part, bench: Bench) -> tuple[str, bool]:
+async def _try(part: EnginePart, bench: Bench) -> tuple[str, bool]:
     try:
         async with asyncio.timeout(TRIAL_SECONDS):
             return await part.trial(bench), True
@@ -430,7 +432,7 @@ async def _try(part: Part, bench: Bench) -> tuple[str, bool]:
         return said(error), True
 
 
-def _findings(tried: Sequence[tuple[Part, str, bool]]) -> Sequence[Finding]:
+def _findings(tried: Sequence[tuple[EnginePart, str, bool]]) -> Sequence[Finding]:
     there = [part.name for part, wrong, _ in tried if not wrong]
     found = [fine(f"tried, and there: {', '.join(there)}")] if there else []
     untried: dict[str, list[str]] = {}

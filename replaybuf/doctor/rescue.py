@@ -180,7 +180,7 @@ _DEFAULT = "default"
 
 
 @dataclass(slots=True)
-class Found:
+class ReadableBuffer:
     """The readable part of one buffer."""
 
     lanes: dict[int, Row] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class Found:
     cursors: list[Cursor] = field(default_factory=list)
 
 
-def read_metadata(damaged: Salvage) -> tuple[int, dict[str, Found]]:
+def read_metadata(damaged: Salvage) -> tuple[int, dict[str, ReadableBuffer]]:
     """Return the last uid, and the readable part of each buffer."""
     lanes = _read_lanes(damaged)
     indexed = _read_index(damaged)
@@ -204,7 +204,7 @@ def read_metadata(damaged: Salvage) -> tuple[int, dict[str, Found]]:
             row["lane"] = indexed.get(uid, -1)
         if row["lane"] not in lanes:
             row |= {"lane": _lost_lane(lanes), "error": WHY_LOST}
-    buffers = {one["buffer"]: Found() for one in lanes.values()} or {_DEFAULT: Found()}
+    buffers = {one["buffer"]: ReadableBuffer() for one in lanes.values()} or {_DEFAULT: ReadableBuffer()}
     for lane_id, one in lanes.items():
         buffers[one["buffer"]].lanes[lane_id] = one
     for uid, row in mended.items():
@@ -266,7 +266,7 @@ def _read_index(damaged: Salvage) -> dict[int, int]:
     return found
 
 
-def _read_counts(damaged: Salvage, buffers: dict[str, Found]) -> None:
+def _read_counts(damaged: Salvage, buffers: dict[str, ReadableBuffer]) -> None:
     owner = {lane_id: found for found in buffers.values() for lane_id in found.lanes}
     for lane_id, name, amount in damaged.table("rb_tally", ["lane", "name", "amount"]).values():
         if lane_id in owner and isinstance(name, bytes) and isinstance(amount, int):
@@ -275,7 +275,7 @@ def _read_counts(damaged: Salvage, buffers: dict[str, Found]) -> None:
                 owner[lane_id].counted[(lane_id, text)] += amount
 
 
-def _read_cursors(damaged: Salvage, buffers: dict[str, Found]) -> None:
+def _read_cursors(damaged: Salvage, buffers: dict[str, ReadableBuffer]) -> None:
     names = [column.name for column in cursor.columns]
     for row in damaged.table("rb_cursor", names).values():
         of = dict(zip(names, row, strict=True))
@@ -331,7 +331,9 @@ def rescue(path: Path, folder: Path, tell: Callable[[int, int], None] = lambda d
     return rescued
 
 
-def _write_snapshot(damaged: Salvage, found: Found, written: Rescued, last: int, told: Callable[[int], None]) -> None:
+def _write_snapshot(
+    damaged: Salvage, found: ReadableBuffer, written: Rescued, last: int, told: Callable[[int], None]
+) -> None:
     """Write a snapshot of a buffer like `buffer.save`, and count what was; `last` is the last uid of the database."""
 
     def work(tx: Transaction) -> None:
@@ -357,7 +359,7 @@ def _write_snapshot(damaged: Salvage, found: Found, written: Rescued, last: int,
     write_file(written.file, work)
 
 
-def _groups(damaged: Salvage, found: Found, told: Callable[[int], None]) -> Iterator[tuple[Row, Row]]:
+def _groups(damaged: Salvage, found: ReadableBuffer, told: Callable[[int], None]) -> Iterator[tuple[Row, Row]]:
     """Yield the groups with undamaged payloads, as rows of both tables."""
     keys: set[str] = set()
     places = read_places(damaged)
@@ -384,7 +386,7 @@ def _groups(damaged: Salvage, found: Found, told: Callable[[int], None]) -> Iter
         yield row, stored
 
 
-def _counts(found: Found, written: Rescued, sizes: Counter[tuple[int, str]]) -> list[Row]:
+def _counts(found: ReadableBuffer, written: Rescued, sizes: Counter[tuple[int, str]]) -> list[Row]:
     """Return the tallies, with lost groups counted as deleted."""
     there = (str(Tally.SIZE), str(Tally.LEASED))
     counts = Counter({key: n for key, n in found.counted.items() if key[1] not in there})

@@ -33,7 +33,7 @@ from replaybuf.web.ask import LARGEST, PARAMETERS, Ask, NotThereError
 from replaybuf.web.health import health_of
 from replaybuf.web.other_runs import OtherRun, other_runs
 from replaybuf.web.pages import PAGES, Data, Page
-from replaybuf.web.pages.statement import CSV_ROWS, ROWS
+from replaybuf.web.pages.sql import CSV_ROWS, ROWS
 from replaybuf.web.security import Guard, check_prefix, path_of
 from replaybuf.web.server import READ_SECONDS, STATEMENTS_AT_ONCE, Readings
 

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf.bench.counted import Ledger
+from replaybuf.bench.counted import UidSums
 from replaybuf.bench.histogram import LEAST, MOST, RELATIVE_ERROR, Histogram
 
 LATENCIES = st.floats(min_value=LEAST, max_value=MOST * 0.99)
@@ -63,9 +63,9 @@ def test_a_ledger_of_parts_is_that_of_the_whole(uids: list[int], chance: object)
     shuffled = [*uids]
     chance.shuffle(shuffled)  # type: ignore[attr-defined]
     half = len(uids) // 2
-    assert Ledger().add_all(shuffled[:half]) + Ledger().add_all(shuffled[half:]) == Ledger().add_all(uids)
+    assert UidSums().add_all(shuffled[:half]) + UidSums().add_all(shuffled[half:]) == UidSums().add_all(uids)
 
 
 @given(UIDS, UIDS)
 def test_ledgers_are_equal_only_for_the_same_groups(some: list[int], others: list[int]) -> None:
-    assert (Ledger().add_all(some) == Ledger().add_all(others)) == (Counter(some) == Counter(others))
+    assert (UidSums().add_all(some) == UidSums().add_all(others)) == (Counter(some) == Counter(others))

@@ -32,7 +32,7 @@ from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.store import Store
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing, Taken
 from replaybuf.storage.sql.tasks.making import Making
-from replaybuf.storage.sql.tasks.together import BufferPut, put_together
+from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 
 FIND_CHUNK_BYTES = 8 * 1024 * 1024

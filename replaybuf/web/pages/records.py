@@ -8,7 +8,7 @@ from replaybuf.rules.circumstances import in_force
 from replaybuf.storage.sql.inspection.groups import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest
-from replaybuf.storage.sql.inspection.waits import Explained, Question, explain
+from replaybuf.storage.sql.inspection.waits import DrawQuestion, Explained, explain
 from replaybuf.web.ask import LARGEST, Ask, facet_of, listed
 
 _MOST_WAITS = 50
@@ -19,7 +19,7 @@ def read_waits(tx: ReadTransaction, buffer: str | None, task: str | None = None)
 
     Of a buffer in which nobody waits, the rows are the draws of one group that somebody might do now, and `asked`.
     """
-    found = explain(tx, buffer, Question(task), asked=False)
+    found = explain(tx, buffer, DrawQuestion(task), asked=False)
     rows = [_row(one.buffer, wait, asked=one.asked) for one in found for wait in one.waits]
     rows.sort(key=lambda row: row["asked"])
     return {"waits": rows[:_MOST_WAITS], "waiting": sum(not row["asked"] for row in rows), "several": len(found) > 1}

@@ -27,8 +27,8 @@ from replaybuf.storage.sql.engine.servers import (
     ASK_LESS,
     ASK_LITTLE,
     PREFER_PRIMARY,
+    AskedServer,
     Followed,
-    Found,
     Standing,
     choose,
 )
@@ -177,13 +177,13 @@ class Servers:
 
     async def _ask_all(
         self, hosts: Sequence[Host | None], opened: dict[Host | None, Connection], args: Any, options: dict[str, Any]
-    ) -> list[Found]:
+    ) -> list[AskedServer]:
         """Connect to all hosts, and ask what they are; those that do not answer soon after one that would do are left.
 
         Raises the driver's error for a single host, and one that says why none of several can be used.
         """
         tasks = {asyncio.ensure_future(self._open(host, opened, args, options)): host for host in hosts}
-        pending, found, errors = set(tasks), dict[Host | None, Found](), list[Exception]()
+        pending, found, errors = set(tasks), dict[Host | None, AskedServer](), list[Exception]()
         try:
             while pending:
                 patience = _GRACE_SECONDS if self._would_do([*found.values()]) else None
@@ -192,10 +192,10 @@ class Servers:
                     break
                 for task in done:
                     try:
-                        found[tasks[task]] = Found(tasks[task], task.result())
+                        found[tasks[task]] = AskedServer(tasks[task], task.result())
                     except Exception as error:
                         errors.append(error)
-                        found[tasks[task]] = Found(tasks[task], problem=f"can't be used ({_text(error)})")
+                        found[tasks[task]] = AskedServer(tasks[task], problem=f"can't be used ({_text(error)})")
         finally:
             for task in tasks:
                 task.cancel()
@@ -204,9 +204,9 @@ class Servers:
             telling = errors if len(hosts) == 1 else [error for error in errors if is_telling(error)]
             if telling:
                 raise telling[0]
-        return [found.get(host) or Found(host, problem="does not answer") for host in hosts]
+        return [found.get(host) or AskedServer(host, problem="does not answer") for host in hosts]
 
-    def _would_do(self, found: Sequence[Found]) -> bool:
+    def _would_do(self, found: Sequence[AskedServer]) -> bool:
         try:
             choose(found, self._attrs, self.followed, self._where)
         except Exception:
@@ -226,7 +226,7 @@ class Servers:
 
     # Another server than before
 
-    async def _meet(self, connection: Connection, chosen: Found) -> None:
+    async def _meet(self, connection: Connection, chosen: AskedServer) -> None:
         """Compare what this process saw committed with what is there, if the server is another than before."""
         standing = connection.standing
         if not self._writes or standing.timeline is None:
@@ -264,7 +264,7 @@ class Servers:
                 with contextlib.suppress(Exception):  # it may have no tables
                     await other.fetch(_LEAVE, f"{known.system} {known.timeline}", timeout=_CLOSING_SECONDS)
 
-    async def _check_not_left(self, connection: Connection, chosen: Found, timeline: int) -> None:
+    async def _check_not_left(self, connection: Connection, chosen: AskedServer, timeline: int) -> None:
         try:
             noted: str | None = await connection.fetchval(_LEFT)
         except asyncpg.SyntaxOrAccessError:  # no tables yet
@@ -277,7 +277,9 @@ class Servers:
                 f"all: {_RETURN}"
             )
 
-    def _commits_lost(self, chosen: Found, standing: Standing, marks: dict[str, int], there: dict[str, int]) -> str:
+    def _commits_lost(
+        self, chosen: AskedServer, standing: Standing, marks: dict[str, int], there: dict[str, int]
+    ) -> str:
         newest = max(there.values(), default=0)
         known = f"; the last one that is there began at {_time(newest)}" if newest else ""
         return (

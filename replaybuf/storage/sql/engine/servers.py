@@ -58,7 +58,7 @@ ASK_LITTLE = "SELECT pg_is_in_recovery(), current_setting('transaction_read_only
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AskedServer:
     """A server that was asked: its standing, or why it has none."""
 
     host: Host | None
@@ -93,7 +93,7 @@ class Followed:
         return None in (self.system, standing.system) or self.system == standing.system
 
 
-def choose(found: Sequence[Found], attrs: str, followed: Followed | None, where: str) -> Found:
+def choose(found: Sequence[AskedServer], attrs: str, followed: Followed | None, where: str) -> AskedServer:
     """Return the server to use, of those that were asked, in the order of the URL.
 
     `attrs` is one of `SESSION_ATTRS`, or PREFER_PRIMARY; of several primaries it is the one with the highest timeline.
@@ -118,16 +118,16 @@ def choose(found: Sequence[Found], attrs: str, followed: Followed | None, where:
     return best[0]
 
 
-def _timeline(one: Found) -> int:
+def _timeline(one: AskedServer) -> int:
     assert one.standing is not None
     return one.standing.timeline or 0
 
 
-def _systems(found: Sequence[Found]) -> set[str]:
+def _systems(found: Sequence[AskedServer]) -> set[str]:
     return {one.standing.system for one in found if one.standing is not None and one.standing.system is not None}
 
 
-def _refuse_two(best: Sequence[Found], where: str) -> None:
+def _refuse_two(best: Sequence[AskedServer], where: str) -> None:
     """Raise NoPrimaryError if these are several primaries, rather than one by several addresses."""
     instances = {one.standing.instance for one in best if one.standing is not None}
     if len(instances) < 2:
@@ -166,7 +166,7 @@ def _why_not(standing: Standing, attrs: str, followed: Followed | None) -> str:
 
 
 def _none(
-    found: Sequence[Found], attrs: str, followed: Followed | None, where: str
+    found: Sequence[AskedServer], attrs: str, followed: Followed | None, where: str
 ) -> NoPrimaryError | OnlyStandbysError:
     reasons = {one: one.problem or _why_not(one.standing or UNKNOWN, attrs, followed) for one in found}
     listed = "; ".join(f"{one} {reason}" for one, reason in reasons.items())

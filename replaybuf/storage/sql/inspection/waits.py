@@ -33,7 +33,7 @@ _EVENTS, _NEWEST = 100, 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DrawQuestion:
     """A draw of which somebody asks why it would wait: from each task, unless it names one."""
 
     task: str | None = None
@@ -98,7 +98,7 @@ class Explanation:
     gave_up: Ended | None = None
 
 
-def explain(tx: ReadTransaction, buffer: str | None, question: Question, *, asked: bool) -> list[Explanation]:
+def explain(tx: ReadTransaction, buffer: str | None, question: DrawQuestion, *, asked: bool) -> list[Explanation]:
     """Explain the waits of one buffer or of all; of the question's task only, if it names one.
 
     Consumers come first, and of these who waits the longest. Where nobody waits, or with `asked` anywhere, the question
@@ -109,7 +109,7 @@ def explain(tx: ReadTransaction, buffer: str | None, question: Question, *, aske
     return [_explain(tx, name, question, asked) for name in names or [DEFAULT]]
 
 
-def _explain(tx: ReadTransaction, buffer: str, question: Question, asked: bool) -> Explanation:
+def _explain(tx: ReadTransaction, buffer: str, question: DrawQuestion, asked: bool) -> Explanation:
     waiters = read_waiters(tx, buffer)
     about = read_circumstances(tx, buffer, [one.wait for one in waiters])
     chosen = [] if asked else [one for one in waiters if question.task is None or question.task in one.wait.wants]
@@ -124,7 +124,7 @@ def _explain(tx: ReadTransaction, buffer: str, question: Question, asked: bool) 
 
 
 def _answers(
-    tx: ReadTransaction, buffer: str, question: Question, about: Circumstances, waiters: Sequence[Waiter]
+    tx: ReadTransaction, buffer: str, question: DrawQuestion, about: Circumstances, waiters: Sequence[Waiter]
 ) -> list[Waiter]:
     """Return the draws that a question is about; the limits are those that a waiting process has, or noted ones."""
     known = [one.limits for one in waiters if one.limits is not None]
@@ -254,7 +254,7 @@ def glance(tx: ReadTransaction, buffer: str | None) -> list[Glance]:
             last_batches(tx, one.buffer, _BATCHES, completed=True),
             newest(tx, "events", one.buffer, _SHOWN_EVENTS),
         )
-        for one in explain(tx, buffer, Question(), asked=False)
+        for one in explain(tx, buffer, DrawQuestion(), asked=False)
     ]
 
 

@@ -47,7 +47,7 @@ class ArrayHandle(StandIn):
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-    source: Source = field(repr=False)
+    source: ByteSource = field(repr=False)
     array: DeferredArray = field(repr=False)
     _tensor: tuple[str, tuple[int, ...], Callable[[Any], Any], int] | None = field(default=None, repr=False)
 
@@ -142,7 +142,7 @@ def _is_handle(value: Any) -> bool:
     return isinstance(value, ArrayHandle)
 
 
-class Source(ABC):
+class ByteSource(ABC):
     """Where the bytes of an array are. Sources of the same `place` are read together."""
 
     @property
@@ -156,7 +156,7 @@ class Source(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class HeldSource(Source):
+class HeldSource(ByteSource):
     """Bytes that are in memory already, of payloads that can't be read in part."""
 
     raw: bytes
@@ -170,7 +170,7 @@ class HeldSource(Source):
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentSource(Source):
+class SegmentSource(ByteSource):
     """Bytes in a segment of a `database`, at this URL for the process that has made the handle."""
 
     url: str
@@ -205,7 +205,7 @@ def _checked(store: SegmentStore, extent: Extent, raw: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseSource(Source):
+class DatabaseSource(ByteSource):
     """Bytes in the payload of a group, from `start` on, in the database at this URL, which has no password."""
 
     url: str
@@ -318,7 +318,7 @@ def _store(url: str, database: str, timeout: float) -> SegmentStore:
 class Handles:
     """Makes the handles of one payload: its arrays are at a place, or in the database."""
 
-    source: Source | None
+    source: ByteSource | None
 
     def deferred(self, array: DeferredArray) -> ArrayHandle:
         """Return the handle of an array that isn't read."""

@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 from replaybuf.errors import AccessError, QueryError
 from replaybuf.storage.sql.inspection.questions import QUESTIONS
 from replaybuf.web.apart import Answer, answer
-from replaybuf.web.pages.statement import plot_of
+from replaybuf.web.pages.sql import plot_of
 from tests.cli.test_sql import POSTGRES_ESCAPES, SQLITE_ESCAPES, WRITES
 from tests.web.conftest import Client, client_of
 from tests.web.example import HOSTILE_UID, SCRIPT
