@@ -24,7 +24,7 @@ from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
 from replaybuf.segments.places import IN_DATABASE, PAYLOAD_THRESHOLD
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import HISTORY, KEEP_CHECKPOINTS
+from replaybuf.storage.values import HISTORY, KEEP_CHECKPOINTS, LOCK_SECONDS, RECONNECT_SECONDS
 from replaybuf.sync import SyncReplayBuffer
 
 #: The class of the rollouts, for type checkers.
@@ -168,8 +168,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     payloads: str = IN_DATABASE
     payload_threshold: int = Field(default=PAYLOAD_THRESHOLD, ge=0)
     compression: Literal["none", "zstd"] = "none"
-    lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
-    reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
+    lock_timeout: float = Field(default=LOCK_SECONDS, gt=0, le=86_400)
+    reconnect_timeout: float = Field(default=RECONNECT_SECONDS, ge=0, le=86_400)
     password: Password = None
     allow_network_filesystem: bool = False
     if TYPE_CHECKING:

@@ -171,10 +171,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ),
     ("web/test_pages.py::test_groups*", _DATABASES),
     ("web/test_pages.py::test_a_group_shows*", _DATABASES),
-    *(
-        (f"web/test_statement.py::*{law}*", ("sqlite",))
-        for law in ("hostile", "csv", "mistake", "nothing", "last_step")
-    ),
+    *((f"web/test_sql.py::*{law}*", ("sqlite",)) for law in ("hostile", "csv", "mistake", "nothing", "last_step")),
     ("web/test_tables.py::*facet*", _DATABASES),
     ("web/test_behind_a_proxy.py::*cant_be_read*", _DATABASES),
     *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "tables", "behind_a_proxy")),

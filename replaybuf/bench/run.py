@@ -28,7 +28,7 @@ from replaybuf.storage.sql.inspection.writer import forget_buffer
 #: Seconds: for processes to open the buffer (and for each of them), and to end when they are told to.
 _OPENING, _OPENING_EACH, _ENDING = 60.0, 1.0, 60.0
 _SOON = 0.3  # from the moment when all are ready to the first call
-#: At the beginning of a load processes connect and prepare their statements, all at once. The latencies of these seconds
+#: At the beginning of a load all processes connect and prepare statements at once. The latencies of these seconds
 #: don't count: so many, or so many for each process if that is more, but no more than this part of the load.
 _WARM_UP, _WARM_UP_EACH, _WARM_UP_PART = 3.0, 0.1, 0.15
 _LOOK_SECONDS = 0.2

@@ -10,7 +10,7 @@ from replaybuf.chunks.chunk_buffer import ChunkBuffer
 from replaybuf.config import Password, ReplayBufferConfig
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
-from replaybuf.storage.values import LEASE_SECONDS
+from replaybuf.storage.values import LEASE_SECONDS, LOCK_SECONDS, RECONNECT_SECONDS
 from replaybuf.sync.buffer import SyncBuffer, SyncReplayBuffer, mirrored, shared
 from replaybuf.sync.loop import end, run
 
@@ -72,7 +72,7 @@ class ChunkBufferConfig(ReadableConfig):
       FragmentError, or count it and go on (`drop`).
     - `begin_sessions` (`advance`): a session is begun by `advance` only, or also by its first fragment (`put`): then
       one worker that names a wrong one empties the buffer.
-    - `lease_seconds` (60): if a process dies within `fetch`, the chunks that it drew are back after this time.
+    - `lease_seconds` (as of leases): if a process dies within `fetch`, the chunks that it drew are back after it.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_CHUNKS_"
@@ -88,8 +88,8 @@ class ChunkBufferConfig(ReadableConfig):
     seed: int | None = None
     durability: Literal["normal", "full"] = "normal"
     compression: Literal["none", "zstd"] = "none"
-    lock_timeout: float = Field(default=30.0, gt=0, le=86_400)
-    reconnect_timeout: float = Field(default=60.0, ge=0, le=86_400)
+    lock_timeout: float = Field(default=LOCK_SECONDS, gt=0, le=86_400)
+    reconnect_timeout: float = Field(default=RECONNECT_SECONDS, ge=0, le=86_400)
     password: Password = None
     allow_network_filesystem: bool = False
     lease_seconds: float = Field(default=LEASE_SECONDS, gt=0, le=86_400)

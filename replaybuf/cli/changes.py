@@ -27,7 +27,7 @@ Everything = Annotated[bool, option("--all", help="All groups, if no condition i
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class MatchingGroups:
     """The groups of a buffer that match a query, found out before anything changes."""
 
     reader: Reader
@@ -58,7 +58,7 @@ def _is_everything(query: Node) -> bool:
 
 def _choose(
     url: str, buffer: str | None, task: str | None, query: Node, output: Output, whatever: Node | None = None
-) -> Selection:
+) -> MatchingGroups:
     """Return the groups that are chosen; show people which they are, by task and status, and which are leased.
 
     `whatever` is the query without the statuses that the command can change.
@@ -74,7 +74,7 @@ def _choose(
     elif not found.groups and output.for_people:
         others = None if whatever is None else reader.read(lambda tx: removable(tx, name, whatever))
         output.note(_others(others) if others and (others.groups or others.leased) else nothing_in(reader, name, task))
-    return Selection(reader, name, query, found)
+    return MatchingGroups(reader, name, query, found)
 
 
 def _others(found: Removable) -> str:
@@ -87,7 +87,7 @@ def _others(found: Removable) -> str:
     return f"what matches can't be brought back: {', '.join(said)}; failed, filtered and expired groups can"
 
 
-def _change(choice: Selection, verb: str, work: Callable[[SQLStorage, Node], Awaitable[T]], *, yes: bool) -> T:
+def _change(choice: MatchingGroups, verb: str, work: Callable[[SQLStorage, Node], Awaitable[T]], *, yes: bool) -> T:
     """Ask, do something with the groups that are chosen, and return what that returns. Raises InputError for a no.
 
     Groups that are put after the others were counted are left alone.
@@ -97,7 +97,7 @@ def _change(choice: Selection, verb: str, work: Callable[[SQLStorage, Node], Awa
     return on_storage(choice.reader.url, choice.buffer, lambda storage: work(storage, until_now))
 
 
-def _tell(choice: Selection, output: Output, done: Mapping[str, int], what: str, *, dry_run: bool) -> None:
+def _tell(choice: MatchingGroups, output: Output, done: Mapping[str, int], what: str, *, dry_run: bool) -> None:
     """Print the numbers for programs; tell people that nothing was done in a dry run."""
     found = choice.found
     if not output.for_people:

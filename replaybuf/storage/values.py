@@ -18,6 +18,8 @@ from replaybuf.rollouts.statuses import Status
 #: The class of the rollouts in a buffer, for type checkers.
 R = TypeVar("R", default=Any)
 
+#: Seconds that a statement waits for a lock by default, and for which one goes on whose connection was lost.
+LOCK_SECONDS, RECONNECT_SECONDS = 30.0, 60.0
 #: Seconds that a lease lasts, by default, from its last renewal.
 LEASE_SECONDS = 60.0
 #: The number of step checkpoints kept by default.

@@ -27,7 +27,7 @@ PAGES = 32
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How the log is copied: as by an old SQLite, or a new one; after a few pages."""
     monkeypatch.setattr(sqlite_log, "copies_beside_writers", lambda: request.param == "beside")
-    for name in ("LONG_PAGES", "_BESIDE_PAGES", "_GROWTH_PAGES"):
+    for name in ("ALONE_PAGES", "_BESIDE_PAGES", "_GROWTH_PAGES"):
         monkeypatch.setattr(sqlite_log, name, PAGES)
     monkeypatch.setattr(sqlite_log, "_TOO_LONG_PAGES", 4 * PAGES)
     # Nothing waits for the disk, which may take as long as hundreds of writes.

@@ -38,7 +38,7 @@ from replaybuf.storage.sql.tasks.segments import Segments
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.sql.tasks.watch import Watch
-from replaybuf.storage.values import HISTORY
+from replaybuf.storage.values import HISTORY, LOCK_SECONDS, RECONNECT_SECONDS
 from replaybuf.worker_name import worker_name
 
 T = TypeVar("T")
@@ -77,8 +77,8 @@ class Store:
         *,
         name: str = "default",
         durability: str = "normal",
-        lock_timeout: float = 30.0,
-        reconnect_timeout: float = 60.0,
+        lock_timeout: float = LOCK_SECONDS,
+        reconnect_timeout: float = RECONNECT_SECONDS,
         read_only: bool = False,
         password: PasswordFunction | None = None,
         allow_network_filesystem: bool = False,

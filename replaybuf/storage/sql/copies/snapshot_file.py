@@ -25,6 +25,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
 from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, place, tally
+from replaybuf.storage.values import LOCK_SECONDS
 
 GROUPS, BYTES = "groups", "bytes"
 #: The number of the database whose payloads the file refers to. One that has all payloads in it has no such fact.
@@ -125,7 +126,7 @@ def set_info(tx: Transaction, facts: Mapping[str, str]) -> None:
 def file_engine(path: str, *, read_only: bool = False) -> SqliteDatabase:
     """Return the engine for the SQLite file of a snapshot."""
     url = parse_url("sqlite://").set(database=str(Path(path).absolute()))
-    return SqliteDatabase(url, durability="normal", lock_timeout=30, read_only=read_only)
+    return SqliteDatabase(url, durability="normal", lock_timeout=LOCK_SECONDS, read_only=read_only)
 
 
 def write_file(path: str, work: Function[None]) -> None:

@@ -7,14 +7,15 @@ from sqlalchemy.engine import URL
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine.database import Database, Function
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
+from replaybuf.storage.values import LOCK_SECONDS, RECONNECT_SECONDS
 
 
 def open_database(
     url: URL,
     *,
     durability: str = "normal",
-    lock_timeout: float = 30.0,
-    reconnect_timeout: float = 60.0,
+    lock_timeout: float = LOCK_SECONDS,
+    reconnect_timeout: float = RECONNECT_SECONDS,
     read_only: bool = False,
     ours_only: bool = False,
     password: PasswordFunction | None = None,

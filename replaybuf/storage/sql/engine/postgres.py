@@ -27,6 +27,7 @@ from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, co
 from replaybuf.storage.sql.engine.postgres_recovery import Recovery
 from replaybuf.storage.sql.engine.standbys import CommitWaits
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
+from replaybuf.storage.values import RECONNECT_SECONDS
 
 if TYPE_CHECKING:
     import asyncpg
@@ -51,7 +52,7 @@ class PostgresDatabase(Database):
         url: URL,
         *,
         lock_timeout: float,
-        reconnect_timeout: float = 60.0,
+        reconnect_timeout: float = RECONNECT_SECONDS,
         read_only: bool = False,
         password: PasswordFunction | None = None,
         guard: Function[object] | None = None,

@@ -22,7 +22,8 @@ import aiosqlite
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import LockedError
-from replaybuf.storage.sql.engine.sqlite_files import LONG_PAGES, PAGE_SIZE, OpenFiles, quote_path
+from replaybuf.storage.sql.engine.sqlite_files import PAGE_SIZE, OpenFiles, quote_path
+from replaybuf.storage.sql.engine.sqlite_log import ALONE_PAGES
 from replaybuf.storage.sql.engine.sqlite_others import refuse_others
 from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 from replaybuf.storage.sql.engine.urls import is_memory, public_url
@@ -30,7 +31,7 @@ from replaybuf.storage.sql.engine.urls import is_memory, public_url
 T = TypeVar("T")
 
 #: Pages of a write-ahead log that are kept for the next one.
-_LOG_PAGES = 4 * LONG_PAGES
+_LOG_PAGES = 4 * ALONE_PAGES
 #: Of each connection, SQLite's cache of pages.
 CACHE_KIB = 16 * 1024
 #: How many connections are lent at the same time, and how many of them stay open.

@@ -30,8 +30,6 @@ _Identity = tuple[int, int] | None
 
 #: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate with 4 KiB pages (`benchmarks/README.md`).
 PAGE_SIZE = 16 * 1024
-#: From so many pages on, a write-ahead log is copied while nobody writes.
-LONG_PAGES = 1024
 _LOOK_AGAIN_SECONDS = 0.05
 
 

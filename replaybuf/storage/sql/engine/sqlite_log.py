@@ -16,10 +16,10 @@ import os
 import sqlite3
 from collections.abc import Awaitable, Callable
 
-from replaybuf.storage.sql.engine.sqlite_files import LONG_PAGES
-
-#: Pages from which a log is copied beside those who write (while nobody does: `LONG_PAGES`), and which are too many.
-_BESIDE_PAGES, _TOO_LONG_PAGES = 512, 2048
+#: Pages from which a log is copied while nobody writes, or, with a version that can do it, beside those who write.
+ALONE_PAGES, _BESIDE_PAGES = 1024, 512
+#: Pages from which any version copies it while nobody writes.
+_TOO_LONG_PAGES = 2048
 #: Pages by which a log has to grow until it is copied again.
 _GROWTH_PAGES = 512
 
@@ -84,7 +84,7 @@ class LogCopies:
             self._copying = asyncio.get_running_loop().create_task(self._run(copy))
 
     def _due(self) -> Copy | None:
-        found = salts_at(self._path, _BESIDE_PAGES if self._is_safe else LONG_PAGES)
+        found = salts_at(self._path, _BESIDE_PAGES if self._is_safe else ALONE_PAGES)
         salts, copied = self._copied
         if found is None or (found == salts and not salts_at(self._path, copied + _GROWTH_PAGES)):
             return None

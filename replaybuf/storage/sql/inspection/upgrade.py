@@ -24,11 +24,12 @@ from replaybuf.storage.sql.engine.sqlite_connection import connect_to_write
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.transaction import Row, Session, Transaction
 from replaybuf.storage.sql.schema.tables import DIGEST, info
+from replaybuf.storage.values import LOCK_SECONDS
 
 T = TypeVar("T")
 
 
-async def over_sqlalchemy(url: URL, work: Callable[[Connection], T], lock_timeout: float = 30.0) -> T:
+async def over_sqlalchemy(url: URL, work: Callable[[Connection], T], lock_timeout: float = LOCK_SECONDS) -> T:
     """Run `work(connection)` in a write transaction that keeps out all other writers, and commit it."""
     with translated(url, lock_timeout):
         if url.get_backend_name() == "sqlite":

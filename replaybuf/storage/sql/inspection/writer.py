@@ -30,7 +30,6 @@ from replaybuf.storage.sql.statements.fence import joined
 
 T = TypeVar("T")
 
-_LOCK_TIMEOUT = 30.0
 _LOG_TIMEOUT_MS = 2000
 
 
@@ -38,7 +37,7 @@ _LOG_TIMEOUT_MS = 2000
 def open_writer(reader: Reader) -> Iterator[Writer]:
     """Yield a writer for the database of a reader. Opening a SQLite file for writing changes its journal."""
     with asyncio.Runner() as runner:
-        engine = open_database(reader.url, durability="full", lock_timeout=_LOCK_TIMEOUT)
+        engine = open_database(reader.url, durability="full")
         try:
             yield Writer(engine, runner)
         finally:
