@@ -24,7 +24,7 @@ _ENDS = (
     *(Tally.SIZE, Tally.LEASED),
 )
 
-#: Open buffers end expired leases twice a second.
+#: Open buffers end expired leases twice a second, or every four seconds where they are many.
 OVERDUE_SECONDS = 5.0
 #: Groups with so many failed deliveries are about to be set aside (`max_deliveries` is 5 by default).
 MANY_DELIVERIES = 4

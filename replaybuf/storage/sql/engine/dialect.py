@@ -98,6 +98,8 @@ class Dialect(ABC):
     is_remote: bool
     #: The rows of `rb_tally` that a transaction adds to: those of its connection, where several write at the same time.
     shard: ColumnElement[int]
+    #: How many connections there are to the database, as the server counts them.
+    connections: ColumnElement[int]
 
     @abstractmethod
     def insert(self, table: Table) -> Any:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    literal_column,
     select,
     text,
     update,
@@ -48,6 +49,9 @@ class PostgresDialect(Dialect):
     locks_rows = True
     is_remote = True
     shard = func.pg_backend_pid()
+    connections = literal_column(
+        "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())", Integer
+    )
 
     def insert(self, table: Table) -> Any:
         return postgresql.insert(table)

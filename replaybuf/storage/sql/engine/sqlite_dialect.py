@@ -49,6 +49,7 @@ class SqliteDialect(Dialect):
     locks_rows = False
     is_remote = False
     shard = literal(0)
+    connections = literal(1)
 
     def insert(self, table: Table) -> Any:
         return sqlite.insert(table)

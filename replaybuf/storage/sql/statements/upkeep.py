@@ -131,24 +131,25 @@ def wall_clock(tx: Transaction) -> float:
 class Chores:
     """Whether leases of the buffer have expired, payloads can be swept, and dropped checkpoints have groups.
 
-    `now` is the time of `wall_clock` when this was found.
+    `now` is the time of `wall_clock` when this was found, `connections` how many the server then had to the database.
     """
 
     overdue: bool = False
     due: bool = False
     dropped: bool = False
     now: float = 0.0
+    connections: int = 1
 
 
 def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
     """Return what there is to do: payloads can be swept whose groups were removed so many seconds ago."""
     # A server's own clocks are part of the statement.
     clock, wall = (None, None) if tx.dialect.is_remote else (store_clock(tx), now)
-    [(late, due, dropped, told)] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall, grace, now)
-    return Chores(bool(late), bool(due), bool(dropped), float(told))
+    [(late, due, dropped, told, connections)] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall, grace, now)
+    return Chores(bool(late), bool(due), bool(dropped), float(told), int(connections))
 
 
-def _chores(dialect: Dialect) -> Select[bool, bool, bool, float]:
+def _chores(dialect: Dialect) -> Select[bool, bool, bool, float, int]:
     clock = dialect.clock_value(bindparam("clock", type_=Number))
     removed = dialect.clock_value(bindparam("wall", type_=Number))
     late = overdue(clock).limit(1).scalar_subquery()
@@ -158,7 +159,13 @@ def _chores(dialect: Dialect) -> Select[bool, bool, bool, float]:
     dropped = numbers.where(numbers.selected_columns[0].not_in(select(checkpoint.c.id))).limit(1).scalar_subquery()
     now: ColumnElement[float] = bindparam("now", type_=Number)
     given_up = select(checkpoint.c.id).where(silent(now)).limit(1).scalar_subquery()
-    return select(late.is_not(None), due.is_not(None), or_(dropped.is_not(None), given_up.is_not(None)), removed)
+    return select(
+        late.is_not(None),
+        due.is_not(None),
+        or_(dropped.is_not(None), given_up.is_not(None)),
+        removed,
+        dialect.connections,
+    )
 
 
 _CHORES = Prepared(_chores, "clock", "buffer", "wall", "grace", "now")

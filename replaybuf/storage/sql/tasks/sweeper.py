@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -32,6 +33,9 @@ _LONGEST_SECONDS = 0.02
 _FEWEST = 64
 _NARROW = 8  # rows of metadata deleted in the time of one payload
 _IDLE_SECONDS = 0.5
+#: How often a second all processes look together for what there is to do, for each connection of theirs (a process has
+#: two or three), and the longest time between two looks of one of them.
+_LOOKS_TOGETHER, _LONGEST_IDLE_SECONDS = 50, 4.0
 _TIDY_SECONDS = 30.0
 _BATCHES = 100  # that are pruned at once
 
@@ -79,7 +83,7 @@ class Sweeper:
             try:
                 if time.monotonic() >= look_at:
                     await self.look_after_groups()
-                    look_at = time.monotonic() + _IDLE_SECONDS
+                    look_at = time.monotonic() + _pause(self._chores.connections)
                 full = await self._step()
                 if self.tend is not None:
                     full |= await self.tend()
@@ -143,3 +147,9 @@ class Sweeper:
         elapsed = time.monotonic() - started
         self._limit = max(_FEWEST, limit // 2) if elapsed > _LONGEST_SECONDS else min(512, limit * 2)
         return more
+
+
+def _pause(connections: int) -> float:
+    """Return after how many seconds to look again, where a database has so many connections."""
+    apart = connections / _LOOKS_TOGETHER * random.uniform(0.8, 1.2)
+    return max(_IDLE_SECONDS, min(_LONGEST_IDLE_SECONDS, apart))
