@@ -80,6 +80,13 @@ class Server:
         self.configure(fsync="off", full_page_writes="off")
         self._control("reload")
 
+    def move_wal(self, folder: Path) -> None:
+        """Keep the WAL in another folder, from the next start."""
+        here = self._server.pgdata / "pg_wal"
+        subprocess.run(["cp", "-a", str(here), str(folder)], check=True)
+        shutil.rmtree(here)
+        here.symlink_to(folder)
+
     def admit(self, network: str) -> None:
         """Let everyone in from a network, from the next start."""
         with open(self._server.pgdata / "pg_hba.conf", "a") as file:
