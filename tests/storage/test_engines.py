@@ -44,7 +44,9 @@ async def test_who_waits_notices_what_others_put(
 
 
 @pytest.mark.parametrize("lacking", [b"to_regproc", b"pg_language", b"has_function_privilege", b"pg_advisory_lock("])
-async def test_puts_and_upgrades_do_without_functions_where_they_can_not_be_asked_for(lent_database: str, lacking: bytes) -> None:
+async def test_puts_and_upgrades_do_without_functions_where_they_can_not_be_asked_for(
+    lent_database: str, lacking: bytes
+) -> None:
     async with proxied(lent_database) as proxy:
         proxy.instead = {lacking: lacking[:3] + b"x" + lacking[4:]}
         async with build(proxy.url) as buffer:
