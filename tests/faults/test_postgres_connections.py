@@ -327,18 +327,27 @@ async def test_a_take_that_is_cancelled_while_it_reconnects_takes_nothing(buffer
 
 
 async def test_outcomes_that_nobody_asks_for_any_more_are_forgotten(postgres_database: str) -> None:
+    """And the answers of functions with them, also those of which another version has forgotten the outcome."""
     async with build(postgres_database) as buffer:
         await fill(buffer, 1)
+        await buffer.put(group(1), TASK)  # calls one
         execute(postgres_database, "INSERT INTO rb_counter VALUES ('connection of last month', 1)")
+        answers = "('connection of last month', '7'), ('connection of last year', '5')"
+        execute(postgres_database, f"INSERT INTO rb_info VALUES {answers}")
         buffer.storage.sweeper._tidy_at = 0
 
         async def forgotten() -> bool:
             connection = await asyncpg.connect(postgres_database)
             try:
-                names = [row["name"] for row in await connection.fetch("SELECT name FROM rb_counter")]
+                outcomes, answers = [await names_in(connection, table) for table in ("rb_counter", "rb_info")]
             finally:
                 await connection.close()
-            assert any(name.startswith("connection ") for name in names)  # of those that are in use
-            return "connection of last month" not in names
+            assert any(not name.startswith("connection of") for name in outcomes & answers)  # of those that are in use
+            return not any(name.startswith("connection of") for name in outcomes | answers)
 
         await until(forgotten)
+
+
+async def names_in(connection: asyncpg.Connection[Any], table: str) -> set[str]:
+    rows = await connection.fetch(f"SELECT name FROM {table} WHERE name LIKE 'connection %'")
+    return {row["name"] for row in rows}

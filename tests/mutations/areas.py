@@ -37,7 +37,12 @@ NEAR = {
         "-k",
         "not postgres",
     ),
-    "failover": ("tests/test_hosts.py", "tests/cluster"),
+    "failover": (
+        "tests/test_hosts.py",
+        "tests/storage/test_server_functions.py",
+        "tests/storage/test_engines.py",
+        "tests/cluster",
+    ),
     "prompts": ("tests/prompts", "tests/produce/test_sources.py", "-k", "not postgres"),
     "produce": ("tests/produce", "-k", "not postgres"),
     "observe": ("tests/observe", "-k", "not postgres"),

@@ -193,6 +193,8 @@ _FAILOVER = [
     ("call-at-any-level", f"{_ENGINE}/server_function.py", "<> 'read committed' THEN", "= '' THEN", "nothing is called that rests on READ COMMITTED at another level"),
     ("call-unread", f"{_ENGINE}/postgres_connect.py", "SELECT pg_advisory_lock($2) FROM pg_proc", "SELECT $2::bigint FROM pg_proc", "a call that is unread when its connection is lost is never run"),
     ("call-forgets", f"{_ENGINE}/postgres_recovery.py", "if committed and lost is not None and lost.called:", "if False:", "a put whose answer was lost has the uid of its group"),
+    ("call-without-task-lock", f"{_STATEMENTS}/put_at_once.py", 'LOCK_TASKS if bounded else ""', '""', "a call that waited for its task counts what was put meanwhile"),
+    ("call-unknown", f"{_ENGINE}/postgres_connect.py", "if says_unknown(error):", "if False:", "puts do without functions where they can't be asked for"),
     ("call-behind-pooler", f"{_ENGINE}/postgres_connect.py", "direct = self.standing.process == self.get_server_pid()", "direct = True", "behind a pooler no function is called"),
     ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "there.get(row, 0) < number", "False", "who saw lost commits is told"),
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if follows is Follows.WHAT_WAS_SEEN and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),

@@ -11,11 +11,13 @@ import asyncpg
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf import FencedError
+from replaybuf import FencedError, FullError
 from replaybuf.storage.sql.engine.hooks import Hook, installed
 from replaybuf.storage.sql.engine.locks import Lock
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import upgrade_database
+from replaybuf.storage.sql.statements.counts import lock_tasks
 from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
 from tests.cancellation.ways import end_background_work
 from tests.faults.proxy import Link, is_commit, proxied
@@ -72,6 +74,26 @@ async def test_a_call_that_waited_for_a_restore_is_fenced_off(postgres_database:
         assert await take_all(buffer) == [0, 1, 2]
 
 
+async def test_a_call_that_waited_for_its_task_counts_what_was_put_meanwhile(postgres_database: str) -> None:
+    """It waits for those who take the lock of a task by statements: the two agree on its name."""
+    task = 'mäth\'s "任务"'
+
+    def put_slowly(tx: Transaction) -> None:
+        lock_tasks(tx, [task])
+        tx.run("SELECT pg_sleep(0.5)")
+        tx.run("INSERT INTO rb_tally SELECT id, 'size', 0, 1 FROM rb_lane WHERE status = 'completed'")
+
+    async with build(postgres_database, capacity=4, on_full="reject") as buffer, build(postgres_database) as other:
+        for number in range(3):
+            await buffer.put(group(number), task)
+        slow = asyncio.create_task(other.storage._write(put_slowly))
+        await asyncio.sleep(0.2)
+        with installed(calls := Calls()), pytest.raises(FullError):
+            await buffer.put(group(3), task)
+        assert calls.count == 1
+        await slow
+
+
 async def test_at_another_level_by_default_nothing_is_called_that_rests_on_read_committed(
     postgres_database: str,
 ) -> None:
@@ -105,9 +127,10 @@ async def test_an_upgrade_creates_them_and_drops_those_of_other_versions(postgre
     async with build(postgres_database) as buffer:
         await fill(buffer, 1)
     drop_functions(postgres_database)
-    execute(postgres_database, "CREATE FUNCTION rb_call_put_00000000(int) RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    for name in ("rb_call_put_00000000", "rb_callback"):  # the second is somebody's own
+        execute(postgres_database, f"CREATE FUNCTION {name}(int) RETURNS int LANGUAGE sql AS 'SELECT 1'")
     await asyncio.to_thread(upgrade_database, open_reader(postgres_database))
-    assert await functions_in(postgres_database) == NAMES
+    assert await functions_in(postgres_database) == NAMES | {"rb_callback"}
 
 
 @pytest.mark.parametrize("may", ["create nothing", "not execute them"])

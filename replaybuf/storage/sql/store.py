@@ -207,7 +207,7 @@ class Store:
                 refuse_network_filesystem(engine.path)
             if not await self._is_there():
                 await self._create()
-            if not self._read_only and await engine.read(functions.missing, single=True):
+            if not self._read_only:
                 await self._create_functions()
             transactions.scope = await engine.read(joined, transactions.scope)
             engine.opened = True
@@ -234,9 +234,10 @@ class Store:
         await self.engine.write(partial(create_schema, where=self.engine.where), fenced=False)
 
     async def _create_functions(self) -> None:
-        """Create functions that save round trips; without them everything works."""
+        """Create functions that save round trips, where they are missing; without them everything works."""
         try:
-            await self.engine.write(functions.create, fenced=False)
+            if await self.engine.read(functions.missing, single=True):
+                await self.engine.write(functions.create, fenced=False)
         except ReplayBufError as error:
             _logger.info("functions that save round trips could not be created: %s", error)
 

@@ -17,6 +17,7 @@ from sqlalchemy.engine import URL
 from replaybuf import passwords
 from replaybuf.errors import ConfigError, NotConnectedError, StorageError
 from replaybuf.passwords import PasswordFunction
+from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.outage import Identity, next_identity
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
 from replaybuf.storage.sql.engine.servers import Standing
@@ -126,9 +127,16 @@ class Connection(asyncpg.Connection):
         if name not in self.functions:
             # A pooler shows its clients another process than the server's, and keeps that when they are gone.
             direct = self.standing.process == self.get_server_pid()
-            lock = self._identity.lock
-            self.functions[name] = direct and bool(await self.fetch(_FIND_AND_HOLD, name, lock))
+            self.functions[name] = direct and await self._find_and_hold(name)
         return self.functions[name]
+
+    async def _find_and_hold(self, name: str) -> bool:
+        try:
+            return bool(await self.fetch(_FIND_AND_HOLD, name, self._identity.lock))
+        except asyncpg.PostgresError as error:
+            if says_unknown(error):  # of what is asked: it only speaks PostgreSQL's language
+                return False
+            raise
 
     def next_identity(self) -> Identity:
         """Return the identity of the next transaction."""

@@ -12,11 +12,12 @@ from typing import TypeVar
 
 from sqlalchemy import text
 
-from replaybuf.errors import ConfigError, InputError, NotADatabaseError, SchemaError
+from replaybuf.errors import ConfigError, InputError, NotADatabaseError, ReplayBufError, SchemaError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
 from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
@@ -89,11 +90,20 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
         asyncio.run(over_sqlalchemy(reader.url, upgrade))
     if reader.path is None:
         with open_writer(reader) as writer:
-            writer.write(functions.replace)
+            _replace_functions(writer)
     after = reader.read_any(lambda tx: tx.revision())
     if after != HEAD:
         raise SchemaError(f"{reader.where} is at revision {after} after the upgrade, wanted {HEAD}")
     return before, after
+
+
+def _replace_functions(writer: Writer) -> None:
+    """Replace the functions that save round trips, where the server has what they need."""
+    try:
+        writer.write(functions.replace)
+    except ReplayBufError as error:
+        if error.__cause__ is None or not says_unknown(error.__cause__):
+            raise
 
 
 def _check_owner(tx: ReadTransaction, where: str) -> None:

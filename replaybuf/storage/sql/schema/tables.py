@@ -18,7 +18,7 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_checkpoint        a row for each step checkpoint, with its lanes and their tallies, also while it is being made
     rb_checkpoint_group  the rows of `rb_group` as they were at each checkpoint; their payloads are kept
     rb_info     facts about the store, such as the policy that a snapshot was written under, or when a host was started
-                (`engine.lease_clock`)
+                (`engine.lease_clock`); PostgreSQL: the answer of each connection's last call of a function
 
 What was done, by whom and when, is in the tables of `records`.
 

@@ -33,7 +33,7 @@ def replace(tx: Transaction) -> None:
     """
     if missing(tx):
         create(tx)
-    for (old,) in tx.run(_OTHERS, f"{PREFIX}%", _NAMES):
+    for (old,) in tx.run(_OTHERS, PREFIX, _NAMES):
         tx.run(f"DROP FUNCTION {old}")
 
 
@@ -49,5 +49,6 @@ WHERE oid IS NULL OR NOT has_function_privilege(oid, 'EXECUTE')
 """
 _OTHERS = """
 SELECT oid::regprocedure::text FROM pg_proc
-WHERE proname LIKE $1 AND proname <> ALL ($2::text[]) AND pg_function_is_visible(oid) AND pg_has_role(proowner, 'USAGE')
+WHERE starts_with(proname, $1) AND proname <> ALL ($2::text[]) AND pg_function_is_visible(oid)
+    AND pg_has_role(proowner, 'USAGE')
 """
