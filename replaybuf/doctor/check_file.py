@@ -13,15 +13,15 @@ from replaybuf import units
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, problem, repairable, warning
 from replaybuf.segments.filesystems import filesystem_type, is_network
 from replaybuf.storage.sql.engine.sqlite_files import PAGE_SIZE, is_wal
-from replaybuf.storage.sql.engine.sqlite_log import ALONE_PAGES
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.units import some
 
 # REINDEX mends an index that differs from its table.
 _OF_AN_INDEX = re.compile(r"missing from index |wrong # of entries in index |non-unique entry in index |out of order")
 
-#: The log is copied into the database whenever it has grown by ALONE_PAGES pages, unless a reader holds it back.
-LARGE_LOG = 16 * ALONE_PAGES * PAGE_SIZE
+#: Bytes. The log is copied into the database whenever it has grown by a sixteenth of that at most
+#: (`engine.sqlite_log.ALONE_PAGES`), unless a reader holds it back.
+LARGE_LOG = 256 << 20
 #: Free space on the disk below which the next puts may fail.
 LITTLE_SPACE = 64 * 1024 * 1024
 _MOST_MESSAGES = 100

@@ -81,7 +81,7 @@ SERVER_LIMIT = 80_000_000
 
 
 def postgres_on_a_small_disk(ledger: Ledger, folder: str) -> None:
-    """A server whose data are on such a file system, and its WAL elsewhere: without room for that it would end itself."""
+    """A server whose data are on such a file system, and its WAL elsewhere: without room for that it ends."""
     more = small_disk(ledger, folder, SERVER_LIMIT)
     os.chmod(folder, 0o755)
     tempfile.tempdir = folder
