@@ -203,14 +203,17 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
 
 #: Whole runs of seconds, and further cases of a law, by what they are tested with by default.
 _LONG = (
+    "bench/test_bench.py::test_a_load_accounts*postgresql*",  # on SQLite; the paced one on PostgreSQL
     "bench/test_bench.py::test_a_signal*15*",  # Ctrl-C
     "bench/test_bench.py::test_a_buffer_of*",
     "chunks/test_races.py::*several_senders*memory-1*",  # on PostgreSQL
     "cli/test_ends.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open
+    "cli/test_why.py::test_the_reason_is_named*postgres-*",  # on SQLite: the reason is found by the same rules
     "cli/test_why.py::test_leases_of_a_predecessor*postgres*",  # on SQLite: who holds a lease is told by the same rule
     "demo/test_demo_kills.py::test_killed_at_each_point*",  # two of them: the synchronous run with the same weights
     "demo/test_demo_kills.py::test_killed_at_random*",  # examples
     "demo/test_demo_kills.py::test_workers_killed*",  # examples: trainer and workers
+    "demo/test_demo_run.py::test_a_short_run*postgresql*",  # on SQLite; an example that is killed on PostgreSQL
     "demo/test_demo_run.py::test_a_run_goes_on*",  # demo/test_start.py
     "demo/test_demo_run.py::test_a_run_may_be_cut*",
     "demo/test_demo_run.py::test_fresh*",  # demo/test_start.py
@@ -229,6 +232,7 @@ _LONG = (
     "query/test_sql.py::test_lists_of_100_000*sqlite-tags*not_in*",
     "segments/test_buffers.py::test_cancelled_puts_and_takes*-0.0?",
     "segments/test_buffers.py::test_cancelled_puts_and_takes*-0.01?",
+    "segments/test_dead_writers.py::test_a_put_of_a_writer*False*",  # True
     "segments/test_kills.py::test_a_process_that_is_killed_at_any_point*postgresql*",
     "segments/test_kills.py::test_processes_that_are_killed*sqlite*",
     "segments/test_lost_places.py::test_an_object_store_that_is_down*?03*",  # away
@@ -238,6 +242,8 @@ _LONG = (
     "segments/test_objects.py::test_an_answer_that_it_cannot*500*",
     "sync/test_sync_processes.py::*multiprocessing*spawn*",  # test_pickling.py
     "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
+    "web/test_sql.py::test_too_many_rows*postgres*",  # on SQLite
+    "xtuner/test_expired_before.py::test_random_runs*postgresql*",  # on SQLite
     "torch/test_loading.py::*errors_of_workers*spawned*",  # forked; every group with spawned ones
     *(f"sync/test_sync_processes.py::*ends_quietly*{end}*" for end in ("block", "closed")),
     # In one transaction like others of which a kill is tested
