@@ -7,8 +7,8 @@ from typing import Any
 from benchmarks import fields
 from replaybuf import RolloutState, Status
 from replaybuf.codec.payload import Codec
-from replaybuf.rollouts.model_steps import fill_model_steps
 from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.staleness import fill_model_steps
 
 CODEC = Codec(RolloutType(RolloutState))
 

@@ -19,8 +19,8 @@ from replaybuf.bench.run import Child, Outcome, Second, said
 from replaybuf.bench.settings import BenchSettings, GroupMaker
 from replaybuf.codec.payload import Codec
 from replaybuf.redact import redact_words
-from replaybuf.rollouts.model_steps import fill_model_steps
 from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.staleness import fill_model_steps
 
 #: From these parts on, something is the limit: of time waited, of processors used, of the puts that were due.
 _MUCH_WAITING, _MUCH_BUSY, _ENOUGH = 0.2, 0.9, 0.98

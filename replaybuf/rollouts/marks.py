@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import RolloutError
-from replaybuf.rollouts.model_steps import STEP_FIELDS, step_ranges
 from replaybuf.rollouts.rewards import reward_value
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import (
+    STEP_FIELDS,
     ExpiryRule,
     expired_before,
     has_response,
@@ -24,6 +24,7 @@ from replaybuf.rollouts.staleness import (
     reset_response,
     set_staleness,
     staleness_of,
+    step_ranges,
 )
 
 _FIELDS: Final = (*STEP_FIELDS, "reward")

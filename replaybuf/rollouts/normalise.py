@@ -14,18 +14,20 @@ import numpy as np
 
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
-from replaybuf.rollouts.model_steps import date_response, undated, unmatched
 from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import (
     EXPIRING_STATUSES,
     ExpiryRule,
+    date_response,
     expired_before,
     find_expired,
     group_staleness,
     mask_stale_tokens,
     refresh_group,
     reset_response,
+    undated,
+    unmatched,
 )
 
 # Longer lists of tokens are processed in another thread, and arrays in several turns, to keep the event loop free.

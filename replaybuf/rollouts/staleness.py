@@ -1,4 +1,4 @@
-"""The rules of staleness and expiry, as plain functions over a group of rollouts.
+"""The rules of staleness and expiry, and of model steps, as plain functions over a group of rollouts.
 
 The *staleness* of a rollout at train step T is `T - min(response_model_steps) - 1`: the number of optimiser steps
 between the weights that wrote its oldest token and the weights that it will train. A rollout without model steps has
@@ -7,16 +7,18 @@ staleness 0. The rules are those of InternLM xtuner's replay buffer.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import compress
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from replaybuf.checks import check_threshold
 from replaybuf.rollouts import fields
 from replaybuf.rollouts.fields import as_array, is_tensor
-from replaybuf.rollouts.model_steps import newest_trainable_steps, oldest_step
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 
@@ -179,3 +181,193 @@ def reset_response(rollout: Any, kind: RolloutType) -> None:
             kind.set(rollout, name, None)
     if kind.has(rollout, "tokens"):
         kind.set(rollout, "tokens", fields.copied(kind.get(rollout, "prompt_ids", ())))
+
+
+# Model steps: which weights wrote the tokens of a response
+
+#: Comparing the bytes of smaller arrays is faster than comparing numbers.
+_LARGE = 16384
+
+
+def oldest_step(rollout: Any, kind: RolloutType) -> int | None:
+    """Return the oldest model step of the rollout's response, or None."""
+    steps = as_array(kind.get(rollout, "response_model_steps"))
+    if steps is None or len(steps) == 0:
+        return None
+    return int(steps[0]) if _are_same(steps) else _lowest(steps)
+
+
+def newest_trainable_steps(rollouts: Sequence[Any], kind: RolloutType) -> list[int | None]:
+    """Return for each rollout the newest model step among its trainable tokens (response mask set).
+
+    None where token-level expiry doesn't apply: the group has `input_ids` or `labels`, or the rollout has no response,
+    no model steps, or no trainable token in its mask. The text of a response without token ids is as old as its oldest
+    model step.
+    """
+    return [newest for _, newest in step_ranges([*map(kind.reader(STEP_FIELDS), rollouts)])]
+
+
+#: The fields that model steps and their tokens are in.
+STEP_FIELDS: Final = ("response_model_steps", "response_ids", "response_mask", "input_ids", "labels", "response")
+
+
+def step_ranges(rollouts: Sequence[Sequence[Any]]) -> list[tuple[int | None, int | None]]:
+    """Return the oldest model step and the newest trainable one of each rollout of a group, given its STEP_FIELDS.
+
+    As `oldest_step` and `newest_trainable_steps` do, in one pass. What follows these fields is passed over.
+    """
+    agentic = any(one[3] is not None or one[4] is not None for one in rollouts)
+    return [_step_range(one[0], one[1], one[2], one[5], agentic) for one in rollouts]
+
+
+def _is_empty(tokens: Any) -> bool:
+    try:
+        return len(tokens) == 0
+    except OverflowError:  # a range with more numbers than any memory holds
+        return False
+
+
+def _step_range(
+    steps: Any, response_ids: Any, mask: Any, response: Any, agentic: bool
+) -> tuple[int | None, int | None]:
+    steps = as_array(steps)
+    if steps is None or len(steps) == 0:
+        return None, None
+    same = _are_same(steps)
+    oldest = int(steps[0]) if same else _lowest(steps)
+    if agentic:
+        return oldest, None
+    if response_ids is None or _is_empty(response_ids):
+        return oldest, oldest if _is_text(response) else None
+    if mask is None:
+        return oldest, oldest if same else _highest(steps)
+    mask = as_array(mask)
+    if same and len(mask) and mask[0]:
+        return oldest, oldest
+    return oldest, _newest_trainable(steps, mask, oldest)
+
+
+def _are_same(steps: Any) -> bool:
+    """Return whether all tokens have the same step, which is far faster to find out than the lowest and the highest.
+
+    Most responses are written by the same weights from beginning to end.
+    """
+    if type(steps) is np.ndarray:
+        if steps.ndim != 1 or steps.nbytes > _LARGE:
+            return steps.ndim == 1 and bool((steps == steps[0]).all())
+        raw, size = steps.tobytes(), steps.itemsize
+        return raw[size:] == raw[:-size]
+    return type(steps) is list and steps.count(steps[0]) == len(steps)
+
+
+def _lowest(steps: Any) -> int:
+    return int(steps.min() if isinstance(steps, np.ndarray) else min(steps))
+
+
+def _newest_trainable(steps: Any, mask: Any, oldest: int) -> int | None:
+    if isinstance(steps, np.ndarray) or isinstance(mask, np.ndarray):
+        length = min(len(steps), len(mask))
+        newest = _highest(np.asarray(steps)[:length][np.asarray(mask)[:length] != 0])
+    else:
+        newest = max(map(int, compress(steps, mask)), default=None)
+    if newest is None and np.any(np.asarray(mask[len(steps) :]) != 0):
+        return oldest  # trainable tokens without a step count as old as the oldest
+    return newest
+
+
+def _agentic(rollouts: Sequence[Any], kind: RolloutType) -> bool:
+    return any(kind.get(r, "input_ids") is not None or kind.get(r, "labels") is not None for r in rollouts)
+
+
+def undated(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
+    """Return the index of the first rollout whose tokens should have a staleness but have no model steps, or None."""
+    if _agentic(rollouts, kind):
+        return None
+    for index, rollout in enumerate(rollouts):
+        response_ids, mask = kind.get(rollout, "response_ids"), as_array(kind.get(rollout, "response_mask"))
+        if response_ids is None or len(response_ids) == 0 or oldest_step(rollout, kind) is not None:
+            continue
+        if mask is None or np.any(np.asarray(mask) != 0):
+            return index
+    return None
+
+
+def unmatched(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
+    """Return the index of the first rollout with model steps beyond its mask, or None.
+
+    Then the two don't belong to the same tokens, and it can't be told which of them are stale.
+    """
+    if _agentic(rollouts, kind):
+        return None
+    for index, rollout in enumerate(rollouts):
+        mask, steps = kind.get(rollout, "response_mask"), kind.get(rollout, "response_model_steps")
+        if mask is not None and steps is not None and len(steps) > len(mask) and _has_tokens(rollout, kind):
+            return index
+    return None
+
+
+def _has_tokens(rollout: Any, kind: RolloutType) -> bool:
+    response_ids = kind.get(rollout, "response_ids")
+    return response_ids is not None and not _is_empty(response_ids)
+
+
+def _is_text(response: Any) -> bool:
+    return isinstance(response, str) and response != ""
+
+
+def _highest(steps: Any) -> int | None:
+    if len(steps) == 0:
+        return None
+    return int(steps.max() if isinstance(steps, np.ndarray) else max(steps))
+
+
+def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
+    """Extend `response_model_steps` with `model_step` up to the length of `response_ids`; existing steps stay.
+
+    If there were none, they become a list, or an int32 array or tensor where `response_ids` is an array or tensor.
+    """
+    response_ids = kind.get(rollout, "response_ids")
+    _extend(rollout, 0 if response_ids is None else len(response_ids), model_step, kind)
+
+
+def date_response(rollout: Any, model_step: int, kind: RolloutType) -> None:
+    """Fill the model steps of the tokens, as `fill_model_steps` does; the text of a response without token ids has one.
+
+    Raises RolloutError for a rollout that can have neither.
+    """
+    response_ids = kind.get(rollout, "response_ids")
+    tokens = 0 if response_ids is None else len(response_ids)
+    if not tokens and _is_text(kind.get(rollout, "response")):
+        tokens = 1
+    elif not tokens and not kind.has(rollout, "response"):
+        kind.require(rollout, ("response_ids",), "model_step of a rollout that has no 'response'")
+    _extend(rollout, tokens, model_step, kind)
+
+
+def _extend(rollout: Any, length: int, model_step: int, kind: RolloutType) -> None:
+    """Extend the model steps of a rollout to this length."""
+    steps = kind.get(rollout, "response_model_steps")
+    missing = length - (0 if steps is None else len(steps))
+    if missing <= 0:
+        return
+    response_ids = kind.get(rollout, "response_ids")
+    filled: Any
+    if is_tensor(steps):
+        filled = fields.extended(steps, missing, model_step)
+    elif steps is None and is_tensor(response_ids):
+        filled = fields.repeated(model_step, missing, like=response_ids)
+    elif isinstance(steps, np.ndarray):
+        filled = np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
+    elif steps is None and isinstance(response_ids, np.ndarray):
+        filled = _repeated(model_step, missing)
+    else:
+        filled = [*(steps or ()), *([model_step] * missing)]
+    kind.set(rollout, "response_model_steps", filled)
+
+
+def _repeated(step: int, times: int) -> npt.NDArray[np.int32]:
+    """Return an int32 array of one step. OverflowError when it is too large for that.
+
+    `np.full` lets go of the interpreter lock for more than 500 items, and getting that back takes longer than filling.
+    """
+    return np.frombuffer(bytearray(step.to_bytes(4, sys.byteorder, signed=True)) * times, np.int32)

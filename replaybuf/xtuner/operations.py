@@ -13,11 +13,10 @@ from typing import Any
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_step
 from replaybuf.errors import MissingSnapshotError, NotEmptyError, SnapshotMismatchError
-from replaybuf.rollouts.model_steps import fill_model_steps
 from replaybuf.rollouts.normalise import Normalised, normalise
 from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.rollouts.staleness import ExpiryRule, fill_model_steps
 from replaybuf.rollouts.statuses import OUR_STATUSES
 from replaybuf.storage.values import StorageItem as OurItem
 from replaybuf.xtuner.installed import THEIR_FILE, rollout_class, their_status

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf.errors import AccessError, LockedError, NotADatabaseError, UnreachableError
-from replaybuf.storage.sql.engine import sqlite_others
+from replaybuf.storage.sql.engine import sqlite_files
 from tests.bad_input.calls import refused
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, take_all
@@ -155,7 +155,7 @@ async def test_an_empty_file_with_a_journal_is_taken_if_it_was_empty_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
 ) -> None:
     """A process that makes a database may have been killed; but tables of another program may be about to come back."""
-    monkeypatch.setattr(sqlite_others, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(sqlite_files, "_WAIT_SECONDS", 0.1)
     file, journal = tmp_path / "run.db", tmp_path / "run.db-journal"
     with closing(sqlite3.connect(file)) as connection:
         connection.executescript("CREATE TABLE runs (id INTEGER); DROP TABLE runs; VACUUM")

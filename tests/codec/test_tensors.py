@@ -18,10 +18,9 @@ from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, EncodeError
 from replaybuf.rollouts.marks import Marks
-from replaybuf.rollouts.model_steps import fill_model_steps
 from replaybuf.rollouts.outline import outline
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import mask_stale_tokens, reset_response
+from replaybuf.rollouts.staleness import fill_model_steps, mask_stale_tokens, reset_response
 from tests.codec.values import DICTS, MARK, ZSTD, hostile_field, round_trip, sealed
 
 KIND = RolloutType(dict)

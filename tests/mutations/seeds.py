@@ -28,7 +28,7 @@ class Mutation:
 
 _LIMITS, _LEVEL, _RATE = "rules/limits.py", "rules/limits.py", "rules/limits.py"
 _RACE, _TRANSITIONS = "rules/policies.py", "rules/transitions.py"
-_STALENESS, _MODEL_STEPS = "rollouts/staleness.py", "rollouts/model_steps.py"
+_STALENESS = "rollouts/staleness.py"
 _MARKS, _NORMALISE = "rollouts/marks.py", "rollouts/normalise.py"
 _STATEMENTS, _ENGINE = "storage/sql/statements", "storage/sql/engine"
 
@@ -75,9 +75,9 @@ _ROLLOUTS = [
     ("expires-too-late", _STALENESS, "staleness >= self.stale_threshold", "staleness > self.stale_threshold", "what is as stale as the threshold has expired"),
     ("tokens-expire-too-late", _STALENESS, "train_step - newest_step - 1 >= self.token_stale_threshold", "train_step - newest_step - 1 > self.token_stale_threshold", "so has a token"),
     ("staleness-off-by-one", _STALENESS, "return 0 if oldest_step is None else train_step - oldest_step - 1", "return 0 if oldest_step is None else train_step - oldest_step", "staleness is the steps between"),
-    ("newest-token-ignores-mask", _MODEL_STEPS, "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
-    ("agentic-tokens-expire", _MODEL_STEPS, "one[2], one[5], agentic)", "one[2], one[5], False)", "groups with input_ids have no token staleness"),
-    ("fill-overwrites-steps", _MODEL_STEPS, "filled = [*(steps or ()), *([model_step] * missing)]", "filled = [model_step] * wanted", "steps that are there stay"),
+    ("newest-token-ignores-mask", _STALENESS, "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
+    ("agentic-tokens-expire", _STALENESS, "one[2], one[5], agentic)", "one[2], one[5], False)", "groups with input_ids have no token staleness"),
+    ("fill-overwrites-steps", _STALENESS, "filled = [*(steps or ()), *([model_step] * missing)]", "filled = [model_step] * wanted", "steps that are there stay"),
     ("group-least-stale", _STALENESS, 'return max(_own_staleness(', 'return min(_own_staleness(', "a group is as stale as its stalest rollout"),
     ("reset-keeps-reward", _STALENESS, '"response_mask", "reward", "error_msg")', '"response_mask", "error_msg")', "an expired rollout has no reward"),
     ("marks-forget-the-expired", _MARKS, "[old or new for old, new in zip(before, fired, strict=True)]", "fired", "what has expired stays expired"),
@@ -116,7 +116,7 @@ _QUERY = [
 ]  # fmt: skip
 
 _CODEC = [
-    ("checksum-not-checked", "codec/payload_header.py", "if not verified and _checksum(view, version, count) != checksum:", "if False:", "a damaged payload is noticed"),
+    ("checksum-not-checked", "codec/payload_header.py", "if not verified and found.head_digest(view) != CHECKSUM.unpack_from(view, HEAD.size)[0]:", "if False:", "a damaged payload is noticed"),
     ("small-arrays-keep-payloads", "codec/numpy_arrays.py", "self._lends and array.nbytes >= self._least", "self._lends", "a small array doesn't keep a large payload"),
     ("arrays-share-what-others-have", "codec/numpy_arrays.py", "else array.copy()", "else array", "a payload that others have isn't written to"),
     ("newer-format-read", "codec/payload_header.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),

@@ -9,8 +9,8 @@ import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.errors import RolloutError
-from replaybuf.rollouts.model_steps import newest_trainable_steps
 from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rollouts.staleness import newest_trainable_steps
 from tests.stores import TASK, build
 
 THRESHOLDS = ({"stale_threshold": 4}, {"token_stale_threshold": 4})

@@ -12,7 +12,7 @@ import pytest
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import PayloadStoreError
-from replaybuf.storage.sql.statements import take_at_once
+from replaybuf.storage.sql.statements import take
 from replaybuf.storage.sql.tasks import segments as tasks
 from replaybuf.storage.sql.tasks import sweeper
 from replaybuf.storage.sql.tasks.delivery import Drawing
@@ -34,7 +34,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads that were taken are swept at once, whether or not they were read."""
-    monkeypatch.setattr(take_at_once, "READING_SECONDS", 0.0)
+    monkeypatch.setattr(take, "READING_SECONDS", 0.0)
     monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
     monkeypatch.setattr(tasks, "_RENEW_SECONDS", 0.1)

@@ -22,9 +22,8 @@ import aiosqlite
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import LockedError
-from replaybuf.storage.sql.engine.sqlite_files import PAGE_SIZE, OpenFiles, quote_path
+from replaybuf.storage.sql.engine.sqlite_files import PAGE_SIZE, OpenFiles, quote_path, refuse_others
 from replaybuf.storage.sql.engine.sqlite_log import ALONE_PAGES
-from replaybuf.storage.sql.engine.sqlite_others import refuse_others
 from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 from replaybuf.storage.sql.engine.urls import is_memory, public_url
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 import sqlite3
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import TypeVar
 
 from replaybuf.storage.sql.engine.database import Function
-from replaybuf.storage.sql.engine.forks import FORK_GUARD
 from replaybuf.storage.sql.engine.hooks import HOOKS, after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
@@ -135,3 +137,58 @@ def _forget_blobs(raw: sqlite3.Connection) -> None:
 def is_busy(error: sqlite3.Error) -> bool:
     """Return whether another connection held a lock."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+# Forks wait for transactions, and transactions for forks: a forked process inherits what SQLite knows of the locks that
+# its connections hold, though it holds none of them, so a transaction that was open in another thread would seem to be
+# open in the child for ever.
+
+#: How long a fork waits for transactions to end. Afterwards it goes ahead, and the child may find the database locked.
+LONGEST_SECONDS = 10.0
+
+
+class ForkGuard:
+    """A context in which no process is forked, unless it lasts longer than `LONGEST_SECONDS`; for any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._forking = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._forking, LONGEST_SECONDS)
+            self._inside += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def before(self) -> None:
+        """Block new transactions and wait for running ones, before a fork."""
+        with self._changed:
+            self._forking += 1
+            self._changed.wait_for(lambda: not self._inside, LONGEST_SECONDS)
+
+    def after_in_parent(self) -> None:
+        """Let transactions begin again."""
+        with self._changed:
+            self._forking -= 1
+            self._changed.notify_all()
+
+    def after_in_child(self) -> None:
+        """Begin anew: a process of one thread runs no transaction."""
+        self.__init__()  # type: ignore[misc]
+
+
+FORK_GUARD = ForkGuard()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=FORK_GUARD.before,
+        after_in_parent=FORK_GUARD.after_in_parent,
+        after_in_child=FORK_GUARD.after_in_child,
+    )

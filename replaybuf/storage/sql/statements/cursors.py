@@ -16,8 +16,7 @@ from replaybuf.storage.sql.statements.events import note_more
 from replaybuf.storage.sql.statements.fence import join
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, check_size
-from replaybuf.storage.sql.statements.put import store
-from replaybuf.storage.sql.statements.put_together import put_all
+from replaybuf.storage.sql.statements.put import put_all, store
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Cursor
 

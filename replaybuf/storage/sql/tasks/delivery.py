@@ -24,8 +24,7 @@ from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unconsume, unhold
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.take import by_home
-from replaybuf.storage.sql.statements.take_at_once import consume_at_end, draw_behind_fence
+from replaybuf.storage.sql.statements.take import by_home, consume_at_end, draw_behind_fence
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.presence import Presence
 from replaybuf.storage.sql.tasks.transactions import Transactions

@@ -9,7 +9,7 @@ from functools import partial
 
 from replaybuf.errors import ClosedError, FencedError
 from replaybuf.segments.store import SegmentLostError
-from replaybuf.storage.sql.statements import put_together as statements
+from replaybuf.storage.sql.statements import put as statements
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
 from replaybuf.storage.sql.statements.put import Stored
