@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from replaybuf.buffer.cancellation import to_its_end
@@ -154,10 +154,25 @@ class Putting:
         if is_dropped:
             await (self._drop(new) if new.dropped is None else to_its_end(self._drop(new)))
             return None
-        waits = self.storage.rules.limits.slows_puts and not new.stays_leased
-        return await self.fetching(
-            [new], lambda: self.waits.put(new, patience, self.waits.store) if waits else self.waits.store(new)
-        )
+        try:
+            return await self._store(new, patience)
+        except UnfetchedError:  # some of its values are objects of Ray
+            storing = partial(self._store, new, patience)
+        return await self.fetching([new], storing)
+
+    def _store(self, new: NewGroup, patience: float) -> Awaitable[int]:
+        """Return the put of a group, which waits for room where the limits hold puts back."""
+        if self.storage.rules.limits.slows_puts and not new.stays_leased:
+            return self.waits.put(new, patience, self._store_now)
+        return self._store_now(new)
+
+    def _store_now(self, new: NewGroup) -> Coroutine[Any, Any, int]:
+        """Return the put of a group, which doesn't wait for room.
+
+        With `new.dropped`, a cancelled caller waits for the end of the put first, and so learns what has left.
+        """
+        storing = self.storage.put(new)
+        return storing if new.dropped is None else to_its_end(storing)
 
     async def put_many(
         self,
@@ -203,7 +218,7 @@ class Putting:
                 refs = [ref for one in unfetched.values() for ref in one.refs]
                 await asyncio.to_thread(_fetch, codec, [news[place] for place in left], refs)
         full = [place for place, one in outcomes.items() if isinstance(one, FullError)]
-        waits = (self.waits.put(news[place], patience, self.waits.store) for place in full)
+        waits = (self.waits.put(news[place], patience, self._store_now) for place in full)
         outcomes.update(zip(full, await asyncio.gather(*waits, return_exceptions=True), strict=True))
         _release(codec, [new for place, new in enumerate(news) if isinstance(outcomes[place], int)], free=self._free)
         return [outcomes[place] for place in range(len(news))]

@@ -9,12 +9,11 @@ import asyncio
 import math
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.telling import SHOW_SECONDS, Telling, give_up
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.query import LogicNode, ScalarNode, to_text
@@ -293,14 +292,6 @@ class Waits:
                     line.turn.release()
         finally:
             line.waiting -= 1
-
-    def store(self, new: NewGroup) -> Coroutine[Any, Any, int]:
-        """Store a group without waiting for room.
-
-        With `new.dropped`, a cancelled caller waits for the end of the put first, and so learns what has left.
-        """
-        storing = self._storage.put(new)
-        return storing if new.dropped is None else to_its_end(storing)
 
     async def _put_in_turn(
         self,

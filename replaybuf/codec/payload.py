@@ -163,19 +163,19 @@ class Codec:
         DecodeError when it is damaged, of a newer version, or was written for another rollout type; MissingDriverError
         when it is compressed with zstd and zstd is not installed. Takes memory in proportion to the payload.
         """
-        flags, count, size, stored = header.opened(payload, verified)
-        lends = owned and not self.runs_code and not flags & header.ZSTD  # the payload may be needed again
-        with header.as_damage():
-            body = memoryview(form.decompress(stored, size)) if flags & header.ZSTD else stored
-            table = header.table_of(payload, body, count)
-            if len(body) + (0 if tail is None else len(tail)) != size:
-                there = len(body) + (0 if tail is None else len(tail))
-                raise ValueError(f"it holds {there} bytes where {size} belong")
+        found = header.opened(payload, verified)
+        lends = owned and not self.runs_code and not found.flags & header.ZSTD  # the payload may be needed again
+        with header.AS_DAMAGE:
+            body = form.plain_body(found)
+            table = found.table(body)
+            there = len(body) + (0 if tail is None else len(tail))
+            if there != found.size:
+                raise ValueError(f"it holds {there} bytes where {found.size} belong")
             if tail is not None:
                 table.verify(memoryview(tail))
                 reader = OutOfBandReader(tail, table.end, table.end, lends=lends and type(tail) is not memoryview)
             else:
-                if header.has_tail(payload) and not verified:
+                if found.has_tail and not verified:
                     table.verify(body[table.end - header.BODY_AT :])
                 own = lends and type(payload) is bytes and table.msgpack_end < header.BODY_AT + len(body)
                 memory, base = (payload, 0) if own else (body, header.BODY_AT)
@@ -188,33 +188,31 @@ class Codec:
         Of a payload with a tail, only the head is given, and `pieces` has the bytes of the other arrays (`wanted`),
         which are verified. Others are given whole. Errors as those of `decode`.
         """
-        flags, count, size, body = header.opened(head)
+        found = header.opened(head)
         reader: ArrayReader
-        with header.as_damage():
-            if header.has_tail(head):
-                table = header.table_of(head, body, count)
-                if table.end + table.tail_size != header.BODY_AT + size:
-                    raise ValueError("its lengths don't add up")
+        with header.AS_DAMAGE:
+            body = form.plain_body(found)
+            table = found.table(body)
+            if not found.has_tail:
+                reader = HoldingReader(body, header.BODY_AT, table.msgpack_end, handles)
+            elif table.end + table.tail_size == header.BODY_AT + found.size:
                 reader = DeferredReader(table, pieces, handles)
             else:
-                body = memoryview(form.decompress(body, size)) if flags & header.ZSTD else body
-                table = header.table_of(head, body, count)
-                reader = HoldingReader(body, header.BODY_AT, table.msgpack_end, handles)
+                raise ValueError("its lengths don't add up")
             return self._unpack(body, table, reader, frozenset(deferred))
 
     def decode_head(self, head: Buffer) -> list[Any]:
         """Return the rollouts of a payload whose tail is missing, with None for what is in it. Raises DecodeError."""
-        _, count, _, body = header.opened(head)
-        with header.as_damage():
-            table = header.table_of(head, body, count)
-            return self._unpack(body, table, MissingReader(), tags=lenient(self._tags))
+        found = header.opened(head)
+        with header.AS_DAMAGE:
+            return self._unpack(found.stored, found.table(), MissingReader(), tags=lenient(self._tags))
 
     def decode_facts(self, payload: Buffer) -> list[Any]:
         """Return the rollouts of a payload, or of its head, with ArrayFacts for its arrays. Raises DecodeError."""
-        flags, count, size, body = header.opened(payload)
-        with header.as_damage():
-            body = memoryview(form.decompress(body, size)) if flags & header.ZSTD else body
-            return self._unpack(body, header.table_of(payload, body, count), FactsReader(), tags=lenient(self._tags))
+        found = header.opened(payload)
+        with header.AS_DAMAGE:
+            body = form.plain_body(found)
+            return self._unpack(body, found.table(body), FactsReader(), tags=lenient(self._tags))
 
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts, the tail in its memory."""
@@ -229,17 +227,17 @@ class Codec:
 
         Raises DecodeError when the head is damaged.
         """
-        _, count, _, body = header.opened(head)
-        with header.as_damage():
-            return wanted_arrays(header.table_of(head, body, count), head, deferred)
+        found = header.opened(head)
+        with header.AS_DAMAGE:
+            return wanted_arrays(found.table(), head, deferred)
 
     def array_table(self, head: Buffer) -> ArrayTable | None:
         """Return the table of the arrays of a payload, None where it has no tail. Raises DecodeError."""
-        flags, count, _, body = header.opened(head, verified=True)
-        if flags or not header.has_tail(head):
+        found = header.opened(head, verified=True)
+        if found.flags or not found.has_tail:
             return None
-        with header.as_damage():
-            return header.table_of(head, body, count)
+        with header.AS_DAMAGE:
+            return found.table()
 
     def fetch(self, refs: Sequence[Any]) -> Fetched:
         """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`, raises nothing."""

@@ -22,6 +22,7 @@ from replaybuf.codec.payload_header import (
     VERSION,
     WHOLE,
     ZSTD,
+    OpenPayload,
     table_of,
     xxh3,
 )
@@ -127,12 +128,17 @@ def _allowed_size(compressed: int) -> int:
     return _ALWAYS_ALLOWED + _MAX_RATIO * compressed
 
 
-def decompress(stored: memoryview, size: int) -> bytes:
-    """Return the body of `size` bytes; ValueError, before anything is allocated, when the claimed size doesn't fit."""
+def plain_body(payload: OpenPayload) -> memoryview:
+    """Return the body of a payload as it was before compression.
+
+    Raises ValueError, before anything is allocated, when the claimed size doesn't fit.
+    """
+    stored, size = payload.stored, payload.size
+    if not payload.flags & ZSTD:
+        return stored
     zstandard = zstandard_module()
     if size > _allowed_size(len(stored)):
         raise ValueError(f"it claims {size} bytes, too many for {len(stored)} compressed ones")
     if zstandard.frame_content_size(stored) != size:  # the decompressor relies on it
         raise ValueError("its sizes before compression don't agree")
-    body: bytes = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
-    return body
+    return memoryview(zstandard.ZstdDecompressor().decompress(stored, max_output_size=size))

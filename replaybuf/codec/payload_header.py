@@ -24,9 +24,9 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from types import TracebackType
 from typing import Any, Final
 
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -88,8 +88,10 @@ class ArrayTable:
     @property
     def tail_size(self) -> int:
         """The size of the tail."""
-        places = [*self.places()]
-        return sum(places[-1]) if places else 0
+        end = 0
+        for size in self.sizes:
+            end += -end % ALIGNMENT + size
+        return end
 
     def places(self) -> Iterator[tuple[int, int]]:
         """Yield the place of each array in the tail, and its size."""
@@ -103,9 +105,48 @@ class ArrayTable:
         """Raise ValueError unless the tail is the one that was stored."""
         if len(tail) != self.tail_size:
             raise ValueError(f"its arrays have {len(tail)} bytes where {self.tail_size} belong")
-        for (at, size), digest in zip(self.places(), self.digests, strict=True):
+        at = 0
+        for size, digest in zip(self.sizes, self.digests, strict=True):
+            at += -at % ALIGNMENT
             if xxh3_64_intdigest(tail[at : at + size]) & LOWER != digest:
                 raise ValueError("the checksum of an array doesn't match")
+            at += size
+
+
+@dataclass(slots=True)
+class OpenPayload:
+    """A payload, or its head, whose header was read: `count` rollouts, and a body of `size` bytes, `stored` so."""
+
+    version: int
+    flags: int
+    count: int
+    size: int
+    stored: memoryview
+    known_table: ArrayTable | None = None
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether the payload has a head and a tail."""
+        return self.version >= VERSION
+
+    def table(self, body: Buffer | None = None) -> ArrayTable:
+        """Return where the parts are; `body` is the one before compression. Raises ValueError or struct.error."""
+        if self.known_table is None:
+            where = self.stored if body is None else body
+            self.known_table = ArrayTable.read(where, BODY_AT, self.count, has_arrays=self.has_tail)
+        return self.known_table
+
+    def head_digest(self, view: memoryview) -> int | None:
+        """Return the checksum that the header should have; None if there can't be one."""
+        if self.version == _CRC32:
+            return zlib.crc32(self.stored, zlib.crc32(view[: HEAD.size]))
+        if self.version == WHOLE:
+            return xxh3(view[: HEAD.size], self.stored)
+        try:
+            end = self.table().end
+        except (ValueError, struct.error):
+            return None
+        return xxh3(view[: HEAD.size], view[BODY_AT:end]) if end <= len(view) else None
 
 
 def table_of(payload: Buffer, body: Buffer, count: int) -> ArrayTable:
@@ -142,8 +183,8 @@ def parts_of(payload: bytes) -> list[tuple[int, int]]:
     return [*pairwise(table_of(payload, memoryview(payload)[BODY_AT:], count).rollouts)]
 
 
-def opened(payload: Buffer, verified: bool = False) -> tuple[int, int, int, memoryview]:
-    """Return flags, number of rollouts, size of the body, and the stored body; DecodeError if they can't be trusted.
+def opened(payload: Buffer, verified: bool = False) -> OpenPayload:
+    """Return a payload whose header can be trusted. Raises DecodeError.
 
     Of a payload with a tail only the head is verified, which may be all that is given.
     """
@@ -158,13 +199,12 @@ def opened(payload: Buffer, verified: bool = False) -> tuple[int, int, int, memo
         raise DecodeError(f"not a replaybuf payload: it begins with {magic!r}")
     if version > VERSION:
         raise DecodeError(f"the payload has format {version}, this replaybuf reads up to {VERSION}: upgrade replaybuf")
-    (checksum,) = CHECKSUM.unpack_from(view, HEAD.size)
-    body = view[BODY_AT:]
-    if not verified and _checksum(view, version, count) != checksum:
+    found = OpenPayload(version, flags, count, size, view[BODY_AT:])
+    if not verified and found.head_digest(view) != CHECKSUM.unpack_from(view, HEAD.size)[0]:
         raise DecodeError("the payload is damaged: its checksum doesn't match")
     if version < 1 or flags & ~ZSTD or zero or (version >= VERSION and flags):
         raise DecodeError(f"the payload is damaged: no such header (version {version}, flags {flags}, {zero})")
-    return flags, count, size, body
+    return found
 
 
 def verify(payload: Buffer, tail: Buffer | None = None) -> None:
@@ -172,40 +212,27 @@ def verify(payload: Buffer, tail: Buffer | None = None) -> None:
 
     A tail that is elsewhere is verified when it is given, or decoded.
     """
-    _, count, _, body = opened(payload)
-    if tail is not None or (has_tail(payload) and not is_apart(payload)):
-        with as_damage():
-            table = table_of(payload, body, count)
-            table.verify(body[table.end - BODY_AT :] if tail is None else memoryview(tail))
+    found = opened(payload)
+    if tail is not None or (found.has_tail and len(found.stored) == found.size):
+        with AS_DAMAGE:
+            table = found.table()
+            table.verify(found.stored[table.end - BODY_AT :] if tail is None else memoryview(tail))
 
 
-def _checksum(view: memoryview, version: int, count: int) -> int | None:
-    """Return the checksum that the header should have; None if there can't be one."""
-    head, body = view[: HEAD.size], view[BODY_AT:]
-    if version == _CRC32:
-        return _crc32(head, body)
-    if version == WHOLE:
-        return xxh3(head, body)
-    try:
-        end = table_of(view, body, count).end
-    except (ValueError, struct.error):
-        return None
-    return xxh3(head, view[BODY_AT:end]) if end <= len(view) else None
+class _AsDamage:
+    """A context that raises DecodeError for whatever hostile bytes raise."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, (DecodeError, MissingDriverError)):
+            raise DecodeError(f"the payload is damaged: {str(error) or type(error).__name__}") from error
 
 
-@contextmanager
-def as_damage() -> Iterator[None]:
-    """Raise DecodeError for whatever hostile bytes raise."""
-    try:
-        yield
-    except (DecodeError, MissingDriverError):
-        raise
-    except Exception as error:
-        raise DecodeError(f"the payload is damaged: {str(error) or type(error).__name__}") from error
-
-
-def _crc32(head: memoryview, body: memoryview) -> int:
-    return zlib.crc32(body, zlib.crc32(head))
+AS_DAMAGE: Final = _AsDamage()
 
 
 def xxh3(head: Buffer, *body: Buffer) -> int:

@@ -62,7 +62,7 @@ def as_group(items: Any) -> list[Any]:
     raise RolloutError(f"expected a list of rollouts (a group), got {type(items).__name__}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Normalised:
     """The result of the rules of put for a group.
 

@@ -30,7 +30,7 @@ from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.store import Store
-from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing, Taken
+from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing
 from replaybuf.storage.sql.tasks.making import Making
 from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
@@ -72,7 +72,8 @@ class SQLStorage(Store):
         a group to be replaced isn't there, and LeaseLostError when its lease no longer holds it; then nothing is
         stored.
         """
-        [outcome] = await self.put_many([group])
+        await self.open()
+        [outcome] = await self.commits.put([group])
         if isinstance(outcome, BaseException):
             try:
                 raise outcome
@@ -146,7 +147,9 @@ class SQLStorage(Store):
         set aside (status FAILED, with the reason in `error`) and the next one is drawn in its place. When the call is
         cancelled, the store is as if nothing had been drawn.
         """
-        taken = await self._draw(draw)
+        await self.open()
+        drawing = Drawing(self.draws, draw)
+        taken = await self.thread.run(drawing.run, undo=drawing.undo)
         return None if taken is None else taken.items
 
     async def lease(self, draw: Draw, seconds: float) -> Leased | None:
@@ -155,13 +158,10 @@ class SQLStorage(Store):
         The lease has the train step of the draw. When it expires, its groups are back, and the delivery counts. A group
         that was delivered `max_deliveries` times is set aside as FAILED instead.
         """
-        taken = await self._draw(draw, seconds)
-        return None if taken is None else taken.lease()
-
-    async def _draw(self, draw: Draw, seconds: float | None = None) -> Taken | None:
         await self.open()
         drawing = Drawing(self.draws, draw, seconds)
-        return await self.thread.run(drawing.run, undo=drawing.undo)
+        taken = await self.thread.run(drawing.run, undo=drawing.undo)
+        return None if taken is None else taken.lease()
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
         """Consume groups of a lease: by the rules, they leave, stay, or are archived; `trained_step` is the lease's.

@@ -97,7 +97,8 @@ class SqliteSession(Session):
         deadline, pause = time.monotonic() + patience, _FIRST_PAUSE
         while True:
             try:
-                self.fetch(statement)
+                on_statement(statement)
+                self.raw.execute(statement)
                 return
             except sqlite3.OperationalError as error:
                 if not is_busy(error) or time.monotonic() > deadline:

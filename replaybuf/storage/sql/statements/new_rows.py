@@ -240,7 +240,7 @@ def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row
     if not (tx.dialect.is_remote and row_arrays.fit(groups, payloads)):
         tx.insert(group, groups)
         insert_payloads(tx, payloads)
-    elif row_arrays.are_light(payloads):
+    elif row_arrays.are_light(len(row[row_arrays.DATA]) for row in payloads):
         metadata = row_arrays.of_groups(groups)
         tx.fetch(row_arrays.INSERT_BOTH, *metadata, len(groups), *row_arrays.columns(payloads))
     else:

@@ -14,7 +14,7 @@ Light groups that evict none need no more than this statement. If the database h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from sqlalchemy import text
 
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
+from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.engine.outage import MARK
 from replaybuf.storage.sql.engine.server_function import ServerFunction
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
@@ -30,7 +31,7 @@ from replaybuf.storage.sql.statements import row_arrays
 from replaybuf.storage.sql.statements.counts import LOCK_TASKS, Counts, add_counts, add_step, lock_tasks
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.fence import check_fence
-from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
+from replaybuf.storage.sql.statements.lanes import KnownLanes, find_lanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, group_row, insert_payloads, most_bytes, payload_row
 from replaybuf.storage.sql.statements.put import Outcome, put_groups
 from replaybuf.storage.sql.statements.segments import check_open
@@ -38,58 +39,87 @@ from replaybuf.storage.sql.statements.segments import check_open
 
 @dataclass(slots=True)
 class PutBatch:
-    """Groups to be put together; `reserved()` is called once they have their uids.
+    """Groups to be put together. `known` are lanes as they were read last, and is updated.
 
-    A repetition has others: after a crash, PostgreSQL may have given those to somebody else.
+    `reserved()` is called once the groups have their uids. A repetition has others: after a crash, PostgreSQL may have
+    given those to somebody else.
     """
 
     groups: Sequence[EncodedGroup]
+    known: KnownLanes
     reserved: Callable[[], object]
 
+    def put(self, tx: Transaction) -> list[Outcome]:
+        """Put the groups as `put_groups` does, in one statement if possible; the first of a transaction.
 
-def put_behind_fence(tx: Transaction, batch: PutBatch, known: KnownLanes) -> list[Outcome]:
-    """Put groups as `put_groups` does, in one statement if possible; the first of a transaction, it checks the fence.
-
-    `known` are lanes as they were read last, and is updated.
-    """
-    if not (tx.dialect.is_remote and _fits_one_statement(tx, batch.groups)):
-        check_fence(tx)
-        return put_groups(tx, batch.groups)
-    names = {(one.group.task_name, one.group.status) for one in batch.groups}
-    if tx.scope.rules.limits.slows_puts:
-        lock_tasks(tx, {task for task, _ in names})
-    if all(_is_settled(known.get((one.group.task_name, one.group.status)), one) for one in batch.groups):
-        stored = _store(tx, batch, {name: known[name] for name in names})
-        if stored:
+        It checks the fence.
+        """
+        if not (tx.dialect.is_remote and _fits_one_statement(tx, self.groups)):
+            check_fence(tx)
+            return put_groups(tx, self.groups)
+        names = self._names()
+        if tx.scope.rules.limits.slows_puts:
+            lock_tasks(tx, {task for task, _ in names})
+        if (lanes := self._settled(names)) and (stored := self._store(tx, lanes)):
             return stored
-    check_fence(tx)
-    outcomes = put_groups(tx, batch.groups)
-    changed = [name for name in names if name not in known or not known[name].clocks]  # others need more, as always
-    if changed:
-        known |= find_lanes(tx, changed)
-    return outcomes
+        check_fence(tx)
+        outcomes = put_groups(tx, self.groups)
+        # Lanes with races need more than one statement, as always.
+        if changed := [name for name in names if name not in self.known or not self.known[name].clocks]:
+            self.known |= find_lanes(tx, changed)
+        return outcomes
 
+    def call(self, tx: Transaction) -> list[Outcome] | None:
+        """Put the groups by a function of the server, in a transaction of its own; return None if it stored nothing.
 
-def put_in_one_call(tx: Transaction, batch: PutBatch, known: KnownLanes) -> list[Outcome] | None:
-    """Put groups by a function of the server, in a transaction of its own; return None if it stored nothing.
+        That says nothing about them: they are then put as by `put`.
+        """
+        groups, limits = self.groups, tx.scope.rules.limits
+        if not _fits_one_statement(tx, groups) or (limits.capacity is not None and not limits.slows_puts):
+            return None
+        if not _are_light(groups) or any(one.extent is not None for one in groups):
+            return None
+        lanes = self._settled(self._names())
+        if lanes is None:
+            return None
+        answer = tx.call(_CALLS[limits.slows_puts], *_values(tx, groups, lanes), *_payloads(groups))
+        if answer is None:
+            return None
+        self.reserved()
+        return list(answer)
 
-    That says nothing about them: they are then put as in `put_behind_fence`.
-    """
-    groups, limits = batch.groups, tx.scope.rules.limits
-    if not _fits_one_statement(tx, groups) or (limits.capacity is not None and not limits.slows_puts):
-        return None
-    names = {(one.group.task_name, one.group.status) for one in groups}
-    if not all(_is_settled(known.get((one.group.task_name, one.group.status)), one) for one in groups):
-        return None
-    payloads = [payload_row(0, one) for one in groups]
-    if not row_arrays.are_light(payloads) or any(row[row_arrays.SEGMENT] is not None for row in payloads):
-        return None
-    values = _values(tx, groups, {name: known[name] for name in names})
-    answer = tx.call(_CALLS[limits.slows_puts], *values, *row_arrays.columns(payloads)[1:])
-    if answer is None:
-        return None
-    batch.reserved()
-    return list(answer)
+    def _names(self) -> set[LaneName]:
+        return {(one.group.task_name, one.group.status) for one in self.groups}
+
+    def _settled(self, names: Iterable[LaneName]) -> KnownLanes | None:
+        """Return the lanes, if they are known, and no group needs a key in a race or is the first with a train step."""
+        lanes = {name: self.known[name] for name in names if name in self.known and not self.known[name].clocks}
+        for one in self.groups:
+            home = lanes.get((one.group.task_name, one.group.status))
+            if home is None or (home.step is None and one.group.train_step is not None):
+                return None
+        return lanes
+
+    def _store(self, tx: Transaction, lanes: KnownLanes) -> list[Outcome]:
+        """Store and count the groups, and return their uids: none, and nothing is stored, if the lanes have changed.
+
+        Nor if there isn't room for all of them.
+        """
+        groups, limits = self.groups, tx.scope.rules.limits
+        check_open(tx, (one.extent.segment for one in groups if one.extent is not None))
+        # Others come after the statement, and the puts that follow needn't wait for them to have their uids.
+        together = _are_light(groups)
+        one_of = _PUTS[limits.slows_puts, together]
+        rows = tx.fetch_marking(one_of, *_values(tx, groups, lanes), *(_payloads(groups) if together else ()))
+        if not rows:
+            return []
+        uids = list(rows[0][0])
+        self.reserved()
+        if not together:
+            insert_payloads(tx, [payload_row(uid, one) for uid, one in zip(uids, groups, strict=True)])
+        if limits.capacity is not None and not limits.slows_puts:
+            _evict(tx, {one.group.task_name for one in groups})
+        return list(uids)
 
 
 def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool:
@@ -107,33 +137,13 @@ def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool
     return sum(map(most_bytes, groups)) + 4 * tags <= most
 
 
-def _is_settled(home: Lane | None, encoded: EncodedGroup) -> bool:
-    """Return whether a group needs nothing of its lane, neither a key in a race nor a first train step."""
-    return home is not None and not home.clocks and (home.step is not None or encoded.group.train_step is None)
+def _are_light(groups: Sequence[EncodedGroup]) -> bool:
+    return row_arrays.are_light(len(one.payload) for one in groups)
 
 
-def _store(tx: Transaction, batch: PutBatch, lanes: KnownLanes) -> list[Outcome]:
-    """Store and count groups, and return their uids: none, and nothing is stored, if the lanes have changed.
-
-    Nor if there isn't room for all of them.
-    """
-    groups, limits = batch.groups, tx.scope.rules.limits
-    payloads = [payload_row(0, one) for one in groups]
-    check_open(tx, (row[row_arrays.SEGMENT] for row in payloads))
-    # Others come after the statement, and the puts that follow needn't wait for them to have their uids.
-    together = row_arrays.are_light(payloads)
-    values = _values(tx, groups, lanes)
-    one_of = _PUTS[limits.slows_puts, together]
-    rows = tx.fetch_marking(one_of, *values, *(row_arrays.columns(payloads)[1:] if together else ()))
-    if not rows:
-        return []
-    uids = list(rows[0][0])
-    batch.reserved()
-    if not together:
-        insert_payloads(tx, [(uid, *row[1:]) for uid, row in zip(uids, payloads, strict=True)])
-    if limits.capacity is not None and not limits.slows_puts:
-        _evict(tx, {one.group.task_name for one in groups})
-    return list(uids)
+def _payloads(groups: Sequence[EncodedGroup]) -> Sequence[Any]:
+    """Return the columns of the payloads, without the uids, which the statement makes."""
+    return row_arrays.columns([payload_row(0, one) for one in groups])[1:]
 
 
 def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) -> list[Any]:

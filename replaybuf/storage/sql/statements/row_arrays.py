@@ -7,7 +7,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -81,9 +81,9 @@ def fit(groups: Sequence[Row], payloads: Sequence[Row]) -> bool:
     return sum(map(len, filter(None, chain(texts, outlines)))) <= MOST_BYTES // 4  # bytes a character
 
 
-def are_light(payloads: Sequence[Row]) -> bool:
-    """Return whether the payloads belong into the same statement."""
-    return sum(len(row[DATA]) for row in payloads) <= MOST_PAYLOADS
+def are_light(payload_sizes: Iterable[int]) -> bool:
+    """Return whether payloads of these sizes, in bytes, belong into the same statement."""
+    return sum(payload_sizes) <= MOST_PAYLOADS
 
 
 _TEXTS = [

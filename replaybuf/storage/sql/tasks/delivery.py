@@ -102,31 +102,31 @@ class Drawing:
     async def run(self) -> Taken | None:
         """Draw until every drawn group can be decoded (database's thread)."""
         try:
-            return await self._run()
+            while (taken := await self._take()) is not None:
+                items, failed = await self._read(taken)
+                if not failed:
+                    taken.items = {task: [] for task in self._tasks} | _by_task(items)
+                    self._segments.read(row.uid for row in taken.rows if row.is_apart and self._leaves(row))
+                    self._draws.presence.of(self._draw.worker).taken += len(items)
+                    return taken
+                # Rare: damaged where it is kept apart, or of another rollout type. The draw begins anew without it.
+                _logger.warning("%d groups are set aside as failed: %s", len(failed), next(iter(failed.values())))
+                await self._give_back(taken, failed)
+                self._set_aside.update(failed)
+            return None
         finally:
             self._stop_decoding()
 
-    async def _run(self) -> Taken | None:
-        while True:
-            taken = await self._take()
-            if taken is None:
-                return None
-            try:
-                items, failed = await (self._decoding or self._decoded(taken))
-                if failed:
-                    await self._segments.reader.check_places(row for row in taken.rows if row.uid in failed)
-            except BaseException:
-                await self._give_back(taken, {})
-                raise
-            if not failed:
-                taken.items = {task: [] for task in self._tasks} | _by_task(items)
-                self._segments.read(row.uid for row in taken.rows if row.is_apart and self._leaves(row))
-                self._draws.presence.of(self._draw.worker).taken += len(items)
-                return taken
-            # Rare: damaged where it is kept apart, or of another rollout type. The draw begins anew without it.
-            _logger.warning("%d groups are set aside as failed: %s", len(failed), next(iter(failed.values())))
-            await self._give_back(taken, failed)
-            self._set_aside.update(failed)
+    async def _read(self, taken: Taken) -> _Decoded:
+        """Return the groups that were drawn, and why those failed that can't be decoded; on an error they go back."""
+        try:
+            items, failed = await (self._decoding or self._decoded(taken))
+            if failed:
+                await self._segments.reader.check_places(row for row in taken.rows if row.uid in failed)
+        except BaseException:
+            await self._give_back(taken, {})
+            raise
+        return items, failed
 
     def _leaves(self, row: GroupRow) -> bool:
         """Return whether a group has left with this draw: of others, somebody else may have begun to read since."""

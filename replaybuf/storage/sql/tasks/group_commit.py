@@ -22,7 +22,7 @@ from replaybuf.storage.sql.engine.errors import is_refusal
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored
-from replaybuf.storage.sql.statements.put_at_once import PutBatch, put_behind_fence, put_in_one_call
+from replaybuf.storage.sql.statements.put_at_once import PutBatch
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.open_segments import SegmentBatch
 from replaybuf.storage.sql.tasks.presence import Presence
@@ -256,8 +256,11 @@ class GroupCommit:
         groups = [waiting.encoded for waiting in wanted if waiting.encoded is not None]
         try:
             try:
-                brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
-                outcomes = await self._store(PutBatch(groups, passed), brief=brief) if groups else []
+                outcomes: Sequence[Outcome] = []
+                if groups:
+                    put = PutBatch(groups, self._lanes, passed)
+                    brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
+                    outcomes = await self._transactions.write(put.put, brief=brief, fenced=False, in_one_call=put.call)
             except SegmentLostError:
                 self._segments.lost()
                 for waiting in wanted:
@@ -278,11 +281,6 @@ class GroupCommit:
             self._fail(wanted, error)
             if not isinstance(error, Exception):
                 raise
-
-    async def _store(self, batch: PutBatch, *, brief: bool) -> Sequence[Outcome]:
-        put = partial(put_behind_fence, batch=batch, known=self._lanes)
-        in_one_call = partial(put_in_one_call, batch=batch, known=self._lanes)
-        return await self._transactions.write(put, brief=brief, fenced=False, in_one_call=in_one_call)
 
     def _count(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
         stored = [one.encoded for one, outcome in results if not isinstance(outcome, BaseException)]
