@@ -24,7 +24,7 @@ AtLeast = int | Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DrawRequest:
     """A request for a batch: what to draw, how long to wait for it, and the exponent of its weights."""
 
     draw: Draw
@@ -45,7 +45,7 @@ class Wanted:
         worker: str | None = None,
         current_train_step: int | None = None,
         deferred: frozenset[str] = frozenset(),
-    ) -> Wanted:
+    ) -> DrawRequest:
         """Return the request that the keywords of a draw describe. Raises InputError and QueryError.
 
         By default a draw that waits needs all that it asks for, and one that doesn't needs nothing.

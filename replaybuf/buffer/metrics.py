@@ -15,7 +15,7 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import OF_COMPLETED, TOTALS, UNFINISHED, LaneName, of_tasks
 
 if TYPE_CHECKING:  # the command uses the figures without a buffer
-    from replaybuf.buffer.waits import Waited, Waits
+    from replaybuf.buffer.waits import Waits, WaitStats
     from replaybuf.storage.sql.backend import SQLStorage
 
 __all__ = ["DISTRIBUTIONS", "OF_COMPLETED", "RATES", "TOTALS", "UNFINISHED", "of_tasks"]
@@ -102,5 +102,5 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return flat
 
 
-def _waited(waited: Waited) -> dict[str, float]:
+def _waited(waited: WaitStats) -> dict[str, float]:
     return {"count": waited.count, "seconds": waited.seconds, "timeouts": waited.timeouts}

@@ -10,7 +10,7 @@ from typing import Generic, Unpack
 from replaybuf.buffer import spans
 from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.copies import BufferCopies
-from replaybuf.buffer.drawing import AtLeast, Wanted
+from replaybuf.buffer.drawing import AtLeast, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.putting import PUT_TIMEOUT, PutOptions, Putting, check_dropped
 from replaybuf.buffer.task_names import TaskNames
@@ -188,8 +188,8 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         as `at_least` says. A size of 0 or less gives an empty list.
         """
         sizes = {task_name: batch_size}
-        wanted = self._wanted(sizes, group_status, where, timeout, at_least, train_step=current_train_step)
-        taken = await wanted.take(self.storage, self.waits)
+        request = self._request(sizes, group_status, where, timeout, at_least, train_step=current_train_step)
+        taken = await request.take(self.storage, self.waits)
         return [item.item for item in taken.get(task_name, [])]
 
     async def take_batch(
@@ -218,8 +218,8 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         `current_train_step` is the train step that these groups are for, which is kept with the draw (the view
         `batches`) and with groups that stay (`trained_step`); by default it is the one of the last refresh.
         """
-        wanted = self._wanted(sizes, group_status, where, timeout, at_least, train_step=current_train_step)
-        taken = await wanted.take(self.storage, self.waits)
+        request = self._request(sizes, group_status, where, timeout, at_least, train_step=current_train_step)
+        taken = await request.take(self.storage, self.waits)
         batch = {task_name: [item.item for item in items] for task_name, items in taken.items()}
         return batch, {task_name: len(groups) for task_name, groups in batch.items()}
 
@@ -241,8 +241,8 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         2016). p is priority / sum of priorities for prioritized draws and 1/N otherwise. Groups of priority 0 are drawn
         after all others, with p = 1/N0, N0 being their number. This reads the priorities of all groups of the task.
         """
-        wanted = self._wanted(sizes, group_status, where, timeout, at_least, beta, train_step=current_train_step)
-        return await wanted.take(self.storage, self.waits)
+        request = self._request(sizes, group_status, where, timeout, at_least, beta, train_step=current_train_step)
+        return await request.take(self.storage, self.waits)
 
     def lease_batch(
         self,
@@ -275,14 +275,14 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         `await` instead of `async with` gives a Lease to be settled by hand.
         """
         later = self.rollout_type.deferrable(check_list(deferred, "deferred"))
-        wanted = self._wanted(
+        request = self._request(
             sizes, group_status, where, timeout, at_least, beta, train_step=current_train_step, deferred=later
         )
         duration = check_seconds(seconds, "seconds")
         storage = self.storage
 
         async def begin() -> Lease[R]:
-            leased = await wanted.lease(storage, self.waits, duration)
+            leased = await request.lease(storage, self.waits, duration)
             return Lease(storage, self.putting, leased, duration, heartbeat=heartbeat)
 
         return Leasing(begin)
@@ -308,7 +308,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         where: Query | None = None,
     ) -> bool:
         """Return whether `sizes[task]` groups with the status could be drawn of every task."""
-        return await self.waits.ready(self._wanted(sizes, group_status, where, at_least=sizes).draw)
+        return await self.waits.ready(self._request(sizes, group_status, where, at_least=sizes).draw)
 
     async def wait_ready(
         self,
@@ -322,8 +322,8 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
 
         Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what is missing.
         """
-        wanted = self._wanted(sizes, group_status, where, timeout, at_least=sizes)
-        await self.waits.until_ready(wanted.draw, time.monotonic() + wanted.patience, wanted.patience)
+        request = self._request(sizes, group_status, where, timeout, at_least=sizes)
+        await self.waits.until_ready(request.draw, time.monotonic() + request.patience, request.patience)
 
     async def why(
         self,
@@ -337,9 +337,9 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         Nothing is taken. The sentence says what is missing and what to do about it, the facts have the numbers: what is
         there, who holds it, which limit holds it back, which workers are silent. Raises FencedError.
         """
-        return await self.waits.why_not(self._wanted(sizes, group_status, where, at_least=sizes).draw)
+        return await self.waits.why_not(self._request(sizes, group_status, where, at_least=sizes).draw)
 
-    def _wanted(
+    def _request(
         self,
         sizes: Mapping[str, int],
         group_status: StatusLike,
@@ -349,9 +349,9 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         beta: float | None = None,
         train_step: int | None = None,
         deferred: frozenset[str] = frozenset(),
-    ) -> Wanted:
+    ) -> DrawRequest:
         self._check_open()
-        return Wanted.checked(
+        return DrawRequest.checked(
             sizes,
             group_status,
             where,

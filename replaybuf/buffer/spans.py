@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from replaybuf.tracing import Attributes
 
 if TYPE_CHECKING:
-    from replaybuf.buffer.drawing import Wanted
+    from replaybuf.buffer.drawing import DrawRequest
     from replaybuf.buffer.lease import Lease
     from replaybuf.buffer.reader import BufferReader
     from replaybuf.storage.sql.backend import SQLStorage
@@ -37,7 +37,7 @@ def of_uid(uid: int | None) -> Attributes:
     return {"uid": uid, "stored": uid is not None}
 
 
-def of_draw(self: Wanted, storage: SQLStorage, waits: object, seconds: float | None = None) -> Attributes:
+def of_draw(self: DrawRequest, storage: SQLStorage, waits: object, seconds: float | None = None) -> Attributes:
     draw = self.draw
     return {
         **_of(storage),

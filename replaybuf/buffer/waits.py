@@ -75,7 +75,7 @@ _NOTHING_STORED = "nothing was stored (is the consumer running?)"
 
 
 @dataclass(slots=True)
-class Waited:
+class WaitStats:
     """How often this process has waited, for how many seconds in all, and how often until the timeout."""
 
     count: int = 0
@@ -84,7 +84,7 @@ class Waited:
 
 
 @dataclass(slots=True)
-class _Line:
+class _WaitQueue:
     """Puts of a task and status that wait for room, in order of arrival."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -101,10 +101,10 @@ class Waits:
         self._read_at = -math.inf
         self._read: Circumstances | None = None
         # Puts that wait for room queue up: one line for each event loop, task and status.
-        self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _Line]]
-        self._lines = weakref.WeakKeyDictionary()
-        self.for_groups = Waited()
-        self.for_room = Waited()
+        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _WaitQueue]]
+        self._queues = weakref.WeakKeyDictionary()
+        self.for_groups = WaitStats()
+        self.for_room = WaitStats()
 
     # For changes
 
@@ -260,8 +260,8 @@ class Waits:
     async def put(self, new: NewGroup, timeout: float, store: Callable[[NewGroup], Awaitable[T]]) -> T:
         """Return the result of `store(new)`, which stores a group, once there is room for it. Raises FullError."""
         limits = self._storage.rules.limits
-        line = self._line((new.task_name, new.status))
-        if not line.waiting:
+        queue = self._queue((new.task_name, new.status))
+        if not queue.waiting:
             try:
                 return await store(new)
             except FullError as error:
@@ -270,15 +270,15 @@ class Waits:
         deadline, began = time.monotonic() + timeout, time.time()
 
         def described() -> Wait:
-            return wait_for_room(new, line.waiting, began, timeout)
+            return wait_for_room(new, queue.waiting, began, timeout)
 
-        line.waiting += 1
+        queue.waiting += 1
         try:
             with _timed(self.for_room, "room") as begin:
                 begin()
                 try:
                     async with asyncio.timeout_at(_loop_deadline(deadline)):
-                        await line.turn.acquire()
+                        await queue.turn.acquire()
                 except TimeoutError as error:
                     why, found = f"task {new.task_name}: others wait for room, too", None
                     if timeout >= SHOW_SECONDS:
@@ -289,9 +289,9 @@ class Waits:
                     with closing(self.telling("waiting for room", described)) as telling:
                         return await self._put_in_turn(new, deadline, timeout, telling, store)
                 finally:
-                    line.turn.release()
+                    queue.turn.release()
         finally:
-            line.waiting -= 1
+            queue.waiting -= 1
 
     async def _put_in_turn(
         self,
@@ -335,12 +335,12 @@ class Waits:
         error.diagnosis = found
         raise error from cause
 
-    def _line(self, lane: LaneName) -> _Line:
-        return self._lines.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _Line())
+    def _queue(self, lane: LaneName) -> _WaitQueue:
+        return self._queues.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _WaitQueue())
 
 
 @contextmanager
-def _timed(waited: Waited, kind: str) -> Iterator[Callable[[], None]]:
+def _timed(waited: WaitStats, kind: str) -> Iterator[Callable[[], None]]:
     """Time a wait, starting when the yielded function is called."""
     started: list[float] = []
 

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from replaybuf.buffer.drawing import AtLeast, Wanted
+from replaybuf.buffer.drawing import AtLeast, DrawRequest
 from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_at_least, check_list, check_sizes, check_timeout
@@ -286,8 +286,10 @@ class GroupDataset(IterableDataset[LoadedBatch | WaitTimedOut]):
             return await self._begin_lease(buffer, _SOON)
         except NotReadyError as error:
             statuses = buffer.rollout_type.statuses
-            wanted = Wanted.checked(self.sizes, timeout=None, statuses=statuses, worker=buffer.worker, **self._draw)
-            await wanted.gave_up(buffer.waits, waited, self.patience, error.diagnosis)
+            request = DrawRequest.checked(
+                self.sizes, timeout=None, statuses=statuses, worker=buffer.worker, **self._draw
+            )
+            await request.gave_up(buffer.waits, waited, self.patience, error.diagnosis)
             missing = str(error).partition(": ")[2]
             return WaitTimedOut(f"the trainer waited for {self.patience:g} s: {missing}", error.diagnosis)
 

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from replaybuf import FencedError, FullError, ReplayBuffer
-from replaybuf.storage.sql.tasks.group_commit import UnderWay
+from replaybuf.storage.sql.tasks.group_commit import CommitPipeline
 from tests.cancellation.ways import end_background_work
 from tests.faults.proxy import MARK, Link, Proxy, proxied
 from tests.faults.test_postgres_connections import all_told
@@ -83,13 +83,13 @@ async def test_large_puts_are_under_way_together_in_the_order_of_their_calls(
     lent_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together: list[int] = []
-    begin = UnderWay.begin
+    begin = CommitPipeline.begin
 
-    async def begin_and_count(under_way: UnderWay, *arguments: object) -> None:
-        await begin(under_way, *arguments)  # type: ignore[arg-type]
-        together.append(len(under_way._tasks))
+    async def begin_and_count(pipeline: CommitPipeline, *arguments: object) -> None:
+        await begin(pipeline, *arguments)  # type: ignore[arg-type]
+        together.append(len(pipeline._tasks))
 
-    monkeypatch.setattr(UnderWay, "begin", begin_and_count)
+    monkeypatch.setattr(CommitPipeline, "begin", begin_and_count)
     async with build(lent_database) as buffer:
         await fill(buffer, 1)
         large = [group(number, text="x" * 200_000) for number in range(1, 61)]

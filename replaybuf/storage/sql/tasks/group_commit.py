@@ -1,4 +1,4 @@
-"""Group commit: puts waiting at the same time are committed in one transaction.
+"""Group commit: puts that wait at the same time are committed in one transaction.
 
 Each put returns only after its own commit, a lone put waits for nobody, and a put that can't be stored fails alone.
 """
@@ -58,7 +58,7 @@ class _Reply:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _Pending:
     group: NewGroup
     reply: _Reply
     outcome: Outcome | None = None
@@ -82,27 +82,27 @@ class GroupCommit:
         self._thread = transactions.thread
         self._writers = transactions.engine.writers
         self._lock = threading.Lock()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_Pending] = deque()
         self._flushing: asyncio.Task[None] | None = None
         self._scheduled = False
         self._closed = False
-        self._under_way: UnderWay | None = None
+        self._pipeline: CommitPipeline | None = None
         self._listening = False  # for enough puts
         self._seconds = 1.0  # that encoding a group took the last time
         self._bytes = 0.0  # of its payload
 
     async def put(self, groups: Sequence[NewGroup]) -> list[int | BaseException]:
-        """Commit groups with other waiting puts; return the uid of each, or why it was not stored.
+        """Commit groups with other puts that wait; return the uid of each, or why it was not stored.
 
         Those of one call are in as few transactions as their sizes allow. Cancelled, each is committed wholly or not at
         all.
         """
         reply = _Reply(len(groups))
-        waiting = [_Waiting(group, reply) for group in groups]
+        pending = [_Pending(group, reply) for group in groups]
         with self._lock:
             if self._closed:
                 raise ClosedError
-            self._queue.extend(waiting)
+            self._queue.extend(pending)
             wake, self._scheduled = not self._scheduled, True
             if self._listening and self._is_enough():
                 wake, self._listening = True, False
@@ -111,15 +111,15 @@ class GroupCommit:
                 self._thread.post(self._start)
             await reply.future
         except BaseException:
-            for one in waiting:
+            for one in pending:
                 one.cancelled = True
             with contextlib.suppress(ClosedError):  # they have been committed then, or never will be
-                self._thread.post(self._hold, waiting)
+                self._thread.post(self._hold, pending)
             raise
-        for one in waiting:
+        for one in pending:
             if one.group.dropped is not None:
                 one.group.dropped += one.dropped
-        return [one.outcome.uid if isinstance(one.outcome, Stored) else one.outcome for one in waiting]  # type: ignore[misc]
+        return [one.outcome.uid if isinstance(one.outcome, Stored) else one.outcome for one in pending]  # type: ignore[misc]
 
     async def close(self) -> None:
         """Accept no more puts, and wait until all are committed (database's thread)."""
@@ -133,12 +133,12 @@ class GroupCommit:
     def _start(self) -> None:
         if self._flushing is None:
             self._flushing = self._thread.loop.create_task(self._flush())
-        elif self._under_way is not None:
-            self._under_way.news.set()
+        elif self._pipeline is not None:
+            self._pipeline.wake.set()
 
-    def _hold(self, waiting: Sequence[_Waiting]) -> None:
+    def _hold(self, pending: Sequence[_Pending]) -> None:
         """Make later operations wait until the puts of a caller that has gone are committed or dropped."""
-        for one in waiting:
+        for one in pending:
             if not one.finished:
                 one.settled = self._thread.loop.create_future()
                 self._thread.hold(one.settled)
@@ -149,21 +149,21 @@ class GroupCommit:
         A light batch, such as a lone small group, is encoded in this thread: passing it on would take longer.
         """
         most = self._writers
-        under_way = self._under_way = UnderWay(most)
+        pipeline = self._pipeline = CommitPipeline(most)
         while True:
-            batch = self._next_batch() if not under_way or most == 1 or self._is_enough() else []
-            light = not under_way and self._may_be_light and len(batch) * self._seconds < LIGHT_SECONDS
+            batch = self._next_batch() if not pipeline or most == 1 or self._is_enough() else []
+            light = not pipeline and self._may_be_light and len(batch) * self._seconds < LIGHT_SECONDS
             encoded = await self._encode_batch(batch, here=light) if batch else []
             if encoded and light:
                 await self._commit_batch(encoded)
             elif encoded:
                 try:
-                    await under_way.begin(partial(self._commit_batch, encoded))
+                    await pipeline.begin(partial(self._commit_batch, encoded))
                 except BaseException as error:
                     self._fail(encoded, error)
                     raise
-            elif under_way:
-                await self._wait(under_way)
+            elif pipeline:
+                await self._wait(pipeline)
             elif not batch and self._stop_if_empty():
                 return
 
@@ -171,13 +171,13 @@ class GroupCommit:
     def _may_be_light(self) -> bool:
         return not (self._codec.runs_code or self._segments.writes)
 
-    async def _wait(self, under_way: UnderWay) -> None:
+    async def _wait(self, pipeline: CommitPipeline) -> None:
         """Wait until a commit has ended, or enough puts wait for a concurrent one."""
-        under_way.news.clear()
+        pipeline.wake.clear()
         with self._lock:
             self._listening = not self._is_enough()
         if self._listening:
-            await under_way.news.wait()
+            await pipeline.wake.wait()
 
     def _is_enough(self) -> bool:
         """Return whether enough waits for a concurrent transaction."""
@@ -191,18 +191,18 @@ class GroupCommit:
             self._flushing = None
             return True
 
-    def _next_batch(self) -> list[_Waiting]:
+    def _next_batch(self) -> list[_Pending]:
         with self._lock:
             batch = [self._queue.popleft() for _ in range(min(MAX_GROUPS, len(self._queue)))]
         return self._still_wanted(batch)
 
-    def _still_wanted(self, batch: list[_Waiting]) -> list[_Waiting]:
-        for waiting in batch:
-            if waiting.cancelled:
-                _finish(waiting)
-        return [waiting for waiting in batch if not (waiting.cancelled or waiting.finished)]
+    def _still_wanted(self, batch: list[_Pending]) -> list[_Pending]:
+        for pending in batch:
+            if pending.cancelled:
+                _finish(pending)
+        return [pending for pending in batch if not (pending.cancelled or pending.finished)]
 
-    async def _encode_batch(self, batch: list[_Waiting], *, here: bool, attempts: int = ATTEMPTS) -> list[_Waiting]:
+    async def _encode_batch(self, batch: list[_Pending], *, here: bool, attempts: int = ATTEMPTS) -> list[_Pending]:
         try:
             apart = await self._segments.ready()
             encode = partial(self._encode_all, apart)
@@ -210,11 +210,11 @@ class GroupCommit:
                 failed = encode(batch)
             else:
                 failed = await self._segments.written(apart, self._transactions.compute(encode, batch))
-            lost = [waiting for waiting, error in failed if isinstance(error, SegmentLostError)]
+            lost = [pending for pending, error in failed if isinstance(error, SegmentLostError)]
             self._answer([one for one in failed if one[0] not in lost])
             if lost and attempts == 1:
                 problem = PayloadStoreError("the segments of payloads were deleted each time that they were written")
-                self._answer([(waiting, problem) for waiting in lost])
+                self._answer([(pending, problem) for pending in lost])
             elif lost:
                 self._segments.lost()
                 await self._encode_batch(lost, here=False, attempts=attempts - 1)
@@ -223,12 +223,12 @@ class GroupCommit:
             if not isinstance(error, Exception):
                 raise
             return []
-        return [waiting for waiting in batch if waiting.encoded is not None]
+        return [pending for pending in batch if pending.encoded is not None]
 
-    def _encode_all(self, apart: SegmentBatch | None, batch: list[_Waiting]) -> list[tuple[_Waiting, Outcome]]:
-        failed: list[tuple[_Waiting, Outcome]] = []
+    def _encode_all(self, apart: SegmentBatch | None, batch: list[_Pending]) -> list[tuple[_Pending, Outcome]]:
+        failed: list[tuple[_Pending, Outcome]] = []
         size, count, began = 0, 0, time.perf_counter()
-        for place, waiting in enumerate(batch):
+        for place, pending in enumerate(batch):
             if size > (MAX_BYTES if self._writers == 1 else SHARE_BYTES):
                 # The rest goes back to the head of the queue, for the next transaction.
                 with self._lock:
@@ -236,12 +236,12 @@ class GroupCommit:
                 break
             count += 1
             try:
-                waiting.encoded = encode_group(self._codec, waiting.group, apart)
-                size += waiting.encoded.nbytes
+                pending.encoded = encode_group(self._codec, pending.group, apart)
+                size += pending.encoded.nbytes
             except UnfetchedError as error:  # of no interest to anyone, and the frames of a traceback hold the objects
-                failed.append((waiting, error.with_traceback(None)))
+                failed.append((pending, error.with_traceback(None)))
             except Exception as error:
-                failed.append((waiting, error))
+                failed.append((pending, error))
         if apart is not None:
             try:
                 apart.flush()
@@ -250,10 +250,10 @@ class GroupCommit:
         self._seconds, self._bytes = (time.perf_counter() - began) / count, size / count
         return failed
 
-    async def _commit_batch(self, batch: list[_Waiting], passed: Passed = lambda: None) -> None:
+    async def _commit_batch(self, batch: list[_Pending], passed: Passed = lambda: None) -> None:
         """Commit a batch. When the database refuses it, try its groups one by one, so that only the bad ones fail."""
         wanted = self._still_wanted(batch)
-        groups = [waiting.encoded for waiting in wanted if waiting.encoded is not None]
+        groups = [pending.encoded for pending in wanted if pending.encoded is not None]
         try:
             try:
                 outcomes: Sequence[Outcome] = []
@@ -263,46 +263,46 @@ class GroupCommit:
                     outcomes = await self._transactions.write(put.put, brief=brief, fenced=False, in_one_call=put.call)
             except SegmentLostError:
                 self._segments.lost()
-                for waiting in wanted:
-                    waiting.encoded = None
+                for pending in wanted:
+                    pending.encoded = None
                 encoded = await self._encode_batch(wanted, here=False)
                 await self._commit_batch(encoded, passed)
             except Exception as error:
                 if len(wanted) == 1 or not is_refusal(error):
                     raise
-                for waiting in wanted:
-                    await self._commit_batch([waiting])
+                for pending in wanted:
+                    await self._commit_batch([pending])
             else:
                 results = list(zip(wanted, outcomes, strict=True))
                 self._count(results)
-                await self._tell(results)
+                await self._add_dropped(results)
                 self._answer(results)
         except BaseException as error:
             self._fail(wanted, error)
             if not isinstance(error, Exception):
                 raise
 
-    def _count(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
+    def _count(self, results: Sequence[tuple[_Pending, Outcome]]) -> None:
         stored = [one.encoded for one, outcome in results if not isinstance(outcome, BaseException)]
         self._presence.count_puts(filter(None, stored))
 
-    async def _tell(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
+    async def _add_dropped(self, results: Sequence[tuple[_Pending, Outcome]]) -> None:
         """Decode the groups that left, for the puts that asked for them."""
-        for waiting, outcome in results:
+        for pending, outcome in results:
             if isinstance(outcome, Stored):
-                waiting.dropped = await self._encoding.told(outcome.leaving)
+                pending.dropped = await self._encoding.told(outcome.leaving)
 
-    def _fail(self, batch: list[_Waiting], error: BaseException) -> None:
+    def _fail(self, batch: list[_Pending], error: BaseException) -> None:
         """Answer the puts of an interrupted batch, so that none waits for ever."""
         problem = ClosedError() if isinstance(error, asyncio.CancelledError) else error
-        self._answer([(waiting, problem) for waiting in batch if not waiting.finished])
+        self._answer([(pending, problem) for pending in batch if not pending.finished])
 
-    def _answer(self, results: Sequence[tuple[_Waiting, Outcome]]) -> None:
+    def _answer(self, results: Sequence[tuple[_Pending, Outcome]]) -> None:
         """Give puts their outcomes, with one call for each of the loops that wait for them."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Waiting, Outcome]]] = {}
-        for waiting, outcome in results:
-            _finish(waiting)
-            by_loop.setdefault(waiting.reply.loop, []).append((waiting, outcome))
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Pending, Outcome]]] = {}
+        for pending, outcome in results:
+            _finish(pending)
+            by_loop.setdefault(pending.reply.loop, []).append((pending, outcome))
         for loop, answers in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_resolve, answers)
@@ -310,38 +310,38 @@ class GroupCommit:
                 continue
 
 
-def _unwritten(batch: Sequence[_Waiting], error: Exception) -> list[tuple[_Waiting, Outcome]]:
+def _unwritten(batch: Sequence[_Pending], error: Exception) -> list[tuple[_Pending, Outcome]]:
     """Return the groups of a batch whose arrays could not be written; they aren't stored."""
-    failed: list[tuple[_Waiting, Outcome]] = []
-    for waiting in batch:
-        if waiting.encoded is not None and waiting.encoded.extent is not None:
-            waiting.encoded = None
-            failed.append((waiting, error))
+    failed: list[tuple[_Pending, Outcome]] = []
+    for pending in batch:
+        if pending.encoded is not None and pending.encoded.extent is not None:
+            pending.encoded = None
+            failed.append((pending, error))
     return failed
 
 
-def _finish(waiting: _Waiting) -> None:
-    waiting.finished = True
-    if waiting.settled is not None and not waiting.settled.done():
-        waiting.settled.set_result(None)
+def _finish(pending: _Pending) -> None:
+    pending.finished = True
+    if pending.settled is not None and not pending.settled.done():
+        pending.settled.set_result(None)
 
 
-def _resolve(answers: Sequence[tuple[_Waiting, Outcome]]) -> None:
-    for waiting, outcome in answers:
-        reply, waiting.outcome = waiting.reply, outcome
+def _resolve(answers: Sequence[tuple[_Pending, Outcome]]) -> None:
+    for pending, outcome in answers:
+        reply, pending.outcome = pending.reply, outcome
         reply.left -= 1
         if not reply.left and not reply.future.done():
             reply.future.set_result(None)
 
 
-class UnderWay:
-    """The commits under way, at most so many (database's thread). `news` is set whenever one ends."""
+class CommitPipeline:
+    """The commits under way, at most so many (database's thread). `wake` is set whenever one ends."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._tasks: set[asyncio.Task[None]] = set()
         self._passed = asyncio.Event()
-        self.news = asyncio.Event()
+        self.wake = asyncio.Event()
 
     def __bool__(self) -> bool:
         return bool(self._tasks)
@@ -360,4 +360,4 @@ class UnderWay:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self.news.set()
+        self.wake.set()
