@@ -144,7 +144,7 @@ class Codec:
             plain = None
         packed = plain or self._pack_refs(fields, fetched or {}, wait=fetched is None)
         lengths = struct.pack(f"<{len(fields)}Q", *packed.lengths)
-        sizes = sizes_of(packed.out_of_band)
+        sizes = sizes_of(packed.out_of_band) if packed.out_of_band else []
         if self.compression == "none" and sum(sizes) >= TAIL_BYTES:
             return form.in_two_parts(len(fields), lengths, packed, sizes, sealed)
         return form.in_one_part(len(fields), lengths, packed, sizes, self.compression)

@@ -69,7 +69,10 @@ def in_one_part(
     count: int, lengths: bytes, packed: Packed, sizes: Sequence[int], compression: Compression
 ) -> SplitPayload:
     """Return a payload without a tail, compressed when that was asked for and saves space."""
-    out_of_band, end = aligned(packed.out_of_band, sizes, BODY_AT + len(lengths) + len(packed.msgpack))
+    out_of_band: Parts = ()
+    end = BODY_AT + len(lengths) + len(packed.msgpack)
+    if packed.out_of_band:
+        out_of_band, end = aligned(packed.out_of_band, sizes, end)
     size = end - BODY_AT
     flags, stored = _compressed((lengths, packed.msgpack, *out_of_band), size, compression)
     head = HEAD.pack(MAGIC, WHOLE, flags, 0, count, size)

@@ -191,7 +191,8 @@ _LARGE = 16384
 
 def oldest_step(rollout: Any, kind: RolloutType) -> int | None:
     """Return the oldest model step of the rollout's response, or None."""
-    steps = as_array(kind.get(rollout, "response_model_steps"))
+    steps = kind.get(rollout, "response_model_steps")
+    steps = steps if type(steps) is list else as_array(steps)
     if steps is None or len(steps) == 0:
         return None
     return int(steps[0]) if _are_same(steps) else _lowest(steps)
@@ -230,7 +231,7 @@ def _is_empty(tokens: Any) -> bool:
 def _step_range(
     steps: Any, response_ids: Any, mask: Any, response: Any, agentic: bool
 ) -> tuple[int | None, int | None]:
-    steps = as_array(steps)
+    steps = steps if type(steps) is list else as_array(steps)
     if steps is None or len(steps) == 0:
         return None, None
     same = _are_same(steps)

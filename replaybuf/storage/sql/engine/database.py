@@ -110,9 +110,9 @@ class Database(ABC):
         may be repeated, even after a commit whose answer was lost: the function has to allow for that.
         """
 
-    def _behind_fence(self, function: Function[T], *, fenced: bool = True) -> Function[T]:
+    def _behind_fence(self, function: Function[T]) -> Function[T]:
         guard = self._guard
-        if guard is None or not fenced:
+        if guard is None:
             return function
 
         def guarded(tx: Transaction) -> T:

@@ -100,7 +100,7 @@ class PostgresDatabase(Database):
         follows: Follows = Follows.NOTHING,
         in_one_call: Function[T | None] | None = None,
     ) -> T:
-        work = self._behind_fence(function, fenced=fenced)
+        work = self._behind_fence(function) if fenced else function
         bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
         begin = self._begin(_WRITES) + bound
 

@@ -91,7 +91,7 @@ class SqliteDatabase(Database):
         in_one_call: Function[T | None] | None = None,
     ) -> T:
         # A commit either succeeds or raises; no answer can be lost, and nothing has to be repeated.
-        work = self._behind_fence(function, fenced=fenced)
+        work = self._behind_fence(function) if fenced else function
         with translated(self.url, self.lock_timeout if patience is None else patience):
             result = await self._in_turn(work, scope, write=True, brief=brief, patience=patience)
         self._committed()
