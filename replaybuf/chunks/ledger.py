@@ -27,7 +27,7 @@ All of these groups are ARCHIVED: they are never drawn, and neither `len` nor th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,31 +117,15 @@ class WorkerProgress:
         return self.start + len(self.fragments)
 
     @property
-    def complete(self) -> bool:
-        return len(self.fragments) >= self.size
+    def end(self) -> int:
+        """The index after the last fragment of the next chunk."""
+        return self.start + self.size
 
     @property
     def uids(self) -> tuple[int, ...]:
         """All groups of the worker that its progress depends on."""
         made = () if self.made is None else (self.made.uid,)
         return (*self.cursors, *(row.uid for row in self.fragments), *made)
-
-
-def _progress(cursors: list[StorageItem], fragments: dict[int, StorageItem], size: int) -> WorkerProgress | None:
-    """Return the progress that a worker's groups show, with its fragments by index; None if there are none."""
-    if not cursors and not fragments:
-        return None
-    uids = tuple(row.uid for row in cursors)
-    start = max((tag_of(row, "start") for row in cursors), default=None)
-    above = sorted(index for index in fragments if start is None or index >= start)
-    if start is None or (above and above[0] != start):
-        last = fragments.pop(above[-1])
-        return WorkerProgress(above[-1] + 1, size, uids, made=last, left=tuple(row.uid for row in fragments.values()))
-    following: list[StorageItem] = []
-    while (index := start + len(following)) in fragments:
-        following.append(fragments.pop(index))
-    size = next(tag_of(row, "size") for row in cursors if tag_of(row, "start") == start)
-    return WorkerProgress(start, size, uids, tuple(following), left=tuple(row.uid for row in fragments.values()))
 
 
 def tag_of(row: StorageItem, name: str) -> Any:
@@ -215,11 +199,10 @@ class Ledger:
         self.cleared = state.session
         return gone + expired[self.name]
 
-    def has_to_leave(self, tags: Mapping[str, Any], state: ModelState) -> bool:
-        """Return whether a chunk with these tags is of a session that is over, or too stale."""
-        if tags["session"] != state.session:
-            return bool(tags["session"] < state.session)
-        return self._is_stale(tags["version"], state)
+    def has_to_leave(self, chunk: StorageItem, state: ModelState) -> bool:
+        """Return whether a chunk is of a session that is over, or too stale."""
+        session: int = tag_of(chunk, "session")
+        return session < state.session or (session == state.session and self._is_stale(tag_of(chunk, "version"), state))
 
     def _is_stale(self, version: int, state: ModelState) -> bool:
         return self.max_staleness is not None and version < state.version - self.max_staleness
@@ -230,19 +213,32 @@ class Ledger:
         """Return the progress of a worker, or None if nothing is known of it."""
         tasks = {"$in": [self.fragments, self.cursors]}
         rows = await self._read({"task_name": tasks, "tags.worker": worker, "tags.session": session})
-        cursors = [row for row in rows if row.task_name == self.cursors]
+        if not rows:
+            return None
+        sizes = {tag_of(row, "start"): tag_of(row, "size") for row in rows if row.task_name == self.cursors}
+        uids = tuple(row.uid for row in rows if row.task_name == self.cursors)
         fragments = {tag_of(row, "index"): row for row in rows if row.task_name == self.fragments}
-        return _progress(cursors, fragments, self.size)
+        start = max(sizes, default=None)
+        above = sorted(index for index in fragments if start is None or index >= start)
+        made: StorageItem | None = None
+        following: list[StorageItem] = []
+        if start is None or (above and above[0] != start):
+            made, start, size = fragments.pop(above[-1]), above[-1] + 1, self.size
+        else:
+            size = sizes[start]
+            while (row := fragments.pop(start + len(following), None)) is not None:
+                following.append(row)
+        left = tuple(row.uid for row in fragments.values())
+        return WorkerProgress(start, size, uids, tuple(following), made, left)
 
     async def goes_on(self, worker: str, session: int, index: int) -> bool:
         """Return whether another process has put this fragment of a worker, or a later one."""
         of_worker = {"task_name": self.fragments, "tags.worker": worker, "tags.session": session}
         return await self.buffer.count_where({**of_worker, "tags.index": {"$gte": index}}) > 0
 
-    async def all_there(self, uids: Iterable[int]) -> bool:
+    async def all_there(self, uids: Sequence[int]) -> bool:
         """Return whether all these groups are stored: then no chunk was made of them, and no session has begun."""
-        listed = list(uids)
-        return await self.buffer.count_where({"uid": {"$in": listed}}) == len(listed)
+        return await self.buffer.count_where({"uid": {"$in": list(uids)}}) == len(uids)
 
     async def begin(
         self, worker: str, session: int, index: int, instead: WorkerProgress | None = None, kept: int = 0
@@ -278,7 +274,7 @@ class Ledger:
             progress = await self.progress(worker, session)
             if progress is None:
                 return None
-            if progress.complete:
+            if progress.next >= progress.end:
                 progress = await self._make(worker, session, progress)
             if progress is not None and progress.made is not None:
                 progress = await self.begin(worker, session, progress.start, progress)
