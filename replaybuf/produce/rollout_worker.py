@@ -19,9 +19,8 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.telling import Telling
 from replaybuf.checks import check_step, check_timeout, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
-from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
+from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
 from replaybuf.produce.generations import Generations
-from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler, overwrite
 from replaybuf.produce.strategies import PRODUCE_TIMEOUT, WAITING, AsyncProduceStrategy, check_size
 from replaybuf.rollouts.rollout import Status

@@ -116,12 +116,15 @@ class Prompt:
         await self._lease.give_back([self.uid], failed=failed)
 
 
-def begin_anew(rollouts: Iterable[Any], kind: RolloutType) -> None:
-    """Remove what interrupted rollouts have generated; expired ones have lost it already, the others are done."""
+def begin_anew(rollouts: Iterable[Any], kind: RolloutType, status: Status = Status.INIT) -> None:
+    """Remove what interrupted rollouts have generated; expired ones have lost it already, the others are done.
+
+    `status` is the one that they have then.
+    """
     for rollout in rollouts:
         if kind.status(rollout) == Status.ABORTED:
             reset_response(rollout, kind)
-            kind.set_status(rollout, Status.INIT)
+            kind.set_status(rollout, status)
 
 
 #: Prompts that are handed out again: those of dead workers, interrupted ones, and expired ones.

@@ -52,27 +52,17 @@ class Link:
 
     def broadcast(self, data: torch.Tensor, source: int, what: str) -> torch.Tensor:
         """Return the bytes of the rank `source` of the group; those that others give are ignored."""
+        rank = source if self._group is None else dist.get_global_rank(self._group, source)
         size = torch.tensor([len(data)])
-        self._broadcast(size, source, what)
-        if self.rank != source:
-            data = torch.empty(int(size), dtype=torch.uint8)
-        self._broadcast(data, source, what)
-        return data
-
-    def largest(self, value: int, what: str) -> int:
-        """Return the largest of the ranks' numbers."""
-        number = torch.tensor([value])
-        self._wait(lambda: dist.all_reduce(number, dist.ReduceOp.MAX, self._group, async_op=True), what)
-        return int(number)
+        self._wait(lambda: dist.broadcast(size, rank, self._group, async_op=True), what)
+        sent = data if self.rank == source else torch.empty(int(size), dtype=torch.uint8)
+        self._wait(lambda: dist.broadcast(sent, rank, self._group, async_op=True), what)
+        return sent
 
     def _gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         self._wait(lambda: dist.all_gather(found, tensor, self._group, async_op=True), what)
         return found
-
-    def _broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
-        rank = source if self._group is None else dist.get_global_rank(self._group, source)
-        self._wait(lambda: dist.broadcast(tensor, rank, self._group, async_op=True), what)
 
     def _wait(self, begin: Callable[[], Any], what: str) -> None:
         begun = time.monotonic()
@@ -241,7 +231,7 @@ def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bo
 
 def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:
     """Return the largest of the ranks' numbers, such as of micro-batches, of which all must make as many."""
-    return Link(group, timeout).largest(value, "the other ranks' numbers")
+    return int(max(Link(group, timeout).gather(value, "the other ranks' numbers")))
 
 
 def _next(steps: Iterator[AnyStep]) -> tuple[AnyStep | None, Exception | None]:

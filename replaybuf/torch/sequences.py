@@ -74,18 +74,15 @@ def sequences(
     names = {name: (fields or {}).get(name, name) for name in FIELDS}
     made = []
     for item in items:
-        rewards = [
-            _reward(item, number, _value(rollout, names["reward"]), reward_key)
-            for number, rollout in enumerate(item.item)
-        ]
+        places = [f"group {item.uid}, rollout {number}" for number in range(len(item.item))]
+        found = [{name: _value(rollout, own) for name, own in names.items()} for rollout in item.item]
+        rewards = [_reward(where, values["reward"], reward_key) for where, values in zip(places, found, strict=True)]
         given = list(advantages(rewards))
         if len(given) != len(rewards):
             raise RolloutError(
                 f"group {item.uid}: advantages gave {len(given)} numbers for its {len(rewards)} rollouts"
             )
-        for number, (rollout, advantage) in enumerate(zip(item.item, given, strict=True)):
-            values = {name: _value(rollout, own) for name, own in names.items()}
-            made.append(_sequence(item.uid, f"group {item.uid}, rollout {number}", values, advantage))
+        made += [_sequence(item.uid, *one) for one in zip(places, found, given, strict=True)]
     return made
 
 
@@ -95,13 +92,11 @@ def _value(rollout: Any, name: str | None) -> Any:
     return rollout.get(name) if isinstance(rollout, Mapping) else getattr(rollout, name, None)
 
 
-def _reward(item: StorageItem[Any], number: int, given: Any, key: str) -> float:
+def _reward(where: str, given: Any, key: str) -> float:
     reward = reward_value(given, key)
     if reward is None:
         hint = _OTHER_NAMES.format(name="reward") if given is None else ""
-        raise RolloutError(
-            f"group {item.uid}, rollout {number} has no reward: expected a finite number, got {given!r:.50}{hint}"
-        )
+        raise RolloutError(f"{where} has no reward: expected a finite number, got {given!r:.50}{hint}")
     return reward
 
 
@@ -144,8 +139,25 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 IGNORED = -100  # no loss for this label
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Collator:
+    """What collators take of rollouts: the options of `sequences`."""
+
+    advantages: Advantages = group_advantages
+    fields: Mapping[str, str | None] | None = None
+    reward_key: str = SCORE
+
+    def __post_init__(self) -> None:
+        for name in self.fields or ():
+            if name not in FIELDS:
+                raise InputError(f"fields: {name!r} is none of {', '.join(FIELDS)}, whose names in your class it gives")
+
+    def _sequences(self, items: Sequence[StorageItem[Any]]) -> list[TokenSequence]:
+        return sequences(items, advantages=self.advantages, fields=self.fields, reward_key=self.reward_key)
+
+
 @dataclass(frozen=True)
-class Pad:
+class Pad(_Collator):
     """Makes one tensor [B, T] of each kind, T being the longest sequence's length, up to a multiple of `multiple_of`.
 
     | name | dtype | padding | |
@@ -167,19 +179,16 @@ class Pad:
     side: Literal["right", "left"] = "right"
     max_tokens: int | None = None
     multiple_of: int = 1
-    advantages: Advantages = group_advantages
-    fields: Mapping[str, str | None] | None = None
-    reward_key: str = SCORE
 
     def __post_init__(self) -> None:
         if self.side not in ("right", "left"):
             raise InputError(f"side must be 'right' or 'left', got {self.side!r}")
         if self.multiple_of < 1:
             raise InputError(f"multiple_of must be at least 1, got {self.multiple_of!r}")
-        _check_fields(self.fields)
+        super().__post_init__()
 
     def __call__(self, items: Sequence[StorageItem[Any]]) -> Tensors:
-        return self.pad(sequences(items, advantages=self.advantages, fields=self.fields, reward_key=self.reward_key))
+        return self.pad(self._sequences(items))
 
     def pad(self, given: Sequence[TokenSequence]) -> Tensors:
         """Return the tensors of some sequences, such as those of a micro-batch."""
@@ -202,7 +211,7 @@ class Pad:
 
 
 @dataclass(frozen=True)
-class Pack:
+class Pack(_Collator):
     """Puts several sequences into one row of at most `max_tokens` tokens, and makes the tensors of each row.
 
     Rows are filled by best fit (`packed_rows`). Each is a dict, as attention of variable length takes it (`cu_seqlens`
@@ -223,17 +232,14 @@ class Pack:
     """
 
     max_tokens: int
-    advantages: Advantages = group_advantages
-    fields: Mapping[str, str | None] | None = None
-    reward_key: str = SCORE
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise InputError(f"max_tokens must be at least 1, got {self.max_tokens!r}")
-        _check_fields(self.fields)
+        super().__post_init__()
 
     def __call__(self, items: Sequence[StorageItem[Any]]) -> list[Tensors]:
-        given = sequences(items, advantages=self.advantages, fields=self.fields, reward_key=self.reward_key)
+        given = self._sequences(items)
         rows = packed_rows([len(sequence) for sequence in given], self.max_tokens)
         return [self.pack([given[index] for index in row]) for row in rows]
 
@@ -249,12 +255,6 @@ class Pack:
         made["max_seqlen"] = lengths.max()
         made["uids"] = torch.tensor([sequence.uid for sequence in given], dtype=torch.int64)
         return made
-
-
-def _check_fields(fields: Mapping[str, str | None] | None) -> None:
-    for name in fields or ():
-        if name not in FIELDS:
-            raise InputError(f"fields: {name!r} is none of {', '.join(FIELDS)}, whose names in your class it gives")
 
 
 def _columns(given: Sequence[TokenSequence], pad_token_id: int) -> dict[str, tuple[list[Any], Any]]:

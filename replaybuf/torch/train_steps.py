@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_train_step
-from replaybuf.errors import InputError, LeaseLostError, ReplayBufError
+from replaybuf.errors import InputError, LeaseLostError, NotReadyError, ReplayBufError
 from replaybuf.storage.values import StorageItem
 from replaybuf.sync import run
 from replaybuf.sync.loop import end
-from replaybuf.torch.dataset import MOST_WORKERS, GroupDataset, LoadedBatch, WaitTimedOut
+from replaybuf.torch.dataset import MOST_WORKERS, GroupDataset, Loaded, LoadedBatch
 
 _logger = logging.getLogger("replaybuf.torch")
 
@@ -122,48 +122,39 @@ def leased_steps(loader: DataLoader[Any], *, train_step: int | None = None) -> I
 def _steps(
     loader: DataLoader[Any], dataset: GroupDataset, buffer: ReplayBuffer[Any], steps: list[Step], first: int | None
 ) -> Generator[Step]:
-    """Yield a Step for each delivery, and keep those that aren't settled in `steps`; the first is of step `first`."""
-    deliveries, numbers = iter(loader), itertools.repeat(None) if first is None else itertools.count(first)
+    """Yield a Step for each batch, and keep those that aren't settled in `steps`; the first is of step `first`."""
+    batches, numbers = iter(loader), itertools.repeat(None) if first is None else itertools.count(first)
     try:
-        while (delivery := _received(deliveries, dataset)) is not None:
+        while (loaded := _received(batches, dataset)) is not None:
             steps[:] = [step for step in steps if step.open]
-            lease = buffer.adopt(delivery.leased, seconds=dataset.seconds)
-            if _holds(lease, time.monotonic() - delivery.leased_at):
-                in_advance = loader.num_workers > 0
-                steps.append(Step(delivery.batch, lease, in_advance=in_advance, train_step=next(numbers)))
+            lease = buffer.adopt(loaded.leased, seconds=dataset.seconds)
+            if _holds(lease, time.monotonic() - loaded.leased_at):
+                steps.append(Step(loaded.batch, lease, loader.num_workers > 0, next(numbers)))
                 yield steps[-1]
     finally:
         dataset.handover.stop()
-        for delivery in _rest(deliveries, loader, dataset):
-            _give_back(buffer.adopt(delivery.leased, heartbeat=False))
+        errors = 0
+        while errors <= 2 * loader.num_workers:  # a worker fails once, and may then be found dead
+            try:
+                loaded = _received(batches, dataset)
+            except Exception as error:  # what it has leased and not sent comes back when the leases end
+                errors += 1
+                _logger.debug("a worker ended with %s", error)
+                continue
+            if loaded is None:
+                break
+            _give_back(buffer.adopt(loaded.leased, heartbeat=False))
 
 
-def _received(deliveries: Iterator[LoadedBatch | WaitTimedOut], dataset: GroupDataset) -> LoadedBatch | None:
-    """Return the next delivery, or None at the end. Raises NotReadyError, and what workers raise."""
+def _received(batches: Iterator[Loaded], dataset: GroupDataset) -> LoadedBatch | None:
+    """Return the next batch, or None at the end. Raises NotReadyError, and what workers raise."""
     with dataset.handover.waiting():
-        delivery = next(deliveries, None)
-    if isinstance(delivery, WaitTimedOut):
-        raise delivery.error()
-    if delivery is not None:
-        dataset.handover.receive(delivery)
-    return delivery
-
-
-def _rest(
-    deliveries: Iterator[LoadedBatch | WaitTimedOut], loader: DataLoader[Any], dataset: GroupDataset
-) -> Iterator[LoadedBatch]:
-    """Yield what workers have leased in advance, until they have all ended."""
-    errors = 0
-    while errors <= 2 * loader.num_workers:  # a worker fails once, and may then be found dead
-        try:
-            delivery = _received(deliveries, dataset)
-        except Exception as error:  # what it has leased and not delivered comes back when the leases end
-            errors += 1
-            _logger.debug("a worker ended with %s", error)
-        else:
-            if delivery is None:
-                return
-            yield delivery
+        loaded = next(batches, None)
+    if isinstance(loaded, NotReadyError):
+        raise loaded
+    if loaded is not None:
+        dataset.handover.receive(loaded)
+    return loaded
 
 
 def _holds(lease: Lease[Any], age: float) -> bool:
