@@ -61,8 +61,8 @@ class ChunkBuffer:
 
     A worker's chunks start at the index of its first fragment in the session, and then every `fragments_per_chunk`.
     The version of a chunk is the lowest of its fragments' versions; it is too stale when the model's version is more
-    than `max_staleness` ahead of it. If the first fragments of a chunk are too stale when it is complete, they leave,
-    and the chunk begins after them.
+    than `max_staleness` ahead of it. If the first fragments of a chunk are too stale when it is complete, they are
+    removed, and the chunk begins after them.
 
     Sessions are numbers that grow, or texts. `begin_sessions` says who begins one: only `advance`, so that a worker
     with a wrong session does no harm; or also the first fragment of a session ("put").
@@ -110,7 +110,7 @@ class ChunkBuffer:
         return f"{type(self).__name__}({self.name!r}, {self.buffer!r})"
 
     def __len__(self) -> int:
-        """Return the number of chunks, without those that a fetch holds now. Blocks for the time of one query."""
+        """Return the number of chunks, without those that a fetch has leased. Blocks for the time of one query."""
         return len(self.buffer)
 
     def __bool__(self) -> bool:
@@ -147,7 +147,7 @@ class ChunkBuffer:
         last = fragment.index + 1 == known.end
         uid = await self._ledger.store(fragment, known.session, last=last)
         if last:
-            progress = await self._ledger.settle(worker, known.session)
+            progress = await self._ledger.join(worker, known.session)
             if progress is None:  # the session is over
                 return True
             known = replace(known, next=progress.next, end=progress.end, worker=progress.uids)
@@ -171,7 +171,7 @@ class ChunkBuffer:
         """Return the index expected of a worker's next fragment, or None if any will do."""
         check_task_name(worker, "worker")
         state = await self._ledger.state()
-        progress = state and await self._ledger.settle(worker, state.session)
+        progress = state and await self._ledger.join(worker, state.session)
         return progress.next if progress else None
 
     async def dropped(self) -> dict[str, int]:
@@ -185,12 +185,12 @@ class ChunkBuffer:
     # The model
 
     async def advance(self, version: int, *, session: Session | None = None) -> int:
-        """Move the model to this version (of this session; default: the store's). Return how many chunks left.
+        """Move the model to this version (of this session; default: the store's). Return how many chunks were removed.
 
         A `session` that is above the store's, or a text that is new, begins: unfinished fragments, chunks and the
-        selection of older ones leave. Chunks whose version is more than `max_staleness` below leave, too. Every rank
-        may call it: a version that the store has already reached or passed changes nothing. Raises InputError if the
-        session is over, or isn't known yet.
+        selection of older ones are removed, and so are chunks more than `max_staleness` versions behind. Every
+        rank may call it: a version that the store has already reached or passed changes nothing. Raises InputError if
+        the session is over, or isn't known yet.
         """
         version = check_number(version, "version")
         label = None if session is None else check_session(session)
@@ -218,7 +218,7 @@ class ChunkBuffer:
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
         for worker, session in await self._ledger.unmade():  # their processes died just then
-            await self._ledger.settle(worker, session)
+            await self._ledger.join(worker, session)
         while True:
             try:
                 if (selection := await self._draw(n, max(0.0, deadline - time.monotonic()))) is not None:
@@ -255,12 +255,12 @@ class ChunkBuffer:
             await asyncio.sleep(min(_POLL_SECONDS, remaining))
 
     async def _draw(self, n: int, timeout: float) -> Selection | None:
-        """Draw and prepare a selection. Return None if some of the chunks had to leave instead."""
+        """Draw and store a selection. Return None if some of the chunks were obsolete, and removed instead."""
         lease = await self.buffer.lease_batch({self.name: n}, at_least=n, timeout=timeout, seconds=self._lease_seconds)
         try:
             items = lease.items[self.name]
             state = await self._ledger.state()
-            if state is not None and any(self._ledger.has_to_leave(item, state) for item in items):
+            if state is not None and any(self._ledger.is_obsolete(item, state) for item in items):
                 await lease.give_back()
                 await self._ledger.clear(state)
                 return None
@@ -297,7 +297,7 @@ class ChunkBuffer:
                 await self._refuse(fragment, "session", state.label, over=state.is_over(label))
                 return None
             session = state.session
-            progress = await self._ledger.settle(worker, session)
+            progress = await self._ledger.join(worker, session)
             if progress is not None and index == progress.next:
                 return _Known(label, session, index, progress.end, state.uids, progress.uids)
             if progress is not None and index < progress.next:
@@ -356,7 +356,7 @@ _OWN = ("name", "fragments_per_chunk", "max_staleness", "on_problem", "begin_ses
 
 
 class ChunkBufferConfig(ReadableConfig):
-    """Where chunks are kept, how large they are, and when they leave.
+    """Where chunks are stored, how large they are, and when they are removed.
 
     `url`, `seed`, `durability`, `compression`, `lock_timeout`, `reconnect_timeout`, `password` and
     `allow_network_filesystem` are those of ReplayBufferConfig; `name` (`chunks`) tells several chunk buffers in one
@@ -364,9 +364,9 @@ class ChunkBufferConfig(ReadableConfig):
     rules.
 
     - `fragments_per_chunk`: the number of consecutive fragments of a worker in a chunk.
-    - `max_chunks` (None): beyond it the chunks of the lowest version leave.
-    - `max_staleness` (None): a chunk leaves when the model is more than this many versions ahead of it.
-    - `max_reuse` (1): a chunk leaves with its n-th draw; 0 keeps it.
+    - `max_chunks` (None): beyond it the chunks of the lowest version are evicted.
+    - `max_staleness` (None): a chunk is removed when the model is more than this many versions ahead of it.
+    - `max_reuse` (1): a chunk is removed by its n-th draw; 0 keeps it.
     - `on_problem` (`error`): what `put` does with a fragment that doesn't follow the ones before it: raise
       FragmentError, or count it and go on (`drop`).
     - `begin_sessions` (`advance`): a session is begun by `advance` only, or also by its first fragment (`put`): then

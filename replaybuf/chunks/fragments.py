@@ -1,4 +1,4 @@
-"""Fragments, chunks and selections, as values read from groups of the store; and the order in which chunks leave."""
+"""Fragments, chunks and selections, as values read from groups of the store; the order of evictions."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Selection:
 
 
 class OldestVersionPolicy(ReplayPolicy):
-    """Lowest model version first, then oldest: the order in which chunks leave when there are too many.
+    """Lowest model version first, then oldest: the order in which chunks are evicted when there are too many.
 
     A chunk's priority is its version. Unlike `staleness` it doesn't depend on the time and the process of the put, so a
     new chunk is compared fairly even if its process hasn't noticed yet that the model has moved on.

@@ -12,9 +12,9 @@ that finds all fragments of a chunk together with their cursor makes the chunk. 
 replace, so of several processes that try the same, one succeeds and the others get a ConflictError. A process may die
 between any two steps: the next one goes on from there.
 
-A put that was delayed for long may leave groups below the cursor. They are ignored, and leave with the next chunk.
+A put that was delayed for long may store groups below the cursor. They are ignored, and removed with the next chunk.
 
-A worker that is *forgotten* starts anew: a tiny group whose uid is part of the keys of its next chunks, so that one of
+A worker that is *forgotten* starts again: a tiny group whose uid is part of the keys of its next chunks, so that one of
 the same start is beside those from before.
 
 The model's *state*, its session and version, is the highest of some tiny groups. A higher one replaces those that its
@@ -136,7 +136,7 @@ def tag_of(row: StorageItem, name: str) -> Any:
 # Every conflict, and every disturbed read, means that another process made progress.
 ATTEMPTS = 1000
 
-_MARK = {"status": Status.ARCHIVED.value}
+_ARCHIVED = {"status": Status.ARCHIVED.value}
 
 
 class Ledger:
@@ -171,14 +171,14 @@ class Ledger:
         """Move to this session and version, unless the model has reached or passed it. Return its state."""
         for _ in range(ATTEMPTS):
             state = await self.state()
-            wanted = moved(state, label, version)
-            if wanted is None:
+            new = moved(state, label, version)
+            if new is None:
                 assert state is not None
                 return state
-            tags: Tags = {"session": wanted.session, "version": wanted.version}
-            if wanted.name is not None:
-                tags = {**tags, "name": wanted.name}
-            rollouts = [{**_MARK, "ended": list(wanted.ended)}] if wanted.ended else None
+            tags: Tags = {"session": new.session, "version": new.version}
+            if new.name is not None:
+                tags = {**tags, "name": new.name}
+            rollouts = [{**_ARCHIVED, "ended": list(new.ended)}] if new.ended else None
             await self._try_put(self.state_task, rollouts, tags=tags, replaces=state.uids if state else ())
         raise ConflictError(f"the state of {self.name} changes all the time; nothing was stored")
 
@@ -199,7 +199,7 @@ class Ledger:
         self.cleared = state.session
         return gone + expired[self.name]
 
-    def has_to_leave(self, chunk: StorageItem, state: ModelState) -> bool:
+    def is_obsolete(self, chunk: StorageItem, state: ModelState) -> bool:
         """Return whether a chunk is of a session that is over, or too stale."""
         session: int = tag_of(chunk, "session")
         return session < state.session or (session == state.session and self._is_stale(tag_of(chunk, "version"), state))
@@ -263,13 +263,13 @@ class Ledger:
         """
         worker, index, version = fragment.worker, fragment.index, fragment.version
         tags: Tags = {"worker": worker, "session": session, "index": index, "version": version, "last": last}
-        rollout = {**_MARK, "index": index, "version": version, "data": fragment.data}
+        rollout = {**_ARCHIVED, "index": index, "version": version, "data": fragment.data}
         uid = await self.buffer.put([rollout], self.fragments, tags=tags, key=f"{session}/{index}/{worker}")
         assert uid is not None  # the group isn't empty, and has no threshold
         return uid
 
-    async def settle(self, worker: str, session: int) -> WorkerProgress | None:
-        """Make the chunk of a worker if all its fragments are there. Return the worker's progress."""
+    async def join(self, worker: str, session: int) -> WorkerProgress | None:
+        """Join the fragments of a worker to a chunk if all are there. Return the worker's progress."""
         for _ in range(ATTEMPTS):
             progress = await self.progress(worker, session)
             if progress is None:
@@ -288,9 +288,9 @@ class Ledger:
         return sorted({(tag_of(row, "worker"), tag_of(row, "session")) async for row in rows})
 
     async def _make(self, worker: str, session: int, progress: WorkerProgress) -> WorkerProgress | None:
-        """Put a chunk in place of its cursor and all fragments except the last; a damaged one only leaves.
+        """Put a chunk in place of its cursor and all fragments except the last; a damaged one is only removed.
 
-        If its first fragments are too stale, they leave, and the fresh ones after them begin the next chunk.
+        If its first fragments are too stale, they are removed, and the fresh ones after them begin the next chunk.
         Return the worker's progress, or None if another process was faster or the session is over.
         """
         versions = [tag_of(row, "version") for row in progress.fragments]
@@ -371,7 +371,7 @@ class Ledger:
         **options: Any,
     ) -> int | None:
         """Put a group in place of others. Return its uid, or None if one is gone because another process was faster."""
-        group = [dict(_MARK)] if rollouts is None else rollouts
+        group = [dict(_ARCHIVED)] if rollouts is None else rollouts
         try:
             return await self.buffer.put(group, task_name, replaces=replaces, **options)
         except ConflictError:

@@ -195,7 +195,7 @@ class FailureTracker:
         _logger.warning("%r failed, and %s: %s", prompt, outcome, self.last_error, exc_info=None if known else raised)
 
     def reset(self) -> None:
-        """Note that a group was generated and stored."""
+        """Start counting again: a group was generated and stored."""
         self.consecutive = 0
         self.failed.clear()
 

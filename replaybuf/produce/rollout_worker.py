@@ -240,7 +240,7 @@ class _Work:
             self.idle.tell(await self._why_idle(state))
 
     def _go_on(self) -> None:
-        """Note that there is something to do."""
+        """End the idle time: there is something to do."""
         self.busy = time.monotonic()
         if self.idle is not None:
             self.idle.close()

@@ -41,9 +41,9 @@ _NONE, _RUNNING, _STOPPED = 0, 1, 2  # states
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """A batch on its way to the trainer: the `number`-th of its worker in this pass, what was leased for it, and when.
+    """A batch on its way to the trainer: the `number`-th of its worker in this pass, its lease, and when that began.
 
-    `leased_at` is the host's monotonic time. (A class that torch's own collate functions don't look into.)
+    `leased_at` is the host's monotonic time. (torch's own collate functions don't convert a class of ours.)
     """
 
     worker: int
@@ -89,7 +89,7 @@ class Handover:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let the workers know that the trainer waits for a batch, and since when."""
+        """Publish to the workers that the trainer waits for a batch, and since when."""
         self._times[_WAITING_SINCE] = time.monotonic()
         try:
             yield
@@ -97,7 +97,7 @@ class Handover:
             self._times[_WAITING_SINCE] = 0
 
     def receive(self, batch: LoadedBatch) -> None:
-        """Let the worker know that its batch is here: the lease is extended by this process from now on."""
+        """Acknowledge a batch to its worker: this process renews the lease from now on."""
         self._received[batch.worker] = batch.number
 
     # A worker
@@ -269,13 +269,13 @@ class GroupDataset(IterableDataset[Loaded]):
             leasing.cancel()
 
     async def _last_try(self, buffer: ReplayBuffer[Any], waited: float) -> Lease[Any] | NotReadyError:
-        """Lease the batch if it is there now. Otherwise write that the trainer's wait, of so many seconds, is over."""
+        """Lease the batch if it is there now. Otherwise record and return that the trainer's wait timed out."""
         try:
             return await self._begin_lease(buffer, _SOON)
         except NotReadyError as error:
             statuses = buffer.rollout_type.statuses
-            wanted = Wanted.checked(self.sizes, timeout=None, statuses=statuses, worker=buffer.worker, **self._draw)
-            await wanted.gave_up(buffer.waits, waited, self.patience, error.diagnosis)
+            draw = Wanted.checked(self.sizes, timeout=None, statuses=statuses, worker=buffer.worker, **self._draw)
+            await draw.gave_up(buffer.waits, waited, self.patience, error.diagnosis)
             over = NotReadyError(f"the trainer waited for {self.patience:g} s: {str(error).partition(': ')[2]}")
             over.diagnosis = error.diagnosis
             return over
@@ -288,9 +288,9 @@ class GroupDataset(IterableDataset[Loaded]):
 
 
 def _end_with_the_trainer() -> None:
-    """Let this process, if it is a worker, end when that of the trainer has: with its heartbeats its leases end.
+    """Exit with the trainer's process, if this one is a worker, so that its leases are no longer renewed.
 
-    torch looks whether the process that started the worker is there: of those of a fork server, that is the server.
+    torch only checks the process that started the worker, which may be a fork server that lives on.
     """
     trainer = None if get_worker_info() is None else multiprocessing.parent_process()
     if trainer is None or any(thread.name == _WATCH for thread in threading.enumerate()):

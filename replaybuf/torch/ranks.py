@@ -91,7 +91,7 @@ _STEP, _END, _ERROR = "step", "end", "error"
 
 @dataclass(eq=False, repr=False)
 class RankStep:
-    """A Step that several ranks settle together.
+    """A Step that several ranks acknowledge or give back together.
 
     All of them call `acknowledge`, or all of them `give_back`, or leave a `with` block in the same way. Nothing is
     acknowledged before all have called it: a rank that died in the middle of its step leaves the groups of all to be
@@ -171,17 +171,17 @@ def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 18
                 "groups, for which another one waits. To load with workers, let one rank lease for all: split_steps"
             )
         kind = _ERROR if failure else _END if step is None else _STEP
-        told = link.gather((kind, _said(failure)), "the other ranks' next steps")
+        messages = link.gather((kind, _said(failure)), "the other ranks' next steps")
         if failure is not None:
             raise failure
-        if any(isinstance(one, str) for one in told):
-            raise RankError(f"the ranks do different things: {_numbered(map(_doing, told))}")
+        if any(isinstance(one, str) for one in messages):
+            raise RankError(f"the ranks do different things: {_numbered(map(_doing, messages))}")
         if step is None:
             return
-        if any(kind != _STEP for kind, _ in told):
+        if any(kind != _STEP for kind, _ in messages):
             step.give_back()
-            if any(kind == _ERROR for kind, _ in told):
-                raise RankError(f"other ranks have no next step: {_numbered(said for _, said in told)}")
+            if any(kind == _ERROR for kind, _ in messages):
+                raise RankError(f"other ranks have no next step: {_numbered(said for _, said in messages)}")
             return
         yield RankStep(step.batch, step.items, step, link, in_advance=step.in_advance, train_step=step.train_step)
 
@@ -262,9 +262,9 @@ def _said(error: Exception | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _doing(told: Any) -> str:
-    """Return what a rank does, given what it tells the others: how it settles a step, or whether it has a next one."""
-    return told if isinstance(told, str) else "ask for the next step"
+def _doing(message: Any) -> str:
+    """Return what a rank does by its message: how it settles a step, or that it asks for the next one."""
+    return message if isinstance(message, str) else "ask for the next step"
 
 
 def _numbered(texts: Iterable[str]) -> str:
