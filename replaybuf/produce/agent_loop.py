@@ -1,4 +1,4 @@
-"""The interface between a produce strategy and the engine that generates; what became of its groups, in figures."""
+"""The interface between a produce strategy and the inference engine; the outcomes of its groups, counted."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def error_of(group: Sequence[Any], kind: RolloutType) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error and its class on one line, for people."""
+    """Return an error with its class, for logs."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

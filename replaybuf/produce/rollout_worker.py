@@ -1,4 +1,4 @@
-"""Disaggregated production: a worker that produces for a trainer in another process, through the store they share.
+"""Disaggregated generation: a worker that produces for a trainer in another process, through their shared store.
 
 The trainer publishes its state, its step and its newest weights, as a cursor: a small versioned value that is part of
 step checkpoints and snapshots. A restore brings the old state back, until the trainer publishes anew.

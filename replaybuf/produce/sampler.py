@@ -5,11 +5,13 @@ The order of prompts is that of `PromptLedger.draw`.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from replaybuf.buffer.lease import Cursors
 from replaybuf.buffer.replay_buffer import ReplayBuffer
@@ -21,7 +23,9 @@ from replaybuf.prompts.prompt_ledger import Again, Prompt, PromptLedger
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.values import LEASE_SECONDS
-from replaybuf.sync import SyncReplayBuffer, run
+from replaybuf.sync import SyncReplayBuffer
+
+T = TypeVar("T")
 
 
 class Sampler(PromptLedger):
@@ -83,7 +87,7 @@ class Sampler(PromptLedger):
 
         The store keeps it, also in checkpoints and snapshots: a run that goes on with its buffer needs no other copy.
         """
-        now = run(self.buffer.cursors.read(self.name))
+        now = _blocking(self.buffer.cursors.read(self.name))
         return {"position": now.position, "value": now.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -97,7 +101,7 @@ class Sampler(PromptLedger):
             raise InputError("expected a dict from Sampler.state_dict()") from error
         if position is None or not 0 <= position < FAR or not isinstance(value, bytes):
             raise InputError("expected a dict from Sampler.state_dict()")
-        run(overwrite(self.buffer.cursors, self.name, position, value))
+        _blocking(overwrite(self.buffer.cursors, self.name, position, value))
 
     def _repeated(self, item: Any, number: int) -> list[Any]:
         rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.rollout_type
@@ -134,6 +138,12 @@ async def overwrite(cursors: Cursors, name: str, position: int, value: bytes) ->
     """Move a cursor, wherever other processes have moved it in the meantime."""
     while not await cursors.move(replace(await cursors.read(name), position=position, value=value)):
         pass
+
+
+def _blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine, also inside a running event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]:

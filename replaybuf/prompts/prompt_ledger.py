@@ -1,4 +1,4 @@
-"""The prompt ledger: where every prompt of a dataset is, kept in the store with everything else.
+"""The prompt ledger: the state of every prompt of a dataset, kept in the store with everything else.
 
 A prompt that is drawn becomes a group of the buffer, leased from the beginning, in the same transaction that moves the
 dataset's cursor. Finishing it stores the result and removes the prompt in one transaction. A prompt whose worker died
@@ -205,7 +205,7 @@ _LONGEST_WAIT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounts:
-    """Where the prompts are.
+    """The number of prompts by state.
 
     `drawn` from the dataset so far; of these, `in_flight` with workers, `waiting` to be handed out again, and
     `finished`, including those that were given up as FAILED.
@@ -303,7 +303,7 @@ class PromptLedger:
             await self.buffer.waits.changed(seen, min(remaining, _LONGEST_WAIT))
 
     async def counts(self, waiting: Iterable[Status] | None = None) -> LedgerCounts:
-        """Return where the prompts are, by counts of the task: its other groups of these statuses count too.
+        """Return the number of prompts by state, from the tallies of the task: its other groups count too.
 
         `waiting` narrows the waiting ones to some statuses (default: all that the ledger hands out again).
         """

@@ -84,7 +84,7 @@ class CallStats:
     """Inserts or samples since the beginning: those that were completed, of all processes.
 
     `waited`, `seconds_waited` and `timeouts` are of this process alone: how many had to wait, for how long in all, and
-    how many gave up.
+    how many timed out.
     """
 
     completed: int

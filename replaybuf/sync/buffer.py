@@ -1,4 +1,4 @@
-"""The replay buffer without `await`."""
+"""Synchronous classes, made from the asynchronous ones: buffers, leases, cursors."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def face_of(kind: type) -> Callable[[type[F]], type[F]]:
 
 
 def as_it_is(result: T) -> T:
-    """Return the result of a method that is synchronous already."""
+    """Return the result of a method that is synchronous itself."""
     return result
 
 
@@ -104,7 +104,7 @@ B = TypeVar("B", bound=Opened)
 
 
 class SyncBuffer(Generic[B]):
-    """What all synchronous buffers share: opening by `with`, and looking like the buffer that they are a face of."""
+    """Base of synchronous buffers: the context manager, and the length and repr of the asynchronous buffer."""
 
     def __init__(self, buffer: B) -> None:
         self.asynchronous = buffer
@@ -141,7 +141,7 @@ class SyncBuffer(Generic[B]):
         return True
 
 
-# Large groups come one by one; of small ones as many as make the way to the background thread worth its time.
+# Large groups are read one by one; of small ones, as many as amortise the switch to the background thread.
 _AHEAD_SECONDS = 0.001
 
 
@@ -176,7 +176,7 @@ class Items(Iterator[T], Generic[T]):
         end(self._close())
 
     async def _read(self) -> None:
-        """Read the next groups. An error after some of them waits for its turn."""
+        """Read the next groups. An error after some of them is raised once these were returned."""
         until = time.monotonic() + _AHEAD_SECONDS
         try:
             while not self._ahead or time.monotonic() < until:

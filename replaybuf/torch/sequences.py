@@ -139,25 +139,8 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 IGNORED = -100  # no loss for this label
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Collator:
-    """What collators take of rollouts: the options of `sequences`."""
-
-    advantages: Advantages = group_advantages
-    fields: Mapping[str, str | None] | None = None
-    reward_key: str = SCORE
-
-    def __post_init__(self) -> None:
-        for name in self.fields or ():
-            if name not in FIELDS:
-                raise InputError(f"fields: {name!r} is none of {', '.join(FIELDS)}, whose names in your class it gives")
-
-    def _sequences(self, items: Sequence[StorageItem[Any]]) -> list[TokenSequence]:
-        return sequences(items, advantages=self.advantages, fields=self.fields, reward_key=self.reward_key)
-
-
 @dataclass(frozen=True)
-class Pad(_Collator):
+class Pad:
     """Makes one tensor [B, T] of each kind, T being the longest sequence's length, up to a multiple of `multiple_of`.
 
     | name | dtype | padding | |
@@ -179,16 +162,19 @@ class Pad(_Collator):
     side: Literal["right", "left"] = "right"
     max_tokens: int | None = None
     multiple_of: int = 1
+    advantages: Advantages = group_advantages
+    fields: Mapping[str, str | None] | None = None
+    reward_key: str = SCORE
 
     def __post_init__(self) -> None:
         if self.side not in ("right", "left"):
             raise InputError(f"side must be 'right' or 'left', got {self.side!r}")
         if self.multiple_of < 1:
             raise InputError(f"multiple_of must be at least 1, got {self.multiple_of!r}")
-        super().__post_init__()
+        _check_fields(self.fields)
 
     def __call__(self, items: Sequence[StorageItem[Any]]) -> Tensors:
-        return self.pad(self._sequences(items))
+        return self.pad(sequences(items, advantages=self.advantages, fields=self.fields, reward_key=self.reward_key))
 
     def pad(self, given: Sequence[TokenSequence]) -> Tensors:
         """Return the tensors of some sequences, such as those of a micro-batch."""
@@ -211,7 +197,7 @@ class Pad(_Collator):
 
 
 @dataclass(frozen=True)
-class Pack(_Collator):
+class Pack:
     """Puts several sequences into one row of at most `max_tokens` tokens, and makes the tensors of each row.
 
     Rows are filled by best fit (`packed_rows`). Each is a dict, as attention of variable length takes it (`cu_seqlens`
@@ -232,14 +218,17 @@ class Pack(_Collator):
     """
 
     max_tokens: int
+    advantages: Advantages = group_advantages
+    fields: Mapping[str, str | None] | None = None
+    reward_key: str = SCORE
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise InputError(f"max_tokens must be at least 1, got {self.max_tokens!r}")
-        super().__post_init__()
+        _check_fields(self.fields)
 
     def __call__(self, items: Sequence[StorageItem[Any]]) -> list[Tensors]:
-        given = self._sequences(items)
+        given = sequences(items, advantages=self.advantages, fields=self.fields, reward_key=self.reward_key)
         rows = packed_rows([len(sequence) for sequence in given], self.max_tokens)
         return [self.pack([given[index] for index in row]) for row in rows]
 
@@ -255,6 +244,12 @@ class Pack(_Collator):
         made["max_seqlen"] = lengths.max()
         made["uids"] = torch.tensor([sequence.uid for sequence in given], dtype=torch.int64)
         return made
+
+
+def _check_fields(fields: Mapping[str, str | None] | None) -> None:
+    for name in fields or ():
+        if name not in FIELDS:
+            raise InputError(f"fields: {name!r} is none of {', '.join(FIELDS)}, whose names in your class it gives")
 
 
 def _columns(given: Sequence[TokenSequence], pad_token_id: int) -> dict[str, tuple[list[Any], Any]]:

@@ -40,7 +40,7 @@ def status_of(group: Iterable[Any]) -> Status:
 
 
 class DatabaseOperations:
-    """How the groups of a `DatabaseStorage` are put, taken, refreshed and saved: a transaction each.
+    """Operations on the groups of a `DatabaseStorage`, in one transaction each.
 
     Groups that leave for good are added to `dropped`, for their sessions to be released.
     """
@@ -57,7 +57,7 @@ class DatabaseOperations:
     ) -> None:
         self._used = True
         self._step = self._step if step is None else step
-        # Asking for what leaves has its price: puts are then committed one by one.
+        # A put that reports evicted groups is committed by itself, without group commit.
         evicts = self.buffer.limits.capacity is not None
         left: list[OurItem] = []
         try:
@@ -135,7 +135,7 @@ def _groups(left: Sequence[OurItem]) -> list[list[Any]]:
 
 
 class OwnOperations:
-    """Does the operations by a policy and a storage, one at a time: these know only this process."""
+    """Operations by a policy and a storage of the user's, serialised by a lock: these know only this process."""
 
     def __init__(self, policy: ReplayPolicy, storage: StorageBackend) -> None:
         self._policy = policy

@@ -171,7 +171,7 @@ _Operations = DatabaseOperations | OwnOperations
 
 
 def _operations(policy: ReplayPolicy | None, storage: StorageBackend) -> tuple[_Operations, _Operations]:
-    """Return what puts, draws and counts, and what refreshes and saves.
+    """Return the operations for puts, draws and counts, and those for refreshes and snapshots.
 
     Both are the database itself where it has this policy. Of a storage of the user's own they call the policy and the
     storage, and over a database with a policy of the user's own, only draws do.
