@@ -394,7 +394,6 @@ def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Re
     for option in options:
         if option in ours:
             raise wrong(f"{option} is what the arguments of the table say; leave it out")
-    for option in options:
         if option not in further:
             near = nearest(option, [known for known in (*arguments, *further) if known not in options])
             hint = f"; did you mean {near}?" if near else f" (options: {', '.join(further)})"
