@@ -55,17 +55,6 @@ class ModelState:
     name: str | None = None
     ended: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, rows: Sequence[StorageItem]) -> ModelState | None:
-        """Return the highest state of these groups, or None if there are none."""
-        if not rows:
-            return None
-        last = max(rows, key=lambda row: (tag_of(row, "session"), tag_of(row, "version")))
-        ended = tuple(last.item[0].get("ended", ())) if last.item else ()
-        uids = tuple(row.uid for row in rows)
-        name: Any = (last.tags or {}).get("name")
-        return cls(tag_of(last, "session"), tag_of(last, "version"), uids, name, ended)
-
     @property
     def label(self) -> Session:
         """The session as its workers call it."""
@@ -84,8 +73,7 @@ def moved(state: ModelState | None, label: Session | None, version: int) -> Mode
     Nothing moves to a session that is over, and to a version that is reached or passed.
     """
     if state is None:
-        named = isinstance(label, str)
-        return ModelState(0 if named or label is None else int(label), version, name=str(label) if named else None)
+        return ModelState(0, version, name=label) if isinstance(label, str) else ModelState(label or 0, version)
     if label is None or label == state.label:
         return None if state.version >= version else replace(state, version=version)
     if state.is_over(label):
@@ -101,7 +89,7 @@ class WorkerProgress:
     """The progress of a worker: its next chunk, of `size` fragments, starts at `start`; `fragments` of it are there.
 
     `cursors` are the uids of the groups that say so. `made` is the last fragment of a chunk whose next cursor isn't
-    written yet. `left` are obsolete groups of a delayed put.
+    written yet. `obsolete` are groups of a delayed put.
     """
 
     start: int
@@ -109,7 +97,7 @@ class WorkerProgress:
     cursors: tuple[int, ...] = ()
     fragments: tuple[StorageItem, ...] = ()
     made: StorageItem | None = None
-    left: tuple[int, ...] = ()
+    obsolete: tuple[int, ...] = ()
 
     @property
     def next(self) -> int:
@@ -164,8 +152,14 @@ class Ledger:
 
     async def state(self) -> ModelState | None:
         """Return the session and version of the model, or None before the first fragment."""
-        # Some of the groups may have left meanwhile: the highest is never replaced alone.
-        return ModelState.of(await self._read({"task_name": self.state_task}, still_there=False))
+        # Some of the groups may have been replaced meanwhile, but never the highest alone.
+        rows = await self._read({"task_name": self.state_task}, still_there=False)
+        if not rows:
+            return None
+        last = max(rows, key=lambda row: (tag_of(row, "session"), tag_of(row, "version")))
+        tags: Any = last.tags
+        ended = tuple(last.item[0].get("ended", ())) if last.item else ()
+        return ModelState(tags["session"], tags["version"], tuple(row.uid for row in rows), tags.get("name"), ended)
 
     async def move(self, label: Session | None, version: int) -> ModelState:
         """Move to this session and version, unless the model has reached or passed it. Return its state."""
@@ -228,8 +222,8 @@ class Ledger:
             size = sizes[start]
             while (row := fragments.pop(start + len(following), None)) is not None:
                 following.append(row)
-        left = tuple(row.uid for row in fragments.values())
-        return WorkerProgress(start, size, uids, tuple(following), made, left)
+        obsolete = tuple(row.uid for row in fragments.values())
+        return WorkerProgress(start, size, uids, tuple(following), made, obsolete)
 
     async def goes_on(self, worker: str, session: int, index: int) -> bool:
         """Return whether another process has put this fragment of a worker, or a later one."""
@@ -252,7 +246,7 @@ class Ledger:
         tags: Tags = {"worker": worker, "session": session, "start": index, "size": size}
         fragments = instead.fragments[-kept:] if instead and kept else ()
         stay = {row.uid for row in fragments}
-        replaces = tuple(uid for uid in (*instead.uids, *instead.left) if uid not in stay) if instead else ()
+        replaces = tuple(uid for uid in (*instead.uids, *instead.obsolete) if uid not in stay) if instead else ()
         uid = await self._try_put(self.cursors, tags=tags, replaces=replaces)
         return None if uid is None else WorkerProgress(index, size, (uid,), fragments)
 
@@ -327,7 +321,7 @@ class Ledger:
             priority=float(version),
             current_train_step=state.version + 1,
         )
-        return None if uid is None else WorkerProgress(progress.next, self.size, made=last, left=progress.left)
+        return None if uid is None else WorkerProgress(progress.next, self.size, made=last, obsolete=progress.obsolete)
 
     async def forget(self, worker: str) -> int:
         """Remove the cursor and fragments of a worker; return the number of fragments.

@@ -22,7 +22,6 @@ from replaybuf.produce.agent_loop import (
     count_tokens,
     error_of,
     judge,
-    text_of,
 )
 from replaybuf.produce.sampler import Sampler
 from replaybuf.prompts import Prompt
@@ -174,22 +173,19 @@ class Generations:
     async def ending(self) -> AsyncIterator[None]:
         """End all groups at the end of the block, also after an error, as `cancel` does.
 
-        If nothing but failures led to a ProduceError, the prompts aren't at fault: these failures don't count.
+        If nothing but failures led to a ProduceError, the prompts aren't at fault: their failures since the last
+        success are undone.
         """
         try:
             yield
         except ProduceError:
             await self.cancel()
-            await self._forgive()
+            for status, uids in self.failures.failed.items():  # also of those that were set aside
+                failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
+                await self._sampler.buffer.update(failed, status=status)
             raise
         finally:
             await self.cancel()
-
-    async def _forgive(self) -> None:
-        """Undo the failures of prompts since the last success, also of those that were set aside."""
-        for status, uids in self.failures.failed.items():
-            failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
-            await self._sampler.buffer.update(failed, status=status)
 
     def _collect(self) -> None:
         """Remove the tasks that are done. Raises the first error that ended one."""
@@ -260,7 +256,7 @@ class Generations:
         """Let a group be tried again, or set it aside as FAILED after the last try. Return its status."""
         last = 0 < self._sampler.buffer.limits.max_deliveries <= prompt.attempt
         self.failures.add_failed_prompt(prompt, error, last=last)
-        await prompt.give_back(failed=error if isinstance(error, str) else text_of(error))
+        await prompt.give_back(failed=self.failures.last_error)
         return Status.FAILED if last else Status.INIT
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:

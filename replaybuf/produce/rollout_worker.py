@@ -204,10 +204,8 @@ class _Work:
     async def _start(self) -> int:
         """Start as many groups as there is room for. Return their number."""
         tail, again = await self.strategy.again(self.sampler)
-        wanted = await self._room(tail)
-        if wanted < 1:
-            return 0
-        return await self.running.start(wanted, again) or await self.running.start(wanted, self.strategy.waiting)
+        room = await self._room(tail)
+        return await self.running.start(room, again) or await self.running.start(room, self.strategy.waiting)
 
     async def _room(self, tail: bool) -> int:
         """Return how many groups may start now, given all workers' groups, the limits and this worker's concurrency."""
