@@ -16,7 +16,6 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
 
 _TASK = "trajectories"
-_TASK_INDEX, _NEXT_TASK_INDEX = "_ng_task_index", "next_ng_task_index"
 
 
 class TrajectoryBuffer:
@@ -54,11 +53,10 @@ class TrajectoryBuffer:
         The result has `trajectories` and `avg_trajectory_age`, in steps.
         """
         self._buffer.delete({"tags.version": {"$lt": current_weight_version - max_age_steps}})
-        wanted = {_TASK: num_prompt_groups}
-        where = _usable(current_weight_version, max_age_steps)
-        if not self._buffer.is_ready(wanted, where=where):
+        sizes, where = {_TASK: num_prompt_groups}, _usable(current_weight_version, max_age_steps)
+        if not self._buffer.is_ready(sizes, where=where):
             return None
-        items = self._buffer.sample(wanted, where=where, current_train_step=current_weight_version)[_TASK]
+        items = self._buffer.sample(sizes, where=where, current_train_step=current_weight_version)[_TASK]
         self._last = max(self._last, current_weight_version)
         versions = [_tags(item)["version"] for item in items]
         return {
@@ -132,13 +130,10 @@ class TrajectoryBuffer:
             raise InputError(f"{path} isn't a file that TrajectoryBuffer.save_to_path wrote") from error
         self._buffer.restore(step)
         self._last = step - 1
-        indexes = [item.item[0].get(_TASK_INDEX) for item in self._buffer.find({})]
-        restored = {"num_trajectories": len(indexes)}
+        indexes = [item.item[0].get("_ng_task_index") for item in self._buffer.find({})]
         self._drop_old(num_prompts_per_step, current_training_step, max_age_steps)
-        return {
-            **restored,
-            _NEXT_TASK_INDEX: max((int(index) for index in indexes if index is not None), default=-1) + 1,
-        }
+        last = max((int(index) for index in indexes if index is not None), default=-1)
+        return {"num_trajectories": len(indexes), "next_ng_task_index": last + 1}
 
     def _drop_old(self, prompts: int | None, step: int | None, max_age: int | None) -> None:
         places = self._places()

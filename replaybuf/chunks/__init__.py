@@ -1,7 +1,6 @@
 """Chunks of worker fragments: a thin layer over `ReplayBuffer`, which it uses by its public methods only."""
 
-from replaybuf.chunks.chunk_buffer import ChunkBuffer
-from replaybuf.chunks.chunk_config import ChunkBufferConfig, OldestVersionPolicy, SyncChunkBuffer
-from replaybuf.chunks.fragments import Chunk, Selection
+from replaybuf.chunks.chunk_buffer import ChunkBuffer, ChunkBufferConfig, SyncChunkBuffer
+from replaybuf.chunks.fragments import Chunk, OldestVersionPolicy, Selection
 
 __all__ = ["Chunk", "ChunkBuffer", "ChunkBufferConfig", "OldestVersionPolicy", "Selection", "SyncChunkBuffer"]

@@ -1,4 +1,4 @@
-"""The chunk buffer: fragments in, each of which has to follow the one before it, and chunks out."""
+"""The chunk buffer: fragments in, each of which has to follow the one before it, and chunks out. And its config."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.telling import Reports
@@ -14,22 +16,26 @@ from replaybuf.checks import ENTERED_ASYNC, check_seconds, check_task_name, chec
 from replaybuf.chunks.fragments import (
     Chunk,
     Fragment,
+    OldestVersionPolicy,
     Problem,
     Selection,
     Session,
     check_number,
     check_session,
-    fragment_error,
 )
-from replaybuf.chunks.ledger import ATTEMPTS, Ledger, ModelState
+from replaybuf.chunks.ledger import ATTEMPTS, Ledger, ModelState, tag_of
+from replaybuf.config import Password, ReplayBufferConfig
 from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
+from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.values import LEASE_SECONDS
+from replaybuf.storage.values import LEASE_SECONDS, LOCK_SECONDS, RECONNECT_SECONDS
+from replaybuf.sync.buffer import SyncBuffer, SyncReplayBuffer, face_of, mirrored
+from replaybuf.sync.loop import end, run
 
 OnProblem = Literal["error", "drop"]
 BeginSessions = Literal["advance", "put"]
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 # The number of workers whose progress is remembered between puts; that of others is read.
 _REMEMBERED = 10_000
 
@@ -55,8 +61,8 @@ class ChunkBuffer:
 
     A worker's chunks start at the index of its first fragment in the session, and then every `fragments_per_chunk`.
     The version of a chunk is the lowest of its fragments' versions; it is too stale when the model's version is more
-    than `max_staleness` ahead of it. If the first fragments of a chunk are too stale when it is complete, they leave,
-    and the chunk begins after them.
+    than `max_staleness` ahead of it. If the first fragments of a chunk are too stale when it is complete, they are
+    removed, and the chunk begins after them.
 
     Sessions are numbers that grow, or texts. `begin_sessions` says who begins one: only `advance`, so that a worker
     with a wrong session does no harm; or also the first fragment of a session ("put").
@@ -104,7 +110,7 @@ class ChunkBuffer:
         return f"{type(self).__name__}({self.name!r}, {self.buffer!r})"
 
     def __len__(self) -> int:
-        """Return the number of chunks, without those that a fetch holds now. Blocks for the time of one query."""
+        """Return the number of chunks, without those that a fetch has leased. Blocks for the time of one query."""
         return len(self.buffer)
 
     def __bool__(self) -> bool:
@@ -133,23 +139,23 @@ class ChunkBuffer:
         Also raises InputError, EncodeError and StorageError; then nothing is stored.
         """
         fragment = Fragment(data, worker, index, session, version)
-        index, label = fragment.index, fragment.session
-        known = self._known.get(worker)
-        if known is None or (known.label, known.next) != (label, index) or not await self._still(worker, known):
-            self._known.pop(worker, None)
-            found = await self._find_place(fragment)
-            if found is None:
+        known: _Known | None = self._known.pop(worker, None)
+        if known is None or not await self._still(fragment, known):
+            known = await self._find_place(fragment)
+            if known is None:
                 return False
-            known = found
-        last = index + 1 == known.end
+        last = fragment.index + 1 == known.end
         uid = await self._ledger.store(fragment, known.session, last=last)
-        if not last:
-            self._remember(worker, replace(known, next=index + 1, worker=(*known.worker, uid)))
-        elif (progress := await self._ledger.settle(worker, known.session)) is None:  # the session is over
-            self._known.pop(worker, None)
+        if last:
+            progress = await self._ledger.join(worker, known.session)
+            if progress is None:  # the session is over
+                return True
+            known = replace(known, next=progress.next, end=progress.end, worker=progress.uids)
         else:
-            end = progress.start + progress.size
-            self._remember(worker, replace(known, next=progress.next, end=end, worker=progress.uids))
+            known = replace(known, next=known.next + 1, worker=(*known.worker, uid))
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[worker] = known
         return True
 
     async def forget(self, worker: str) -> int:
@@ -165,7 +171,7 @@ class ChunkBuffer:
         """Return the index expected of a worker's next fragment, or None if any will do."""
         check_task_name(worker, "worker")
         state = await self._ledger.state()
-        progress = state and await self._ledger.settle(worker, state.session)
+        progress = state and await self._ledger.join(worker, state.session)
         return progress.next if progress else None
 
     async def dropped(self) -> dict[str, int]:
@@ -179,12 +185,12 @@ class ChunkBuffer:
     # The model
 
     async def advance(self, version: int, *, session: Session | None = None) -> int:
-        """Move the model to this version (of this session; default: the store's). Return how many chunks left.
+        """Move the model to this version (of this session; default: the store's). Return how many chunks were removed.
 
         A `session` that is above the store's, or a text that is new, begins: unfinished fragments, chunks and the
-        selection of older ones leave. Chunks whose version is more than `max_staleness` below leave, too. Every rank
-        may call it: a version that the store has already reached or passed changes nothing. Raises InputError if the
-        session is over, or isn't known yet.
+        selection of older ones are removed, and so are chunks more than `max_staleness` versions behind. Every
+        rank may call it: a version that the store has already reached or passed changes nothing. Raises InputError if
+        the session is over, or isn't known yet.
         """
         version = check_number(version, "version")
         label = None if session is None else check_session(session)
@@ -212,14 +218,18 @@ class ChunkBuffer:
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
         for worker, session in await self._ledger.unmade():  # their processes died just then
-            await self._ledger.settle(worker, session)
+            await self._ledger.join(worker, session)
         while True:
             try:
-                selection = await self._draw(n, max(0.0, deadline - time.monotonic()))
+                if (selection := await self._draw(n, max(0.0, deadline - time.monotonic()))) is not None:
+                    return selection
             except NotReadyError:
-                raise NotReadyError(await self._describe_missing(n, limit)) from None
-            if selection is not None:
-                return selection
+                there = await self.buffer.count(self.name, Status.COMPLETED)
+                waiting = await self.buffer.count_where({"task_name": self._ledger.fragments})
+                raise NotReadyError(
+                    f"after {limit:g} s: {there} of {n} chunks are there in {self.name!r}, and {waiting} fragments "
+                    "wait for the rest of theirs; nothing was drawn"
+                ) from None
 
     async def prepared(self, *, after: int | None = None, timeout: float | None = 0) -> Selection:
         """Return the selection of the last `fetch` of any process; with `after`, one with a higher number than that.
@@ -242,21 +252,20 @@ class ChunkBuffer:
                 if remaining <= 0:
                     raise NotReadyError(f"after {limit:g} s: {what} from {self.name}")
                 reports.tell(f"{what} from {self.name}")
-            await asyncio.sleep(min(_LOOK_SECONDS, remaining))
+            await asyncio.sleep(min(_POLL_SECONDS, remaining))
 
     async def _draw(self, n: int, timeout: float) -> Selection | None:
-        """Draw and prepare a selection. Return None if some of the chunks had to leave instead."""
+        """Draw and store a selection. Return None if some of the chunks were obsolete, and removed instead."""
         lease = await self.buffer.lease_batch({self.name: n}, at_least=n, timeout=timeout, seconds=self._lease_seconds)
         try:
             items = lease.items[self.name]
-            all_tags: list[Any] = [item.tags for item in items]
             state = await self._ledger.state()
-            if state is not None and any(self._ledger.has_to_leave(tags, state) for tags in all_tags):
+            if state is not None and any(self._ledger.is_obsolete(item, state) for item in items):
                 await lease.give_back()
                 await self._ledger.clear(state)
                 return None
             chunks = [Chunk.of(item) for item in items]
-            session = max(int(tags["session"]) for tags in all_tags)
+            session = max(int(tag_of(item, "session")) for item in items)
             number = await self.buffer.put(
                 [chunk.rollout() for chunk in chunks], self._ledger.prepared, tags={"session": session}, key="selection"
             )
@@ -270,19 +279,14 @@ class ChunkBuffer:
         finally:
             lease.stop()
 
-    async def _describe_missing(self, n: int, limit: float) -> str:
-        there = await self.buffer.count(self.name, Status.COMPLETED)
-        waiting = await self.buffer.count_where({"task_name": self._ledger.fragments})
-        return (
-            f"after {limit:g} s: {there} of {n} chunks are there in {self.name!r}, and {waiting} fragments wait for "
-            "the rest of theirs; nothing was drawn"
-        )
-
     # Joining
 
-    async def _still(self, worker: str, known: _Known) -> bool:
+    async def _still(self, fragment: Fragment, known: _Known) -> bool:
+        """Return whether the fragment follows those that were put here, and nobody else has put any since."""
+        if (known.label, known.next) != (fragment.session, fragment.index):
+            return False
         there = await self._ledger.all_there((*known.state, *known.worker))
-        return there and not await self._ledger.goes_on(worker, known.session, known.next)
+        return there and not await self._ledger.goes_on(fragment.worker, known.session, known.next)
 
     async def _find_place(self, fragment: Fragment) -> _Known | None:
         """Return the place of the fragment, after the steps that come before it; None if it is to be dropped."""
@@ -293,14 +297,14 @@ class ChunkBuffer:
                 await self._refuse(fragment, "session", state.label, over=state.is_over(label))
                 return None
             session = state.session
-            progress = await self._ledger.settle(worker, session)
+            progress = await self._ledger.join(worker, session)
             if progress is not None and index == progress.next:
-                return _Known(label, session, index, progress.start + progress.size, state.uids, progress.uids)
+                return _Known(label, session, index, progress.end, state.uids, progress.uids)
             if progress is not None and index < progress.next:
                 await self._refuse(fragment, "duplicate", progress.next)
                 return None
             if progress is not None and not self._drops:
-                raise fragment_error(fragment, "gap", progress.next)
+                raise fragment.error("gap", progress.next)
             # Another process may begin this worker at the same time: the next read shows it.
             begun = await self._ledger.begin(worker, session, index, progress)
             if begun and progress is not None:
@@ -309,13 +313,8 @@ class ChunkBuffer:
 
     async def _refuse(self, fragment: Fragment, kind: Problem, expected: Session, *, over: bool = True) -> None:
         if not self._drops:
-            raise fragment_error(fragment, kind, expected, over=over)
+            raise fragment.error(kind, expected, over=over)
         await self._ledger.drop(kind)
-
-    def _remember(self, worker: str, known: _Known) -> None:
-        if len(self._known) >= _REMEMBERED and worker not in self._known:
-            self._known.clear()
-        self._known[worker] = known
 
     async def _state_for(self, fragment: Fragment) -> ModelState:
         """Return the model's state; the fragment's, if it begins its session."""
@@ -326,3 +325,93 @@ class ChunkBuffer:
             # The process that began the session may have died before this; nothing of the session is stored before.
             await self._ledger.clear(state)
         return state
+
+
+@face_of(ChunkBuffer)
+class SyncChunkBuffer(SyncBuffer[ChunkBuffer]):
+    """A `ChunkBuffer` whose calls block until they are done. Built by `ChunkBufferConfig(...).build_sync()`.
+
+    What `SyncReplayBuffer` says of threads, processes and Ctrl-C is true of it, too.
+    """
+
+    name: str
+
+    @property
+    def buffer(self) -> SyncReplayBuffer:
+        """The buffer that this is a layer over."""
+        return SyncReplayBuffer(self.asynchronous.buffer)
+
+    close = mirrored(ChunkBuffer.close, end)
+    put = mirrored(ChunkBuffer.put, run)
+    forget = mirrored(ChunkBuffer.forget, run)
+    expected = mirrored(ChunkBuffer.expected, run)
+    dropped = mirrored(ChunkBuffer.dropped, run)
+    advance = mirrored(ChunkBuffer.advance, run)
+    fetch = mirrored(ChunkBuffer.fetch, run)
+    prepared = mirrored(ChunkBuffer.prepared, run)
+
+
+# Fields that the chunk buffer has, not the store below it.
+_OWN = ("name", "fragments_per_chunk", "max_staleness", "on_problem", "begin_sessions", "lease_seconds")
+
+
+class ChunkBufferConfig(ReadableConfig):
+    """Where chunks are stored, how large they are, and when they are removed.
+
+    `url`, `seed`, `durability`, `compression`, `lock_timeout`, `reconnect_timeout`, `password` and
+    `allow_network_filesystem` are those of ReplayBufferConfig; `name` (`chunks`) tells several chunk buffers in one
+    database apart (`replaybuf ls URL --buffer chunks`). All processes that open the same name should have the same
+    rules.
+
+    - `fragments_per_chunk`: the number of consecutive fragments of a worker in a chunk.
+    - `max_chunks` (None): beyond it the chunks of the lowest version are evicted.
+    - `max_staleness` (None): a chunk is removed when the model is more than this many versions ahead of it.
+    - `max_reuse` (1): a chunk is removed by its n-th draw; 0 keeps it.
+    - `on_problem` (`error`): what `put` does with a fragment that doesn't follow the ones before it: raise
+      FragmentError, or count it and go on (`drop`).
+    - `begin_sessions` (`advance`): a session is begun by `advance` only, or also by its first fragment (`put`): then
+      one worker that names a wrong one empties the buffer.
+    - `lease_seconds` (as of leases): if a process dies within `fetch`, the chunks that it drew are back after it.
+    """
+
+    env_prefix: ClassVar[str] = "REPLAYBUF_CHUNKS_"
+
+    url: str
+    name: str = Field(default="chunks", min_length=1, max_length=150)
+    fragments_per_chunk: int = Field(ge=1, le=100_000)
+    max_chunks: int | None = Field(default=None, ge=1)
+    max_staleness: int | None = Field(default=None, ge=0, lt=2**53 - 1)
+    max_reuse: int = Field(default=1, ge=0)
+    on_problem: Literal["error", "drop"] = "error"
+    begin_sessions: Literal["advance", "put"] = "advance"
+    seed: int | None = None
+    durability: Literal["normal", "full"] = "normal"
+    compression: Literal["none", "zstd"] = "none"
+    lock_timeout: float = Field(default=LOCK_SECONDS, gt=0, le=86_400)
+    reconnect_timeout: float = Field(default=RECONNECT_SECONDS, ge=0, le=86_400)
+    password: Password = None
+    allow_network_filesystem: bool = False
+    lease_seconds: float = Field(default=LEASE_SECONDS, gt=0, le=86_400)
+
+    def build(self) -> ChunkBuffer:
+        """Return the chunk buffer that this config describes; it connects at first use. Raises ConfigError."""
+        return ChunkBuffer(self.store().build(), **{name: getattr(self, name) for name in _OWN})
+
+    def build_sync(self) -> SyncChunkBuffer:
+        """Return the chunk buffer as `build` does, for callers without `await`: the same calls, which block."""
+        return SyncChunkBuffer(self.build())
+
+    def store(self) -> ReplayBufferConfig[dict[str, Any]]:
+        """Return the config of the underlying store, for a ReplayBuffer over the same groups."""
+        shared = type(self).model_fields.keys() - {*_OWN, "max_chunks", "max_reuse"}
+        return ReplayBufferConfig(
+            name=self.name,
+            policy="uniform",
+            max_times_sampled=self.max_reuse,
+            capacity=self.max_chunks,
+            remover=OldestVersionPolicy,
+            # A fetch holds its chunks for the time of a write: a failure of it says nothing against them.
+            max_deliveries=0,
+            rollout_type=dict,
+            **{name: getattr(self, name) for name in shared},
+        )

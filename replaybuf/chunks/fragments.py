@@ -1,14 +1,15 @@
-"""Fragments, chunks and selections, as values read from groups of the store."""
+"""Fragments, chunks and selections, as values read from groups of the store; the order of evictions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from replaybuf.checks import MAX_STEP, check_task_name, whole
 from replaybuf.errors import FragmentError, InputError
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.storage.values import StorageItem
 
 #: Why a fragment is not stored; "stale" and "damaged" are chunks that can't be made.
@@ -39,6 +40,27 @@ class Fragment:
         for name in ("index", "version"):
             object.__setattr__(self, name, check_number(getattr(self, name), name))
         object.__setattr__(self, "session", check_session(self.session))
+
+    def error(self, kind: Problem, expected: Session, *, over: bool = True) -> FragmentError:
+        """Return the error for not following the fragments before it; `over` is that of its session."""
+        worker, index, session = self.worker, self.index, self.session
+        state = "is over" if over else "hasn't begun"
+        why = {
+            "duplicate": (
+                f" is there already: the next one is {expected}; after a put that was repeated this is no harm, and "
+                f"for a worker that started anew call forget({worker!r})"
+            ),
+            "gap": (
+                f" leaves a gap: the next one is {expected}; put that first, or call forget({worker!r}) to start its "
+                "next chunk here, or choose on_problem='drop'"
+            ),
+            "session": (
+                f": that session {state}, the store is in session {expected!r}; start the worker in that one"
+                + ("" if over else ", or let the trainer begin the new one: advance(version, session=)")
+            ),
+        }[kind]
+        text = f"fragment {index} of worker {worker!r} in session {session!r}{why}"
+        return FragmentError(text, kind=kind, worker=worker, index=index, session=session, expected=expected)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,8 +97,7 @@ class Chunk:
 
     def rollout(self) -> dict[str, Any]:
         """Return the chunk as one rollout of a selection."""
-        names = ("uid", "worker", "session", "start", "version", "versions", "times_sampled", "fragments")
-        return {"status": Status.ARCHIVED.value, **{name: getattr(self, name) for name in names}}
+        return {"status": Status.ARCHIVED.value, **{one.name: getattr(self, one.name) for one in fields(self)}}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +120,17 @@ class Selection:
         return cls(item.uid, tuple(chunks))
 
 
+class OldestVersionPolicy(ReplayPolicy):
+    """Lowest model version first, then oldest: the order in which chunks are evicted when there are too many.
+
+    A chunk's priority is its version. Unlike `staleness` it doesn't depend on the time and the process of the put, so a
+    new chunk is compared fairly even if its process hasn't noticed yet that the model has moved on.
+    """
+
+    name = "oldest_version"
+    order = (OrderTerm("priority"), OrderTerm("timestamp_id"))
+
+
 def check_number(number: Any, what: str, least: int = 0) -> int:
     """Check a whole number of at least `least`, below 2**53."""
     checked = whole(number)
@@ -110,27 +142,3 @@ def check_number(number: Any, what: str, least: int = 0) -> int:
 def check_session(session: Any) -> Session:
     """Check a session: a whole number of at least 0, or a text."""
     return check_task_name(session, "session") if isinstance(session, str) else check_number(session, "session")
-
-
-def fragment_error(fragment: Fragment, kind: Problem, expected: Session, *, over: bool = True) -> FragmentError:
-    """Return the error for a fragment that doesn't follow the ones before it; `over` is that of its session."""
-    worker, index, session = fragment.worker, fragment.index, fragment.session
-    if kind == "session" and over:
-        why = f": that session is over, the store is in session {expected!r}; start the worker in that one"
-    elif kind == "session":
-        why = (
-            f": that session hasn't begun, the store is in session {expected!r}; start the worker in that one, or let "
-            "the trainer begin the new one: advance(version, session=)"
-        )
-    elif kind == "duplicate":
-        why = (
-            f" is there already: the next one is {expected}; after a put that was repeated this is no harm, and for a "
-            f"worker that started anew call forget({worker!r})"
-        )
-    else:
-        why = (
-            f" leaves a gap: the next one is {expected}; put that first, or call forget({worker!r}) to start its next "
-            "chunk here, or choose on_problem='drop'"
-        )
-    text = f"fragment {index} of worker {worker!r} in session {session!r}{why}"
-    return FragmentError(text, kind=kind, worker=worker, index=index, session=session, expected=expected)

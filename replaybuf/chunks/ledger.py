@@ -12,9 +12,9 @@ that finds all fragments of a chunk together with their cursor makes the chunk. 
 replace, so of several processes that try the same, one succeeds and the others get a ConflictError. A process may die
 between any two steps: the next one goes on from there.
 
-A put that was delayed for long may leave groups below the cursor. They are ignored, and leave with the next chunk.
+A put that was delayed for long may store groups below the cursor. They are ignored, and removed with the next chunk.
 
-A worker that is *forgotten* starts anew: a tiny group whose uid is part of the keys of its next chunks, so that one of
+A worker that is *forgotten* starts again: a tiny group whose uid is part of the keys of its next chunks, so that one of
 the same start is beside those from before.
 
 The model's *state*, its session and version, is the highest of some tiny groups. A higher one replaces those that its
@@ -27,7 +27,7 @@ All of these groups are ARCHIVED: they are never drawn, and neither `len` nor th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,17 +55,6 @@ class ModelState:
     name: str | None = None
     ended: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, rows: Sequence[StorageItem]) -> ModelState | None:
-        """Return the highest state of these groups, or None if there are none."""
-        if not rows:
-            return None
-        last = max(rows, key=lambda row: (tag_of(row, "session"), tag_of(row, "version")))
-        ended = tuple(last.item[0].get("ended", ())) if last.item else ()
-        uids = tuple(row.uid for row in rows)
-        name: Any = (last.tags or {}).get("name")
-        return cls(tag_of(last, "session"), tag_of(last, "version"), uids, name, ended)
-
     @property
     def label(self) -> Session:
         """The session as its workers call it."""
@@ -84,8 +73,7 @@ def moved(state: ModelState | None, label: Session | None, version: int) -> Mode
     Nothing moves to a session that is over, and to a version that is reached or passed.
     """
     if state is None:
-        named = isinstance(label, str)
-        return ModelState(0 if named or label is None else int(label), version, name=str(label) if named else None)
+        return ModelState(0, version, name=label) if isinstance(label, str) else ModelState(label or 0, version)
     if label is None or label == state.label:
         return None if state.version >= version else replace(state, version=version)
     if state.is_over(label):
@@ -101,7 +89,7 @@ class WorkerProgress:
     """The progress of a worker: its next chunk, of `size` fragments, starts at `start`; `fragments` of it are there.
 
     `cursors` are the uids of the groups that say so. `made` is the last fragment of a chunk whose next cursor isn't
-    written yet. `left` are obsolete groups of a delayed put.
+    written yet. `obsolete` are groups of a delayed put.
     """
 
     start: int
@@ -109,7 +97,7 @@ class WorkerProgress:
     cursors: tuple[int, ...] = ()
     fragments: tuple[StorageItem, ...] = ()
     made: StorageItem | None = None
-    left: tuple[int, ...] = ()
+    obsolete: tuple[int, ...] = ()
 
     @property
     def next(self) -> int:
@@ -117,31 +105,15 @@ class WorkerProgress:
         return self.start + len(self.fragments)
 
     @property
-    def complete(self) -> bool:
-        return len(self.fragments) >= self.size
+    def end(self) -> int:
+        """The index after the last fragment of the next chunk."""
+        return self.start + self.size
 
     @property
     def uids(self) -> tuple[int, ...]:
         """All groups of the worker that its progress depends on."""
         made = () if self.made is None else (self.made.uid,)
         return (*self.cursors, *(row.uid for row in self.fragments), *made)
-
-
-def _progress(cursors: list[StorageItem], fragments: dict[int, StorageItem], size: int) -> WorkerProgress | None:
-    """Return the progress that a worker's groups show, with its fragments by index; None if there are none."""
-    if not cursors and not fragments:
-        return None
-    uids = tuple(row.uid for row in cursors)
-    start = max((tag_of(row, "start") for row in cursors), default=None)
-    above = sorted(index for index in fragments if start is None or index >= start)
-    if start is None or (above and above[0] != start):
-        last = fragments.pop(above[-1])
-        return WorkerProgress(above[-1] + 1, size, uids, made=last, left=tuple(row.uid for row in fragments.values()))
-    following: list[StorageItem] = []
-    while (index := start + len(following)) in fragments:
-        following.append(fragments.pop(index))
-    size = next(tag_of(row, "size") for row in cursors if tag_of(row, "start") == start)
-    return WorkerProgress(start, size, uids, tuple(following), left=tuple(row.uid for row in fragments.values()))
 
 
 def tag_of(row: StorageItem, name: str) -> Any:
@@ -152,7 +124,7 @@ def tag_of(row: StorageItem, name: str) -> Any:
 # Every conflict, and every disturbed read, means that another process made progress.
 ATTEMPTS = 1000
 
-_MARK = {"status": Status.ARCHIVED.value}
+_ARCHIVED = {"status": Status.ARCHIVED.value}
 
 
 class Ledger:
@@ -180,21 +152,27 @@ class Ledger:
 
     async def state(self) -> ModelState | None:
         """Return the session and version of the model, or None before the first fragment."""
-        # Some of the groups may have left meanwhile: the highest is never replaced alone.
-        return ModelState.of(await self._read({"task_name": self.state_task}, still_there=False))
+        # Some of the groups may have been replaced meanwhile, but never the highest alone.
+        rows = await self._read({"task_name": self.state_task}, still_there=False)
+        if not rows:
+            return None
+        last = max(rows, key=lambda row: (tag_of(row, "session"), tag_of(row, "version")))
+        tags: Any = last.tags
+        ended = tuple(last.item[0].get("ended", ())) if last.item else ()
+        return ModelState(tags["session"], tags["version"], tuple(row.uid for row in rows), tags.get("name"), ended)
 
     async def move(self, label: Session | None, version: int) -> ModelState:
         """Move to this session and version, unless the model has reached or passed it. Return its state."""
         for _ in range(ATTEMPTS):
             state = await self.state()
-            wanted = moved(state, label, version)
-            if wanted is None:
+            new = moved(state, label, version)
+            if new is None:
                 assert state is not None
                 return state
-            tags: Tags = {"session": wanted.session, "version": wanted.version}
-            if wanted.name is not None:
-                tags = {**tags, "name": wanted.name}
-            rollouts = [{**_MARK, "ended": list(wanted.ended)}] if wanted.ended else None
+            tags: Tags = {"session": new.session, "version": new.version}
+            if new.name is not None:
+                tags = {**tags, "name": new.name}
+            rollouts = [{**_ARCHIVED, "ended": list(new.ended)}] if new.ended else None
             await self._try_put(self.state_task, rollouts, tags=tags, replaces=state.uids if state else ())
         raise ConflictError(f"the state of {self.name} changes all the time; nothing was stored")
 
@@ -215,11 +193,10 @@ class Ledger:
         self.cleared = state.session
         return gone + expired[self.name]
 
-    def has_to_leave(self, tags: Mapping[str, Any], state: ModelState) -> bool:
-        """Return whether a chunk with these tags is of a session that is over, or too stale."""
-        if tags["session"] != state.session:
-            return bool(tags["session"] < state.session)
-        return self._is_stale(tags["version"], state)
+    def is_obsolete(self, chunk: StorageItem, state: ModelState) -> bool:
+        """Return whether a chunk is of a session that is over, or too stale."""
+        session: int = tag_of(chunk, "session")
+        return session < state.session or (session == state.session and self._is_stale(tag_of(chunk, "version"), state))
 
     def _is_stale(self, version: int, state: ModelState) -> bool:
         return self.max_staleness is not None and version < state.version - self.max_staleness
@@ -230,19 +207,32 @@ class Ledger:
         """Return the progress of a worker, or None if nothing is known of it."""
         tasks = {"$in": [self.fragments, self.cursors]}
         rows = await self._read({"task_name": tasks, "tags.worker": worker, "tags.session": session})
-        cursors = [row for row in rows if row.task_name == self.cursors]
+        if not rows:
+            return None
+        sizes = {tag_of(row, "start"): tag_of(row, "size") for row in rows if row.task_name == self.cursors}
+        uids = tuple(row.uid for row in rows if row.task_name == self.cursors)
         fragments = {tag_of(row, "index"): row for row in rows if row.task_name == self.fragments}
-        return _progress(cursors, fragments, self.size)
+        start = max(sizes, default=None)
+        above = sorted(index for index in fragments if start is None or index >= start)
+        made: StorageItem | None = None
+        following: list[StorageItem] = []
+        if start is None or (above and above[0] != start):
+            made, start, size = fragments.pop(above[-1]), above[-1] + 1, self.size
+        else:
+            size = sizes[start]
+            while (row := fragments.pop(start + len(following), None)) is not None:
+                following.append(row)
+        obsolete = tuple(row.uid for row in fragments.values())
+        return WorkerProgress(start, size, uids, tuple(following), made, obsolete)
 
     async def goes_on(self, worker: str, session: int, index: int) -> bool:
         """Return whether another process has put this fragment of a worker, or a later one."""
         of_worker = {"task_name": self.fragments, "tags.worker": worker, "tags.session": session}
         return await self.buffer.count_where({**of_worker, "tags.index": {"$gte": index}}) > 0
 
-    async def all_there(self, uids: Iterable[int]) -> bool:
+    async def all_there(self, uids: Sequence[int]) -> bool:
         """Return whether all these groups are stored: then no chunk was made of them, and no session has begun."""
-        listed = list(uids)
-        return await self.buffer.count_where({"uid": {"$in": listed}}) == len(listed)
+        return await self.buffer.count_where({"uid": {"$in": list(uids)}}) == len(uids)
 
     async def begin(
         self, worker: str, session: int, index: int, instead: WorkerProgress | None = None, kept: int = 0
@@ -256,7 +246,7 @@ class Ledger:
         tags: Tags = {"worker": worker, "session": session, "start": index, "size": size}
         fragments = instead.fragments[-kept:] if instead and kept else ()
         stay = {row.uid for row in fragments}
-        replaces = tuple(uid for uid in (*instead.uids, *instead.left) if uid not in stay) if instead else ()
+        replaces = tuple(uid for uid in (*instead.uids, *instead.obsolete) if uid not in stay) if instead else ()
         uid = await self._try_put(self.cursors, tags=tags, replaces=replaces)
         return None if uid is None else WorkerProgress(index, size, (uid,), fragments)
 
@@ -267,18 +257,18 @@ class Ledger:
         """
         worker, index, version = fragment.worker, fragment.index, fragment.version
         tags: Tags = {"worker": worker, "session": session, "index": index, "version": version, "last": last}
-        rollout = {**_MARK, "index": index, "version": version, "data": fragment.data}
+        rollout = {**_ARCHIVED, "index": index, "version": version, "data": fragment.data}
         uid = await self.buffer.put([rollout], self.fragments, tags=tags, key=f"{session}/{index}/{worker}")
         assert uid is not None  # the group isn't empty, and has no threshold
         return uid
 
-    async def settle(self, worker: str, session: int) -> WorkerProgress | None:
-        """Make the chunk of a worker if all its fragments are there. Return the worker's progress."""
+    async def join(self, worker: str, session: int) -> WorkerProgress | None:
+        """Join the fragments of a worker to a chunk if all are there. Return the worker's progress."""
         for _ in range(ATTEMPTS):
             progress = await self.progress(worker, session)
             if progress is None:
                 return None
-            if progress.complete:
+            if progress.next >= progress.end:
                 progress = await self._make(worker, session, progress)
             if progress is not None and progress.made is not None:
                 progress = await self.begin(worker, session, progress.start, progress)
@@ -292,9 +282,9 @@ class Ledger:
         return sorted({(tag_of(row, "worker"), tag_of(row, "session")) async for row in rows})
 
     async def _make(self, worker: str, session: int, progress: WorkerProgress) -> WorkerProgress | None:
-        """Put a chunk in place of its cursor and all fragments except the last; a damaged one only leaves.
+        """Put a chunk in place of its cursor and all fragments except the last; a damaged one is only removed.
 
-        If its first fragments are too stale, they leave, and the fresh ones after them begin the next chunk.
+        If its first fragments are too stale, they are removed, and the fresh ones after them begin the next chunk.
         Return the worker's progress, or None if another process was faster or the session is over.
         """
         versions = [tag_of(row, "version") for row in progress.fragments]
@@ -331,7 +321,7 @@ class Ledger:
             priority=float(version),
             current_train_step=state.version + 1,
         )
-        return None if uid is None else WorkerProgress(progress.next, self.size, made=last, left=progress.left)
+        return None if uid is None else WorkerProgress(progress.next, self.size, made=last, obsolete=progress.obsolete)
 
     async def forget(self, worker: str) -> int:
         """Remove the cursor and fragments of a worker; return the number of fragments.
@@ -375,7 +365,7 @@ class Ledger:
         **options: Any,
     ) -> int | None:
         """Put a group in place of others. Return its uid, or None if one is gone because another process was faster."""
-        group = [dict(_MARK)] if rollouts is None else rollouts
+        group = [dict(_ARCHIVED)] if rollouts is None else rollouts
         try:
             return await self.buffer.put(group, task_name, replaces=replaces, **options)
         except ConflictError:

@@ -1,7 +1,6 @@
 """From prompts to batches: samplers, produce strategies, and workers on other hosts."""
 
-from replaybuf.produce.agent_loop import AgentLoop, Generated, reward_varies
-from replaybuf.produce.produce_summary import ProduceSummary
+from replaybuf.produce.agent_loop import AgentLoop, Generated, ProduceSummary, reward_varies
 from replaybuf.produce.prompt_records import JSONLines, to_rollout
 from replaybuf.produce.rollout_worker import produce_loop, publish, published, wait_published
 from replaybuf.produce.sampler import Sampler, SamplerWithReplayBuffer, batch_sizes

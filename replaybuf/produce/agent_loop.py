@@ -1,15 +1,24 @@
-"""The interface between a produce strategy and the engine that generates."""
+"""The interface between a produce strategy and the inference engine; the outcomes of its groups, counted."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+import logging
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, runtime_checkable
 
-from replaybuf.errors import InputError
+from replaybuf.errors import InputError, ProduceError, RolloutError
+from replaybuf.prompts import Prompt
 from replaybuf.rollouts.rewards import SCORE, reward_value
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.rollout import Status, group_status
+from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.units import number, short
 
 
 @runtime_checkable
@@ -38,24 +47,6 @@ class AgentLoop(Protocol):
 
     async def resume(self) -> None:
         """Generate again, after a pause or at the beginning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """A group that was generated and stored, for logging: its outcome and its cost.
-
-    `status` is that of the stored group, or INIT for one that failed and will be tried again. `tokens` were generated
-    in this call by the weights of `model_step`, in `seconds`. `attempt` counts the deliveries of the prompt.
-    """
-
-    task_name: str
-    group: list[Any]
-    status: Status
-    tokens: int
-    seconds: float
-    attempt: int
-    model_step: int
-    error: str | None = None
 
 
 class NoCoroutineError(InputError):
@@ -102,3 +93,236 @@ def reward_varies(group: Sequence[Any], *, reward_key: str = SCORE) -> bool:
         for rollout in group
     ]
     return len(set(rewards)) > 1 or None in rewards
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A group that was generated and stored, for logging: its outcome and its cost.
+
+    `status` is that of the stored group, or INIT for one that failed and will be tried again. `tokens` were generated
+    in this call by the weights of `model_step`, in `seconds`. `attempt` counts the deliveries of the prompt.
+    """
+
+    task_name: str
+    group: list[Any]
+    status: Status
+    tokens: int
+    seconds: float
+    attempt: int
+    model_step: int
+    error: str | None = None
+
+
+def judge(group: Sequence[Any], kind: RolloutType) -> Status:
+    """Return the status of a group, by its rollouts. Raises RolloutError for results that no agent loop may return."""
+    if not group:
+        raise RolloutError("generate_group returned an empty group")
+    statuses = []
+    for place, rollout in enumerate(group):
+        try:
+            kind.check_class(rollout)
+            statuses.append(kind.status(rollout))
+        except RolloutError as error:
+            raise RolloutError(f"generate_group returned a rollout ([{place}]) that can't be stored: {error}") from None
+    status = group_status(statuses)
+    if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):
+        raise RolloutError(
+            f"generate_group returned a group that is {status}: its rollouts must be completed, failed, filtered or "
+            "aborted"
+        )
+    return status
+
+
+def count_tokens(group: Sequence[Any], kind: RolloutType) -> int:
+    """Return the number of response tokens of a group, as far as it is known."""
+    count = 0
+    for rollout in group:
+        with contextlib.suppress(AttributeError, TypeError):
+            count += len(kind.get(rollout, "response_ids"))
+    return count
+
+
+def error_of(group: Sequence[Any], kind: RolloutType) -> str:
+    """Return the errors that the rollouts report."""
+    texts = [str(text) for rollout in group if (text := kind.get(rollout, "error_msg"))]
+    return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error with its class, for logs."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+_logger = logging.getLogger("replaybuf.produce")
+
+_KINDS = {Status.FILTERED: "filtered", Status.EXPIRED: "too old when done"}
+_UNASKED = "interrupted, though generation was not paused (does resume() end the pause?)"
+
+
+class FailureTracker:
+    """Counts failures since the last success, and wasted groups; keeps the last error."""
+
+    def __init__(self) -> None:
+        self.consecutive = 0
+        self.last_error = ""
+        self.last_raised: BaseException | None = None
+        self.failed: dict[Status, set[int]] = {}  # prompts that failed in this row, by their status before
+        self._wasted: Counter[str] = Counter()
+        self._shown: set[str] = set()  # places of errors whose traceback was logged
+
+    @property
+    def wasted(self) -> int:
+        """How many generated groups were wasted."""
+        return self._wasted.total()
+
+    def add_failure(self, error: str | BaseException) -> None:
+        """Count a failed call of the agent loop."""
+        self.consecutive += 1
+        if isinstance(error, BaseException):
+            self.last_raised = error
+        self.last_error = text_of(error) if isinstance(error, BaseException) else error
+
+    def add_failed_prompt(self, prompt: Prompt, error: str | BaseException, *, last: bool) -> None:
+        """Count and log a failed group, the first time with the place where the error was raised."""
+        self.add_failure(error)
+        self.failed.setdefault(prompt.status, set()).add(prompt.uid)
+        raised = error if isinstance(error, BaseException) else None
+        known = raised is None or (place := _place(raised)) in self._shown
+        if not known:
+            self._shown.add(place)
+        outcome = "is set aside" if last else "will be tried again"
+        _logger.warning("%r failed, and %s: %s", prompt, outcome, self.last_error, exc_info=None if known else raised)
+
+    def reset(self) -> None:
+        """Start counting again: a group was generated and stored."""
+        self.consecutive = 0
+        self.failed.clear()
+
+    def add_wasted(self, made: Generated, *, pausing: bool) -> None:
+        """Count a group if it was wasted."""
+        if made.status == Status.ABORTED:
+            if not made.tokens and not pausing:  # no progress was made
+                self._wasted[_UNASKED] += 1
+        elif made.status != Status.COMPLETED:
+            self._wasted[_KINDS.get(made.status, "failed")] += 1
+
+    def describe(self) -> str:
+        """Return a sentence about the wasted groups."""
+        text = f"after {self.wasted} in vain: " + ", ".join(f"{n} {kind}" for kind, n in self._wasted.most_common())
+        return text + (f"; the last error was {self.last_error}" if self._wasted["failed"] else "")
+
+
+def _place(error: BaseException) -> str:
+    """Return the class of an error, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
+
+
+_NAMES = {Status.COMPLETED: "produced", Status.ABORTED: "interrupted", Status.INIT: "retried"}
+#: Of so many groups, the last ones, the times are kept for percentiles.
+_TIMES = 10_000
+
+_GROUPS = ("failed", "retried", "filtered", "expired", "interrupted", "lost")
+
+
+@dataclass(slots=True)
+class ProduceSummary:
+    """The production of one batch. Counts are of groups; new groups are kept apart from those that were there before.
+
+    - `produced`: generated now, and completed; `reused`: completed ones that were in the buffer at the beginning.
+    - `continued`: prompts that were handed out again: interrupted, expired or failed ones, or those of dead workers.
+    - `failed`: given up as FAILED; `retried`: failed, and will be tried again; `filtered`: not valid; `expired`: became
+      too old, at the beginning or as they were put; `interrupted`: put back as ABORTED; `lost`: passed on to another
+      worker before they were done, and not stored.
+    - `tokens`: response tokens that were generated now, those of interrupted and failed groups included.
+    - `seconds`: the time of the production, of which `pause_seconds` for interrupting what was left over;
+      `group_seconds`: the time that the calls of `generate_group` took, added up; `train_seconds`: that of the train
+      step, where it was measured with `training()`.
+    - `raw_rewards_sum`, `raw_rewards_count`: of the rollouts of all groups that were completed, also of those that were
+      filtered or expired then; what filters leave says too much of the policy. Rollouts without a reward don't count.
+
+    `group_p50` and `group_p99` are percentiles of the seconds of one call of `generate_group`, of the last 10,000.
+    """
+
+    produced: int = 0
+    reused: int = 0
+    continued: int = 0
+    failed: int = 0
+    retried: int = 0
+    filtered: int = 0
+    expired: int = 0
+    interrupted: int = 0
+    lost: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    pause_seconds: float = 0.0
+    group_seconds: float = 0.0
+    train_seconds: float = 0.0
+    raw_rewards_sum: float = 0.0
+    raw_rewards_count: int = 0
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMES), repr=False, compare=False)
+
+    @property
+    def group_p50(self) -> float:
+        """The median time of a group, in seconds; 0 without any."""
+        return self._percentile(50)
+
+    @property
+    def group_p99(self) -> float:
+        """The time that 99 of 100 groups took at most, in seconds; 0 without any."""
+        return self._percentile(99)
+
+    def _percentile(self, percent: int) -> float:
+        ordered = sorted(self.times)
+        return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)] if ordered else 0.0
+
+    def add_rewards(self, rewards: Iterable[float | None]) -> None:
+        """Count the rewards of a completed group's rollouts; None where one has none."""
+        known = [reward for reward in rewards if reward is not None]
+        self.raw_rewards_sum += sum(known)
+        self.raw_rewards_count += len(known)
+
+    def add(self, status: Status, tokens: int, seconds: float) -> None:
+        """Count a group of this status; INIT is one that failed and will be tried again."""
+        name = _NAMES.get(status, status.value)
+        setattr(self, name, getattr(self, name) + 1)
+        self.tokens += tokens
+        self.group_seconds += seconds
+        self.times.append(seconds)
+
+    @contextmanager
+    def producing(self) -> Iterator[None]:
+        """Add the time of the block to `seconds`. A ProduceError that ends it takes this summary along."""
+        try:
+            with self._timed("seconds"):
+                yield
+        except ProduceError as error:
+            error.summary = self
+            raise
+
+    def training(self) -> AbstractContextManager[None]:
+        """Return a context manager that adds the time of its block to `train_seconds`."""
+        return self._timed("train_seconds")
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            setattr(self, name, getattr(self, name) + time.monotonic() - began)
+
+    def as_dict(self, prefix: str = "produce/") -> dict[str, float]:
+        """Return the figures by name, for a logger: `produce/produced` and so on, and `train/seconds`."""
+        names = [one.name for one in fields(self) if one.name not in ("times", "train_seconds")]
+        figures = {f"{prefix}{name}": getattr(self, name) for name in (*names, "group_p50", "group_p99")}
+        return figures | {"train/seconds": self.train_seconds}
+
+    def __str__(self) -> str:
+        """Return `32 groups (5 reused; 2 interrupted), 13.4k tokens in 2.1 s; training 0.4 s`."""
+        others = [f"{number(count)} {name}" for name in _GROUPS if (count := getattr(self, name))]
+        notes = "; ".join(filter(None, [f"{self.reused} reused" if self.reused else "", ", ".join(others)]))
+        text = f"{number(self.produced)} groups{f' ({notes})' if notes else ''}"
+        text += f", {short(self.tokens)} tokens in {self.seconds:.1f} s"
+        return text + (f"; training {self.train_seconds:.1f} s" if self.train_seconds else "")

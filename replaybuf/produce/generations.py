@@ -1,4 +1,4 @@
-"""Groups that are generated concurrently, each by its own asyncio task, their outcomes, and their failures."""
+"""Groups that are generated concurrently, each by its own asyncio task."""
 
 from __future__ import annotations
 
@@ -6,145 +6,37 @@ import asyncio
 import contextlib
 import logging
 import time
-import traceback
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, NotReadyError, ProduceError, ReplayBufError, RolloutError
-from replaybuf.produce.agent_loop import AgentLoop, Generated, NoCoroutineError, awaitable
-from replaybuf.produce.produce_summary import ProduceSummary
+from replaybuf.produce.agent_loop import (
+    AgentLoop,
+    FailureTracker,
+    Generated,
+    NoCoroutineError,
+    ProduceSummary,
+    awaitable,
+    count_tokens,
+    error_of,
+    judge,
+)
 from replaybuf.produce.sampler import Sampler
 from replaybuf.prompts import Prompt
 from replaybuf.prompts.prompt_ledger import Again, begin_anew
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.rollouts.rewards import reward_value
 from replaybuf.rollouts.rollout import Status, group_status
-from replaybuf.rollouts.rollout_type import RolloutType
 
 if TYPE_CHECKING:
     from replaybuf.produce.strategies import ProduceStrategy
 
-
 #: The tag that counts how often a group was interrupted.
 INTERRUPTED = "interrupted"
 
-
-def judge(group: Sequence[Any], kind: RolloutType) -> Status:
-    """Return the status of a group, by its rollouts. Raises RolloutError for results that no agent loop may return."""
-    if not group:
-        raise RolloutError("generate_group returned an empty group")
-    statuses = []
-    for place, rollout in enumerate(group):
-        try:
-            kind.check_class(rollout)
-            statuses.append(kind.status(rollout))
-        except RolloutError as error:
-            raise RolloutError(f"generate_group returned a rollout ([{place}]) that can't be stored: {error}") from None
-    status = group_status(statuses)
-    if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):
-        raise RolloutError(
-            f"generate_group returned a group that is {status}: its rollouts must be completed, failed, filtered or "
-            "aborted"
-        )
-    return status
-
-
-def count_tokens(group: Sequence[Any], kind: RolloutType) -> int:
-    """Return the number of response tokens of a group, as far as it is known."""
-    count = 0
-    for rollout in group:
-        with contextlib.suppress(AttributeError, TypeError):
-            count += len(kind.get(rollout, "response_ids"))
-    return count
-
-
-def begin_anew_later(group: Sequence[Any], kind: RolloutType) -> None:
-    """Remove what interrupted rollouts have generated; they stay ABORTED."""
-    aborted = [rollout for rollout in group if kind.status(rollout) == Status.ABORTED]
-    begin_anew(aborted, kind)
-    for rollout in aborted:
-        kind.set_status(rollout, Status.ABORTED)
-
-
-def error_of(group: Sequence[Any], kind: RolloutType) -> str:
-    """Return the errors that the rollouts report."""
-    texts = [str(text) for rollout in group if (text := kind.get(rollout, "error_msg"))]
-    return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
-
-
-def text_of(error: BaseException) -> str:
-    """Return an error and its class on one line, for people."""
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 _logger = logging.getLogger("replaybuf.produce")
-
-_KINDS = {Status.FILTERED: "filtered", Status.EXPIRED: "too old when done"}
-_UNASKED = "interrupted, though generation was not paused (does resume() end the pause?)"
-
-
-class FailureTracker:
-    """Counts failures since the last success, and wasted groups; keeps the last error."""
-
-    def __init__(self) -> None:
-        self.consecutive = 0
-        self.last_error = ""
-        self.last_raised: BaseException | None = None
-        self.failed: dict[Status, set[int]] = {}  # prompts that failed in this row, by their status before
-        self._wasted: Counter[str] = Counter()
-        self._shown: set[str] = set()  # places of errors whose traceback was logged
-
-    @property
-    def wasted(self) -> int:
-        """How many generated groups were wasted."""
-        return self._wasted.total()
-
-    def add_failure(self, error: str | BaseException) -> None:
-        """Count a failed call of the agent loop."""
-        self.consecutive += 1
-        if isinstance(error, BaseException):
-            self.last_raised = error
-        self.last_error = text_of(error) if isinstance(error, BaseException) else error
-
-    def add_failed_prompt(self, prompt: Prompt, error: str | BaseException, *, last: bool) -> None:
-        """Count and log a failed group, the first time with the place where the error was raised."""
-        self.add_failure(error)
-        self.failed.setdefault(prompt.status, set()).add(prompt.uid)
-        raised = error if isinstance(error, BaseException) else None
-        known = raised is None or (place := _place(raised)) in self._shown
-        if not known:
-            self._shown.add(place)
-        outcome = "is set aside" if last else "will be tried again"
-        _logger.warning("%r failed, and %s: %s", prompt, outcome, self.last_error, exc_info=None if known else raised)
-
-    def reset(self) -> None:
-        """Note that a group was generated and stored."""
-        self.consecutive = 0
-        self.failed.clear()
-
-    def add_wasted(self, made: Generated, *, pausing: bool) -> None:
-        """Count a group if it was wasted."""
-        if made.status == Status.ABORTED:
-            if not made.tokens and not pausing:  # no progress was made
-                self._wasted[_UNASKED] += 1
-        elif made.status != Status.COMPLETED:
-            self._wasted[_KINDS.get(made.status, "failed")] += 1
-
-    def describe(self) -> str:
-        """Return a sentence about the wasted groups."""
-        text = f"after {self.wasted} in vain: " + ", ".join(f"{n} {kind}" for kind, n in self._wasted.most_common())
-        return text + (f"; the last error was {self.last_error}" if self._wasted["failed"] else "")
-
-
-def _place(error: BaseException) -> str:
-    """Return the class of an error, and the line that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
-
 
 _ROOM_SECONDS = 1.0
 
@@ -235,13 +127,9 @@ class Generations:
                 raise  # the agent loop's own
         finally:
             self._pausing = False
-        if late := [task for task in self._tasks if not task.done()]:
-            _logger.warning(
-                "task %s: %d groups were not done %g s after pause(); they begin anew later",
-                self._sampler.task_name,
-                len(late),
-                self._timeout,
-            )
+        if late := sum(not task.done() for task in self._tasks):
+            text = "task %s: %d groups were not done %g s after pause(); they begin anew later"
+            _logger.warning(text, self._sampler.task_name, late, self._timeout)
             await self.cancel()
         self._summary.pause_seconds += time.monotonic() - began
         self._collect()
@@ -257,12 +145,8 @@ class Generations:
             await self._ended()
         finally:
             if late := sum(not task.done() for task in self._tasks):
-                _logger.warning(
-                    "task %s: %d groups are still being generated %g s after they were cancelled",
-                    self._sampler.task_name,
-                    late,
-                    self._timeout,
-                )
+                text = "task %s: %d groups are still being generated %g s after they were cancelled"
+                _logger.warning(text, self._sampler.task_name, late, self._timeout)
             for task in self._tasks:
                 if task.done() and not task.cancelled():
                     task.exception()  # so that it counts as seen
@@ -289,22 +173,19 @@ class Generations:
     async def ending(self) -> AsyncIterator[None]:
         """End all groups at the end of the block, also after an error, as `cancel` does.
 
-        If nothing but failures led to a ProduceError, the prompts aren't at fault: these failures don't count.
+        If nothing but failures led to a ProduceError, the prompts aren't at fault: their failures since the last
+        success are undone.
         """
         try:
             yield
         except ProduceError:
             await self.cancel()
-            await self._forgive()
+            for status, uids in self.failures.failed.items():  # also of those that were set aside
+                failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
+                await self._sampler.buffer.update(failed, status=status)
             raise
         finally:
             await self.cancel()
-
-    async def _forgive(self) -> None:
-        """Undo the failures of prompts since the last success, also of those that were set aside."""
-        for status, uids in self.failures.failed.items():
-            failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
-            await self._sampler.buffer.update(failed, status=status)
 
     def _collect(self) -> None:
         """Remove the tasks that are done. Raises the first error that ended one."""
@@ -355,26 +236,27 @@ class Generations:
         text = None
         if error is not None:
             status, text = await self._fail(prompt, error), self.failures.last_error
-        self._count(
-            Generated(self._sampler.task_name, group, status, tokens, seconds, prompt.attempt, model_step, text)
-        )
+        self._summary.add(status, tokens, seconds)
+        task_name = self._sampler.task_name
+        outcome = Generated(task_name, group, status, tokens, seconds, prompt.attempt, model_step, text)
+        self.failures.add_wasted(outcome, pausing=self._pausing)
+        if self._strategy.on_group is not None:
+            self._strategy.on_group(outcome)
 
     async def _call(self, group: list[Any]) -> list[Any] | None:
         task = asyncio.current_task()
         self._calling.add(task)
         try:
             made = self._agent_loop.generate_group(group, partial=self._strategy.partial)
-            result: list[Any] | None = await awaitable(self._agent_loop, "generate_group", made)
-            return result
+            return await awaitable(self._agent_loop, "generate_group", made)  # type: ignore[no-any-return]
         finally:
             self._calling.discard(task)
 
     async def _fail(self, prompt: Prompt, error: str | BaseException) -> Status:
         """Let a group be tried again, or set it aside as FAILED after the last try. Return its status."""
-        most = self._sampler.buffer.limits.max_deliveries
-        last = bool(most) and prompt.attempt >= most
+        last = 0 < self._sampler.buffer.limits.max_deliveries <= prompt.attempt
         self.failures.add_failed_prompt(prompt, error, last=last)
-        await prompt.give_back(failed=error if isinstance(error, str) else text_of(error))
+        await prompt.give_back(failed=self.failures.last_error)
         return Status.FAILED if last else Status.INIT
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
@@ -390,7 +272,7 @@ class Generations:
         elif status == Status.ABORTED:
             tags[INTERRUPTED] = 1 + (times if isinstance(times, int) else 0)
             if not self._strategy.partial:
-                begin_anew_later(group, self._kind)
+                begin_anew(group, self._kind, Status.ABORTED)
         rule, before = self._strategy.expiry, group_status(map(self._kind.status, group))
         # Without these fields, rollouts have no staleness; a rule that needs it raises an error.
         may_have = self._kind.may_have
@@ -417,9 +299,3 @@ class Generations:
                 now = group_status(map(self._kind.status, group))
                 # The rollouts change only if they expire; their class may have another word for that, or for filtered.
                 return status if now == before else Status.EXPIRED
-
-    def _count(self, made: Generated) -> None:
-        self._summary.add(made.status, made.tokens, made.seconds)
-        self.failures.add_wasted(made, pausing=self._pausing)
-        if self._strategy.on_group is not None:
-            self._strategy.on_group(made)

@@ -1,4 +1,4 @@
-"""Disaggregated production: a worker that produces for a trainer in another process, through the store they share.
+"""Disaggregated generation: a worker that produces for a trainer in another process, through their shared store.
 
 The trainer publishes its state, its step and its newest weights, as a cursor: a small versioned value that is part of
 step checkpoints and snapshots. A restore brings the old state back, until the trainer publishes anew.
@@ -19,9 +19,8 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.telling import Telling
 from replaybuf.checks import check_step, check_timeout, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
-from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
+from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
 from replaybuf.produce.generations import Generations
-from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler, overwrite
 from replaybuf.produce.strategies import PRODUCE_TIMEOUT, WAITING, AsyncProduceStrategy, check_size
 from replaybuf.rollouts.rollout import Status
@@ -205,10 +204,8 @@ class _Work:
     async def _start(self) -> int:
         """Start as many groups as there is room for. Return their number."""
         tail, again = await self.strategy.again(self.sampler)
-        wanted = await self._room(tail)
-        if wanted < 1:
-            return 0
-        return await self.running.start(wanted, again) or await self.running.start(wanted, self.strategy.waiting)
+        room = await self._room(tail)
+        return await self.running.start(room, again) or await self.running.start(room, self.strategy.waiting)
 
     async def _room(self, tail: bool) -> int:
         """Return how many groups may start now, given all workers' groups, the limits and this worker's concurrency."""
@@ -241,7 +238,7 @@ class _Work:
             self.idle.tell(await self._why_idle(state))
 
     def _go_on(self) -> None:
-        """Note that there is something to do."""
+        """End the idle time: there is something to do."""
         self.busy = time.monotonic()
         if self.idle is not None:
             self.idle.close()

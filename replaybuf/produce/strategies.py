@@ -16,9 +16,8 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.waits import check_possible
 from replaybuf.checks import check_step, check_timeout, check_train_step, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError, PromptsExhaustedError
-from replaybuf.produce.agent_loop import AgentLoop, check_agent_loop
+from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
 from replaybuf.produce.generations import INTERRUPTED, Generations
-from replaybuf.produce.produce_summary import ProduceSummary
 from replaybuf.produce.sampler import Sampler
 from replaybuf.progress import progress_bar
 from replaybuf.prompts.prompt_ledger import Again
@@ -199,11 +198,9 @@ class ProduceStrategy(ReadableConfig):
     async def _wanted(self, running: Generations, batch: BatchPlan, completed: int) -> int:
         """Return how many groups to start now."""
         wanted = batch.size + batch.ahead - completed - len(running)
-        buffer, level = batch.sampler.buffer, Level()
-        limits = buffer.limits
-        if limits.slows_puts:
-            level = (await buffer.levels([batch.task_name]))[batch.task_name]
-        wanted = self.bounded(wanted, limits, level, len(running), len(running))
+        buffer, task = batch.sampler.buffer, batch.task_name
+        level = (await buffer.levels([task]))[task] if buffer.limits.slows_puts else Level()
+        wanted = self.bounded(wanted, buffer.limits, level, len(running), len(running))
         return wanted if running else max(1, wanted)  # should_continue asked for more
 
     def bounded(self, wanted: int, limits: Limits, level: Level, flying: int, running: int) -> int:

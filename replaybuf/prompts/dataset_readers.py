@@ -1,20 +1,24 @@
-"""Datasets without a state of their own: their items from the position of a cursor on, and the position after them.
+"""Readers of datasets: the items from the position of a cursor on, and the position after them.
 
 The position in an indexed dataset is the number of items that were read, over all epochs; in an iterable, the epoch and
-the number of its items that were read.
+the number of its items that were read; in a dataset with a state of its own, that state.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from replaybuf.errors import InputError
+from replaybuf.codec.payload import Codec
+from replaybuf.errors import DecodeError, EncodeError, InputError
+from replaybuf.rollouts.rollout_type import RolloutType
 
 #: A position further than any dataset is read.
 FAR = 1 << 62
@@ -73,13 +77,13 @@ class IndexedReader:
         size = len(self._dataset)
         first = self._index(position, size)
         end = first + count if size else first
-        if self._epochs is not None and first > size * self._epochs:
-            raise InputError(
-                f"{first} prompts were drawn from the dataset so far, which has {size} now, {size * self._epochs} with "
-                f"epochs={self._epochs}: it has become shorter, or was read for more epochs; go on with the dataset "
-                "and the epochs of the run, or give the ledger another name="
-            )
         if self._epochs is not None:
+            if first > size * self._epochs:
+                raise InputError(
+                    f"{first} prompts were drawn from the dataset so far, which has {size} now, {size * self._epochs} "
+                    f"with epochs={self._epochs}: it has become shorter, or was read for more epochs; go on with the "
+                    "dataset and the epochs of the run, or give the ledger another name="
+                )
             end = min(end, size * self._epochs)
         items = [self._dataset[self._at(*divmod(index, size), size)] for index in range(first, end)]
         return items, pack(end if self._shuffle is None else [end, size, self._shuffle])
@@ -145,7 +149,7 @@ class IterableReader:
         self._kept: deque[tuple[_Position, Any]] = deque()
 
     def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
-        self._go_to(_unpack(position))
+        self._go_to(self._unpack(position))
         while len(self._kept) < count and self._read_one():
             pass
         found = list(islice(self._kept, count))
@@ -153,6 +157,12 @@ class IterableReader:
             return [], position
         epoch, index = found[-1][0]
         return [item for _, item in found], pack({"epoch": epoch, "index": index + 1})
+
+    def _unpack(self, position: bytes) -> _Position:
+        found = unpack(position, _ITERATED) if position else {"epoch": 0, "index": 0}
+        if not isinstance(found, dict) or found.keys() != {"epoch", "index"} or not all(map(is_number, found.values())):
+            raise wrong_cursor(_ITERATED)
+        return found["epoch"], found["index"]
 
     def _go_to(self, position: _Position) -> None:
         if self._epochs is not None and (self._epochs, 0) < position:
@@ -222,8 +232,7 @@ class IterableReader:
         if self._error is not None:
             raise InputError(
                 f"this {type(self._dataset).__name__} raised an error, and can't be iterated further: "
-                f"{self._error!r:.300}; "
-                f"begin again with a new one, or {_INSTEAD}"
+                f"{self._error!r:.300}; begin again with a new one, or {_INSTEAD}"
             ) from self._error
         if self._is_at_end or self._items is None:
             return _END
@@ -250,10 +259,137 @@ class IterableReader:
         return InputError(f"this {type(self._dataset).__name__} can be iterated only once, but {why}: {_INSTEAD}")
 
 
-def _unpack(position: bytes) -> _Position:
-    if not position:
-        return 0, 0
-    found = unpack(position, _ITERATED)
-    if not isinstance(found, dict) or found.keys() != {"epoch", "index"} or not all(map(is_number, found.values())):
-        raise wrong_cursor(_ITERATED)
-    return found["epoch"], found["index"]
+_TENSOR = "__torch_tensor__"
+
+
+def _replaced(state: Any, replace: Callable[[Any], Any]) -> Any:
+    """Return a state with other values in place of those, at any depth, for which `replace` gives one."""
+    if (other := replace(state)) is not state:
+        return other
+    if isinstance(state, dict):
+        return {name: _replaced(value, replace) for name, value in state.items()}
+    return type(state)(_replaced(value, replace) for value in state) if type(state) in (list, tuple) else state
+
+
+def _as_array(value: Any) -> Any:
+    torch = sys.modules.get("torch")
+    is_tensor = torch is not None and isinstance(value, torch.Tensor)
+    return {_TENSOR: value.detach().cpu().numpy()} if is_tensor else value
+
+
+def _as_tensor(value: Any) -> Any:
+    if isinstance(value, dict) and value.keys() == {_TENSOR}:
+        return importlib.import_module("torch").from_numpy(value[_TENSOR].copy())
+    return value
+
+
+_CODEC = Codec(RolloutType(dict))
+
+
+@runtime_checkable
+class StatefulDataset(Protocol):
+    """A dataset or data loader that gives its state, and can go on from it."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+def loses_shuffle_buffer(dataset: Any) -> bool:
+    """Return whether the state of a streaming Hugging Face dataset lacks the content of its shuffle buffer.
+
+    Loading such a state would skip those items, and give others twice. Iterated from its start the dataset gives the
+    same order again, if it was shuffled with a seed.
+    """
+    steps = [getattr(dataset, "_ex_iterable", None)]
+    while steps:
+        step = steps.pop()
+        if type(step).__name__ == "BufferShuffledExamplesIterable":
+            return True
+        steps += filter(None, (getattr(step, "ex_iterable", None), *getattr(step, "ex_iterables", ())))
+    return False
+
+
+class StatefulReader:
+    """Follows the store's cursor: if others have moved it, the dataset is first set to that state."""
+
+    def __init__(self, dataset: StatefulDataset, epochs: int | None) -> None:
+        self._dataset, self._epochs = dataset, epochs
+        self._epoch = 0
+        self._first = self._state()
+        self._position: bytes | None = b""  # of a cursor that was never moved
+        self._items: Iterator[Any] | None = None
+        self._ahead: list[Any] = []  # the next item, already read
+
+    def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
+        if position != self._position:
+            self._go_to(position)
+        self._position = None  # unknown, until this has succeeded
+        found: list[Any] = []
+        empty = 0
+        while len(found) < count and empty < 2 and not self._is_over():
+            items = self._take(count - len(found))
+            found += items
+            if len(found) < count:
+                empty = 0 if items else empty + 1
+                self._begin_epoch(rewind=bool(empty))
+        self._position = self._state()
+        if not self._is_over() and not empty:
+            self._read_ahead()
+        return found, self._position
+
+    def _is_over(self) -> bool:
+        return self._epochs is not None and self._epoch >= self._epochs
+
+    def _take(self, count: int) -> list[Any]:
+        self._items = iter(self._dataset) if self._items is None else self._items
+        ahead, self._ahead = self._ahead, []
+        return ahead + list(islice(self._items, count - len(ahead)))
+
+    def _read_ahead(self) -> None:
+        """Move to the next epoch if this one has no more items: some datasets can't tell its end from that position."""
+        self._ahead = self._take(1)
+        if not self._ahead:
+            self._begin_epoch(rewind=False)
+            self._position = self._state()
+
+    def _begin_epoch(self, *, rewind: bool) -> None:
+        """Begin another epoch; some datasets begin anew by themselves, and shuffle anew.
+
+        Their state is loaded, as it will be by a process that goes on from here: some begin differently then.
+        """
+        self._items = None
+        if not rewind:
+            self._epoch += 1
+            rewind = self._set_epoch()
+        self._load(self._first if rewind else self._state())
+
+    def _go_to(self, position: bytes) -> None:
+        self._items, self._ahead = None, []
+        self._epoch = self._load(position or self._first)
+        if self._set_epoch():
+            self._load(position or self._first)
+
+    def _set_epoch(self) -> bool:
+        set_epoch = getattr(self._dataset, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(self._epoch)
+        return set_epoch is not None
+
+    def _state(self) -> bytes:
+        try:
+            return _CODEC.encode([{"epoch": self._epoch, "state": _replaced(self._dataset.state_dict(), _as_array)}])
+        except EncodeError as error:
+            raise InputError(f"the dataset's state_dict() must consist of plain values and arrays ({error})") from error
+
+    def _load(self, position: bytes) -> int:
+        """Set the dataset to a state. Return the number of its epoch."""
+        try:
+            [record] = _CODEC.decode(position)
+            epoch, state = int(record["epoch"]), _replaced(record["state"], _as_tensor)
+        except (DecodeError, KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{wrong_cursor('a dataset with state_dict()')} ({error})") from error
+        self._dataset.load_state_dict(state)
+        return epoch

@@ -1,4 +1,4 @@
-"""The prompt ledger: where every prompt of a dataset is, kept in the store with everything else.
+"""The prompt ledger: the state of every prompt of a dataset, kept in the store with everything else.
 
 A prompt that is drawn becomes a group of the buffer, leased from the beginning, in the same transaction that moves the
 dataset's cursor. Finishing it stores the result and removes the prompt in one transaction. A prompt whose worker died
@@ -12,8 +12,10 @@ import asyncio
 import contextlib
 import copy
 import random
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
@@ -24,7 +26,13 @@ from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, check_whole, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
-from replaybuf.prompts.datasets import PromptDataset
+from replaybuf.prompts.dataset_readers import (
+    IndexedReader,
+    IterableReader,
+    StatefulDataset,
+    StatefulReader,
+    loses_shuffle_buffer,
+)
 from replaybuf.query import Query
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.rollouts.rollout import Status
@@ -116,12 +124,73 @@ class Prompt:
         await self._lease.give_back([self.uid], failed=failed)
 
 
-def begin_anew(rollouts: Iterable[Any], kind: RolloutType) -> None:
-    """Remove what interrupted rollouts have generated; expired ones have lost it already, the others are done."""
+def begin_anew(rollouts: Iterable[Any], kind: RolloutType, status: Status = Status.INIT) -> None:
+    """Remove what interrupted rollouts have generated; expired ones have lost it already, the others are done.
+
+    `status` is the one that they have then.
+    """
     for rollout in rollouts:
         if kind.status(rollout) == Status.ABORTED:
             reset_response(rollout, kind)
-            kind.set_status(rollout, Status.INIT)
+            kind.set_status(rollout, status)
+
+
+class PromptDataset:
+    """A dataset, read `epochs` times (None: for ever), by one thread at a time.
+
+    It may have `state_dict`, `load_state_dict` and `iter`, which are preferred (unless it is to be shuffled); or `len`
+    and `[]`; or it is any other iterable, with the same items in the same order on every iteration: another process
+    that goes on iterates it from its start, and skips. Iterators, such as generators and files, can be read for one
+    epoch only, and can't go back. A dataset that isn't indexed and has `set_epoch` gets the epoch's number by it, from
+    0.
+
+    `shuffle`, a seed, reads an indexed dataset in another order every epoch, which depends only on the seed, the epoch
+    and the size of the dataset. Raises InputError for datasets that can't be read, or not be shuffled.
+    """
+
+    def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None = None) -> None:
+        self._lock = threading.Lock()
+        seed = whole(shuffle)
+        if shuffle is not None and (seed is None or not 0 <= seed < 1 << 64):
+            raise InputError(f"shuffle must be a seed, a number from 0 to 2**64 - 1, or None, got {shuffle!r:.100}")
+        self._reader: StatefulReader | IndexedReader | IterableReader
+        if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
+            what = "choose one of its values" if isinstance(dataset, Mapping) else "give a list of prompts"
+            raise InputError(f"expected a dataset of prompts, got {type(dataset).__name__}: {what}")
+        is_indexed = _is_indexed(dataset)
+        is_shuffled_here = is_indexed and seed is not None
+        if isinstance(dataset, StatefulDataset) and not is_shuffled_here and not loses_shuffle_buffer(dataset):
+            self._reader = StatefulReader(dataset, epochs)
+        elif is_indexed:
+            self._reader = IndexedReader(dataset, epochs, seed)
+        elif hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__"):
+            self._reader = IterableReader(dataset, epochs)
+        else:
+            raise InputError(
+                f"expected a dataset of prompts, got {type(dataset).__name__}: it needs len() and [], or iter(), or "
+                "state_dict(), load_state_dict() and iter()"
+            )
+        if seed is not None and not isinstance(self._reader, IndexedReader):
+            raise InputError(
+                f"shuffle needs a dataset with len() and [], got {type(dataset).__name__}: shuffle the dataset "
+                "itself (the same way in every process), or give list(dataset)"
+            )
+
+    def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
+        """Return up to `count` items from a position on, and the position after them; blocks. Fewer only at the end.
+
+        Raises InputError if the dataset can't go on from this position: it is a position of another dataset, or the
+        dataset has become shorter, or it is an iterator that is already past it.
+        """
+        with self._lock:
+            return self._reader.read(position, count)
+
+
+def _is_indexed(dataset: Any) -> bool:
+    torch = sys.modules.get("torch.utils.data")
+    if torch is not None and isinstance(dataset, torch.IterableDataset):
+        return False  # their [] raises NotImplementedError
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 #: Prompts that are handed out again: those of dead workers, interrupted ones, and expired ones.
@@ -136,7 +205,7 @@ _LONGEST_WAIT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounts:
-    """Where the prompts are.
+    """The number of prompts by state.
 
     `drawn` from the dataset so far; of these, `in_flight` with workers, `waiting` to be handed out again, and
     `finished`, including those that were given up as FAILED.
@@ -234,7 +303,7 @@ class PromptLedger:
             await self.buffer.waits.changed(seen, min(remaining, _LONGEST_WAIT))
 
     async def counts(self, waiting: Iterable[Status] | None = None) -> LedgerCounts:
-        """Return where the prompts are, by counts of the task: its other groups of these statuses count too.
+        """Return the number of prompts by state, from the tallies of the task: its other groups count too.
 
         `waiting` narrows the waiting ones to some statuses (default: all that the ledger hands out again).
         """

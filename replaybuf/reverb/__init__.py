@@ -18,15 +18,8 @@ from typing import Any
 
 from replaybuf.reverb import errors, rate_limiters, selectors
 from replaybuf.reverb.client import Client
-from replaybuf.reverb.table import (
-    SAMPLE_TIMEOUT,
-    CallStats,
-    RateLimiterInfo,
-    ReplaySample,
-    SampleInfo,
-    Table,
-    TableInfo,
-)
+from replaybuf.reverb.rate_limiters import CallStats, RateLimiterInfo
+from replaybuf.reverb.table import SAMPLE_TIMEOUT, ReplaySample, SampleInfo, Table, TableInfo
 
 __all__ = [
     "SAMPLE_TIMEOUT",

@@ -77,3 +77,29 @@ class Queue(RateLimiter):
 @dataclass(frozen=True)
 class Stack(Queue):
     """The same for `Table.stack`."""
+
+
+@dataclass(frozen=True)
+class CallStats:
+    """Inserts or samples since the beginning: those that were completed, of all processes.
+
+    `waited`, `seconds_waited` and `timeouts` are of this process alone: how many had to wait, for how long in all, and
+    how many timed out.
+    """
+
+    completed: int
+    waited: int
+    seconds_waited: float
+    timeouts: int
+
+
+@dataclass(frozen=True)
+class RateLimiterInfo:
+    """A rate limiter and its counts. `min_diff` and `max_diff` are the range of its error."""
+
+    samples_per_insert: float
+    min_diff: float
+    max_diff: float
+    min_size_to_sample: int
+    insert_stats: CallStats
+    sample_stats: CallStats

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from replaybuf.errors import ConfigError
+from replaybuf.checks import check_priority
+from replaybuf.errors import ConfigError, InputError
 from replaybuf.rules.policies import FIFOPolicy, LIFOPolicy, OrderTerm, PrioritizedPolicy, ReplayPolicy, UniformPolicy
 
 
@@ -93,10 +94,29 @@ def exponent_of(sampler: Selector, remover: Selector) -> float:
 
     Raises ConfigError for a sampler and a remover with different ones: an item has one weight.
     """
-    exponents = [one.priority_exponent for one in (sampler, remover) if isinstance(one, Prioritized)]
+    exponents = (one.priority_exponent for one in (sampler, remover) if isinstance(one, Prioritized))
     different = sorted({float(exponent) for exponent in exponents if exponent})
     if len(different) > 1:
         raise ConfigError(
             f"remover: its priority_exponent has to be that of the sampler, got {different[0]:g} and {different[1]:g}"
         )
     return different[0] if different else 1.0
+
+
+def weight_of(priority: float, exponent: float) -> float:
+    """Return the stored weight of a priority: prioritized draws are proportional to it. Raises InputError."""
+    number = check_priority(priority)
+    if exponent == 1.0 or number == 0.0:
+        return number
+    try:
+        weight = float(number**exponent)
+    except OverflowError:
+        weight = 0.0
+    if weight == 0.0:
+        raise InputError(f"priority {number:g} ** {exponent:g} is beyond the range of floats")
+    return weight
+
+
+def priority_of(weight: float, exponent: float) -> float:
+    """Return the priority with this weight, to 15 digits."""
+    return weight if exponent == 1.0 else float(f"{weight ** (1 / exponent):.15g}")

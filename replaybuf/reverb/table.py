@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Self
 
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.together import Put
-from replaybuf.checks import check_list, check_priority
+from replaybuf.checks import check_list, check_task_name, whole
+from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError
-from replaybuf.reverb.definition import named_again, table_config, unnamed
-from replaybuf.reverb.rate_limiters import Queue, RateLimiter, Stack
-from replaybuf.reverb.selectors import Fifo, Lifo, Selector, exponent_of
+from replaybuf.readable_config import nearest
+from replaybuf.reverb.rate_limiters import CallStats, Queue, RateLimiter, RateLimiterInfo, Stack
+from replaybuf.reverb.selectors import Fifo, Lifo, Selector, exponent_of, priority_of, weight_of
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.shapes import is_namedtuple
 from replaybuf.rules.transitions import Tally, levels
 from replaybuf.storage.values import UNSET, Checkpoint, StorageItem, Unset
 
@@ -41,32 +45,6 @@ class ReplaySample(NamedTuple):
 
     info: SampleInfo
     data: Any
-
-
-@dataclass(frozen=True)
-class CallStats:
-    """Inserts or samples since the beginning: those that were completed, of all processes.
-
-    `waited`, `seconds_waited` and `timeouts` are of this process alone: how many had to wait, for how long in all, and
-    how many gave up.
-    """
-
-    completed: int
-    waited: int
-    seconds_waited: float
-    timeouts: int
-
-
-@dataclass(frozen=True)
-class RateLimiterInfo:
-    """A rate limiter and its counts. `min_diff` and `max_diff` are the range of its error."""
-
-    samples_per_insert: float
-    min_diff: float
-    max_diff: float
-    min_size_to_sample: int
-    insert_stats: CallStats
-    sample_stats: CallStats
 
 
 @dataclass(frozen=True)
@@ -205,7 +183,7 @@ class Table:
 
     def put_of(self, data: Any, priority: float = 1.0, *, key: str | None = None) -> Put:
         """Return the put that inserts an item, for `put_together`, which puts into several tables."""
-        options: PutOptions = {"priority": self._weight(priority), "key": key, "status": Status.COMPLETED}
+        options: PutOptions = {"priority": weight_of(priority, self._exponent), "key": key, "status": Status.COMPLETED}
         plain, named = unnamed(data, self._known)
         return Put(self.buffer, [{_DATA: plain, _NAMED: named} if named else {_DATA: plain}], self.name, options)
 
@@ -227,7 +205,7 @@ class Table:
         """Set the priorities of items by key. Return the number of these items that are still there."""
         if not isinstance(priorities, Mapping):
             raise InputError(f"expected a dict of keys and priorities, got {type(priorities).__name__}")
-        weights = {key: self._weight(priority) for key, priority in priorities.items()}
+        weights = {key: weight_of(priority, self._exponent) for key, priority in priorities.items()}
         return await self.buffer.update_priorities(weights)
 
     async def delete(self, keys: Iterable[int]) -> int:
@@ -306,36 +284,17 @@ class Table:
     async def _last_step(self) -> int:
         return max((made.step for made in await self.buffer.checkpoints()), default=0)
 
-    # Priorities
-
-    def _weight(self, priority: float) -> float:
-        """Return the stored weight of a priority: prioritized draws are proportional to it."""
-        number = check_priority(priority)
-        if self._exponent == 1.0 or number == 0.0:
-            return number
-        try:
-            weight = float(number**self._exponent)
-        except OverflowError:
-            weight = 0.0
-        if weight == 0.0:
-            raise InputError(f"priority {number:g} ** {self._exponent:g} is beyond the range of floats")
-        return weight
-
     def _sample(self, item: StorageItem[Any], table_size: int) -> ReplaySample:
         assert item.probability is not None
         info = SampleInfo(
             key=item.uid,
             probability=item.probability if self.sampler.is_random else 1.0,
             table_size=table_size,
-            priority=self._priority(item.priority),
+            priority=priority_of(item.priority, self._exponent),
             times_sampled=item.times_sampled,
         )
         rollout = item.item[0]
         return ReplaySample(info, named_again(rollout[_DATA], rollout.get(_NAMED, ())))
-
-    def _priority(self, weight: float) -> float:
-        """Return the priority with this weight, to 15 digits."""
-        return weight if self._exponent == 1.0 else float(f"{weight ** (1 / self._exponent):.15g}")
 
 
 def _table_size(items: Sequence[StorageItem[Any]]) -> int:
@@ -345,3 +304,104 @@ def _table_size(items: Sequence[StorageItem[Any]]) -> int:
         if 0 < share < math.inf:
             return round(1 / share)
     return len(items)  # of priorities so far apart that p is 0 for all of them
+
+
+#: Where a named tuple is in the data, as indices and keys from the outside, the name of its class, and of its fields.
+Named = list[Any]
+
+
+def unnamed(data: Any, known: Collection[Any]) -> tuple[Any, list[Named]]:
+    """Return the data with plain tuples, and what makes them named again, the outermost first."""
+    found: list[Named] = []
+    try:
+        return _unnamed(data, (), known, found), found
+    except RecursionError:  # nested too deeply, or in itself: storing it says so
+        return data, []
+
+
+def _unnamed(data: Any, path: tuple[Any, ...], known: Collection[Any], found: list[Named]) -> Any:
+    kind = type(data)
+    if kind is dict:
+        return {key: _unnamed(value, (*path, key), known, found) for key, value in data.items()}
+    if isinstance(data, tuple) and is_namedtuple(kind) and kind not in known:
+        found.append([list(path), kind.__name__, list(kind._fields)])
+    elif kind not in (list, tuple):
+        return data
+    values = [_unnamed(value, (*path, place), known, found) for place, value in enumerate(data)]
+    return values if kind is list else tuple(values)
+
+
+def named_again(data: Any, found: Sequence[Named]) -> Any:
+    """Return the data of `unnamed` as they were."""
+    for path, name, parts in reversed(found):  # the innermost first
+        data = _replaced(data, path, _named(name, tuple(parts))._make)
+    return data
+
+
+def _replaced(data: Any, path: Sequence[Any], make: Callable[[Any], Any]) -> Any:
+    if not path:
+        return make(data)
+    first, *rest = path
+    value = _replaced(data[first], rest, make)
+    if isinstance(data, tuple):
+        values = (*data[:first], value, *data[first + 1 :])
+        return values if type(data) is tuple else type(data)(*values)
+    data[first] = value
+    return data
+
+
+_named: Callable[[str, tuple[str, ...]], Any] = lru_cache(maxsize=1000)(namedtuple)
+
+_CONFIG = f"{ReplayBufferConfig[Any].__name__}: "
+# Errors of limits name these fields.
+_REVERBS_WORDS = {"capacity": "max_size", "min_size": "min_size_to_sample"}
+
+
+def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ReplayBufferConfig[Any]:
+    """Return the config of the buffer below a table with these arguments; `options` are further ones of the config.
+
+    Raises ConfigError, which names the table's arguments.
+    """
+    name, url = arguments["name"], arguments["url"]
+    try:
+        check_task_name(name, "name")
+    except InputError as error:
+        raise ConfigError(f"a table's {error}") from None
+
+    def wrong(what: str) -> ConfigError:
+        return ConfigError(f"table {name}: {what}")
+
+    for argument, kind, module in (
+        ("sampler", Selector, "selectors"),
+        ("remover", Selector, "selectors"),
+        ("rate_limiter", RateLimiter, "rate_limiters"),
+    ):
+        if not isinstance(arguments[argument], kind):
+            raise wrong(f"{argument} must be one of replaybuf.reverb.{module}, got {arguments[argument]!r}")
+    times = whole(arguments["max_times_sampled"])
+    if times is None:
+        raise wrong(f"max_times_sampled must be a whole number, got {arguments['max_times_sampled']!r:.100}")
+    ours = {
+        "name": name,
+        "policy": arguments["sampler"].policy,
+        "remover": arguments["remover"].policy,
+        "capacity": arguments["max_size"],
+        "max_times_sampled": max(0, times),
+        "rollout_type": dict,
+        **arguments["rate_limiter"].limits,
+    }
+    further = [field for field in ReplayBufferConfig.model_fields if field not in ours]
+    for option in options:
+        if option in ours:
+            raise wrong(f"{option} is what the arguments of the table say; leave it out")
+        if option not in further:
+            near = nearest(option, [known for known in (*arguments, *further) if known not in options])
+            hint = f"; did you mean {near}?" if near else f" (options: {', '.join(further)})"
+            raise wrong(f"{option} is no option of a table{hint}")
+    try:
+        config = ReplayBufferConfig[Any](url="memory://" if url is None else url, **ours, **options)
+        config.rules()
+    except ConfigError as error:
+        words = re.sub(r"\b(capacity|min_size)\b", lambda match: _REVERBS_WORDS[match[0]], str(error))
+        raise wrong(words.removeprefix(_CONFIG)) from None
+    return config

@@ -1,4 +1,4 @@
-"""The synchronous face of a buffer: the same calls without `await`, for trainers and workers without an event loop.
+"""The synchronous API of a buffer: the same calls without `await`, for trainers and workers without an event loop.
 
     from replaybuf import ReplayBufferConfig
 
@@ -6,7 +6,7 @@
         buffer.put(group, "math")
         batch, counts = buffer.take_batch({"math": 64}, timeout=600)
 
-`docs/calling.md` says where it is at home.
+`docs/calling.md` says when to use it.
 """
 
 from replaybuf.sync.buffer import Items, SyncCursors, SyncLease, SyncLeasing, SyncReplayBuffer

@@ -1,4 +1,4 @@
-"""The replay buffer without `await`."""
+"""Synchronous classes, made from the asynchronous ones: buffers, leases, cursors."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from replaybuf.sync.loop import end, run
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
+F = TypeVar("F")
 
 if TYPE_CHECKING:
 
@@ -37,17 +38,21 @@ if TYPE_CHECKING:
         def __get__(self, instance: Any, owner: type) -> Any: ...
 
 
+# Words of asynchronous docstrings, and those that a caller without an event loop reads instead.
+_WORDS = {
+    "`await` instead of": "`.begin()` instead of",
+    "async with": "with",
+    "await ": "",
+    "cancellation": "KeyboardInterrupt",
+}
+
+
 def mirrored(
-    method: Callable[Concatenate[Any, P], S],
-    turn: Callable[[S], T],
-    *,
-    returns: str | None = None,
-    doc: str | None = None,
+    method: Callable[Concatenate[Any, P], S], turn: Callable[[S], T], *, returns: str | None = None
 ) -> _Method[P, T]:
     """Return a method that calls this one of `self.asynchronous`, and turns its result into that of a synchronous one.
 
-    `turn` is `run` for coroutines. `returns` is the annotation of the result, and `doc` the docstring, where they
-    differ.
+    `turn` is `run` for coroutines. `returns` is the annotation of the result where it differs.
     """
     name = method.__name__
 
@@ -57,17 +62,31 @@ def mirrored(
 
     if returns is not None:
         call.__signature__ = inspect.signature(method).replace(return_annotation=returns)  # type: ignore[attr-defined]
-    call.__doc__ = doc or (method.__doc__ or "").replace("`await ", "`")
+    for word, other in _WORDS.items():
+        call.__doc__ = (call.__doc__ or "").replace(word, other)
     return cast("_Method[P, T]", call)
 
 
-def shared(name: str, doc: str) -> Any:
-    """Return a property with the value that `self.asynchronous` has under this name."""
-    return property(operator.attrgetter(f"asynchronous.{name}"), doc=doc)
+def face_of(kind: type) -> Callable[[type[F]], type[F]]:
+    """Complete a synchronous class: what it only annotates become properties with the values of `self.asynchronous`.
+
+    Raises TypeError for a public name of the asynchronous class `kind` that it lacks: type checkers need a line for
+    each.
+    """
+
+    def complete(face: type[F]) -> type[F]:
+        for name in inspect.get_annotations(face):
+            doc = getattr(getattr(kind, name, None), "__doc__", None)
+            setattr(face, name, property(operator.attrgetter(f"asynchronous.{name}"), doc=doc))
+        if missing := {name for name in dir(kind) if not name.startswith("_")} - {*dir(face)}:
+            raise TypeError(f"{face.__name__} lacks {', '.join(sorted(missing))} of {kind.__name__}")
+        return face
+
+    return complete
 
 
 def as_it_is(result: T) -> T:
-    """Return the result of a method that is synchronous already."""
+    """Return the result of a method that is synchronous itself."""
     return result
 
 
@@ -85,7 +104,7 @@ B = TypeVar("B", bound=Opened)
 
 
 class SyncBuffer(Generic[B]):
-    """What all synchronous buffers share: opening by `with`, and looking like the buffer that they are a face of."""
+    """Base of synchronous buffers: the context manager, and the length and repr of the asynchronous buffer."""
 
     def __init__(self, buffer: B) -> None:
         self.asynchronous = buffer
@@ -122,7 +141,7 @@ class SyncBuffer(Generic[B]):
         return True
 
 
-# Large groups come one by one; of small ones as many as make the way to the background thread worth its time.
+# Large groups are read one by one; of small ones, as many as amortise the switch to the background thread.
 _AHEAD_SECONDS = 0.001
 
 
@@ -157,7 +176,7 @@ class Items(Iterator[T], Generic[T]):
         end(self._close())
 
     async def _read(self) -> None:
-        """Read the next groups. An error after some of them waits for its turn."""
+        """Read the next groups. An error after some of them is raised once these were returned."""
         until = time.monotonic() + _AHEAD_SECONDS
         try:
             while not self._ahead or time.monotonic() < until:
@@ -174,11 +193,23 @@ class Items(Iterator[T], Generic[T]):
             await close()
 
 
+@face_of(Lease)
 class SyncLease(Generic[R]):
     """A `Lease` without `await`: `batch` has the groups by task, `items` has them with their metadata.
 
-    A separate thread sends heartbeats while this process lives, however long the caller works on the groups.
+    `counts` has their number by task; `token` is the fencing token: a later lease has a higher one. A separate thread
+    renews the lease, each time by `seconds`, while this process lives, however long the caller works on the groups.
     """
+
+    seconds: float
+    token: int
+    until: float
+    handle: Leased
+    items: dict[str, list[StorageItem[R]]]
+    batch: dict[str, list[list[R]]]
+    counts: dict[str, int]
+    open: frozenset[int]
+    lost: bool
 
     def __init__(self, lease: Lease[R]) -> None:
         self.asynchronous = lease
@@ -188,23 +219,6 @@ class SyncLease(Generic[R]):
 
     def _repr_html_(self) -> str:
         return self.asynchronous._repr_html_()
-
-    seconds: float = shared("seconds", "How long the lease lasts after its last heartbeat.")
-    token: int = shared("token", "The fencing token: a later lease has a higher one.")
-    until: float = shared(
-        "until", "When the lease ends unless it is extended, in seconds since the epoch by the store's clock."
-    )
-    handle: Leased = shared(
-        "handle",
-        "What another process needs to go on with this lease (`adopt`): open groups, without rollouts. Picklable.",
-    )
-    items: dict[str, list[StorageItem[R]]] = shared("items", "The groups by task, with their metadata.")
-    batch: dict[str, list[list[R]]] = shared("batch", "The groups by task.")
-    counts: dict[str, int] = shared("counts", "The number of groups by task.")
-    open: frozenset[int] = shared("open", "The uids of the groups that aren't settled yet.")
-    lost: bool = shared(
-        "lost", "Whether the heartbeat has found that open groups aren't ours any more; `Lease.lost` says when it does."
-    )
 
     acknowledge = mirrored(Lease[R].acknowledge, run)
     finish = mirrored(Lease[R].finish, run)
@@ -250,21 +264,7 @@ class SyncLeasing(Generic[R]):
             end(leaving)  # given back, or back when the lease ends
 
 
-_LEASE_BATCH = """Draw groups as `sample` does, but only hide them until the lease is acknowledged.
-
-    with buffer.lease_batch({"math": 64}, timeout=600) as lease:
-        train(lease.batch["math"])
-
-Leaving the block acknowledges all open groups. An exception gives them back as a failed delivery, KeyboardInterrupt
-without counting one. If this process dies, the groups come back `seconds` later; while it lives, a heartbeat in its own
-thread extends the lease, however long the block takes. `heartbeat=False` leaves that to `lease.extend()`. A group is
-set aside as FAILED after `max_deliveries` failed deliveries. Leaving the block raises LeaseLostError if the lease had
-ended and the groups were passed on.
-
-`lease_batch(...).begin()` instead of `with` gives a lease to be settled by hand.
-"""
-
-
+@face_of(ReplayBuffer)
 class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     """A `ReplayBuffer` whose calls block until they are done. Built by `ReplayBufferConfig(...).build_sync()`.
 
@@ -272,19 +272,15 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     threads, from forked processes, and from inside a running event loop, which they block meanwhile. Ctrl-C cancels
     the call that waits: either the caller has the groups or the store has them.
 
-    `asynchronous` is the same buffer for coroutines; `replaybuf.sync.run` runs one that is given it.
+    `rollout_type` is the class of the rollouts, and what is known of it. `asynchronous` is the same buffer for
+    coroutines; `replaybuf.sync.run` runs one that is given it.
     """
 
-    policy: ReplayPolicy = shared("policy", "The policy by which groups are drawn.")
-    limits: Limits = shared(
-        "limits", "How many groups of a task the buffer holds, how often they are drawn, and at what rate."
-    )
-    durable: bool = shared("durable", "Whether groups outlive this process, and others can open the same buffer.")
-    worker: str = shared(
-        "worker",
-        'The name under which groups are put and drawn: that of `working_as`, else the config\'s, else "host:pid".',
-    )
-    rollout_type: RolloutType = shared("rollout_type", "The class of the rollouts, and what is known of it.")
+    policy: ReplayPolicy
+    limits: Limits
+    durable: bool
+    worker: str
+    rollout_type: RolloutType
 
     @property
     def cursors(self) -> SyncCursors:
@@ -298,7 +294,7 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     get = mirrored(ReplayBuffer[R].get, run)
     take_batch = mirrored(ReplayBuffer[R].take_batch, run)
     sample = mirrored(ReplayBuffer[R].sample, run)
-    lease_batch = mirrored(ReplayBuffer[R].lease_batch, SyncLeasing[R], returns="SyncLeasing[R]", doc=_LEASE_BATCH)
+    lease_batch = mirrored(ReplayBuffer[R].lease_batch, SyncLeasing[R], returns="SyncLeasing[R]")
     adopt = mirrored(ReplayBuffer[R].adopt, SyncLease[R], returns="SyncLease[R]")
     is_ready = mirrored(ReplayBuffer[R].is_ready, run)
     wait_ready = mirrored(ReplayBuffer[R].wait_ready, run)
@@ -339,6 +335,7 @@ def _leased(lease: Lease[R] | None) -> SyncLease[R] | None:
     return None if lease is None else SyncLease(lease)
 
 
+@face_of(Cursors)
 class SyncCursors:
     """`Cursors` without `await`."""
 

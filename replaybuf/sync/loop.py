@@ -1,4 +1,4 @@
-"""Running coroutines for callers without an event loop: in a thread that all of them in a process share."""
+"""Runs coroutines for callers without an event loop, in one background thread per process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replaybuf.errors import ClosedError, InputError
 
 T = TypeVar("T")
 
-# An interrupt that came together with a result follows this much later, when the caller has the result.
+# Seconds after which an interrupt that came together with a result is raised, when the caller has the result.
 _FOLLOWING_SECONDS = 0.02
 
 
@@ -65,7 +65,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def end(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Run a coroutine that only tidies up. When the interpreter is shutting down there is nothing left to tidy."""
+    """Run a coroutine that only releases resources; nothing is run while the interpreter shuts down."""
     if sys.is_finalizing():
         coroutine.close()
     else:
@@ -151,13 +151,13 @@ class _LoopThread:
         self.loop.call_soon_threadsafe(self.loop.call_later, _FOLLOWING_SECONDS, _raise_in, caller)
 
 
-# The exceptions that are still to be raised, by thread, and what keeps two from raising the same one.
+# Pending exceptions by thread, and the lock under which each is raised once.
 _late: dict[int, BaseException] = {}
 _raising = threading.RLock()
 
 
 def _raise_late(coroutine: Coroutine[Any, Any, T]) -> None:
-    """Raise what is still to be raised in this thread, instead of running the coroutine."""
+    """Raise the pending exception of this thread, instead of running the coroutine."""
     with _raising:
         error = _late.pop(_thread.get_ident(), None)
     if error is not None:
@@ -166,7 +166,7 @@ def _raise_late(coroutine: Coroutine[Any, Any, T]) -> None:
 
 
 def _raise_in(thread: int) -> None:
-    """Raise in another thread what is still to be raised there."""
+    """Raise the pending exception of another thread there."""
     with _raising:
         if (error := _late.get(thread)) is None:
             return
@@ -189,7 +189,7 @@ _inherited: list[_LoopThread | None] = []
 
 
 def _start() -> _LoopThread:
-    """Return the thread, which somebody else may have started meanwhile."""
+    """Return the background thread; another call may have started it meanwhile."""
     global _running
     with _starting:
         if _running is None:

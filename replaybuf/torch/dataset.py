@@ -28,7 +28,6 @@ from replaybuf.query import Query
 from replaybuf.redact import redact
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
-from replaybuf.rules.diagnosis import Diagnosis
 from replaybuf.storage.values import LEASE_SECONDS, Leased, StorageItem
 from replaybuf.sync import SyncReplayBuffer, run
 from replaybuf.sync.loop import end
@@ -42,9 +41,9 @@ _NONE, _RUNNING, _STOPPED = 0, 1, 2  # states
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """A batch on its way to the trainer: the `number`-th of its worker in this pass, what was leased for it, and when.
+    """A batch on its way to the trainer: the `number`-th of its worker in this pass, its lease, and when that began.
 
-    `leased_at` is the host's monotonic time. (A class that torch's own collate functions don't look into.)
+    `leased_at` is the host's monotonic time. (torch's own collate functions don't convert a class of ours.)
     """
 
     worker: int
@@ -58,21 +57,9 @@ class LoadedBatch:
         return replace(self, batch=pin_memory(self.batch))
 
 
-@dataclass(frozen=True)
-class WaitTimedOut:
-    """In place of a batch, at the end: the trainer has waited for too long.
-
-    Sent like a batch, because of an error that a worker raises torch keeps nothing but the class and a text.
-    """
-
-    message: str
-    diagnosis: Diagnosis | None
-
-    def error(self) -> NotReadyError:
-        """Return the error for the trainer."""
-        error = NotReadyError(self.message)
-        error.diagnosis = self.diagnosis
-        return error
+#: What workers send: batches, and at the end the error of a trainer that has waited for too long. It is sent like a
+#: batch, because of an error that a worker raises torch keeps nothing but the class and a text.
+Loaded = LoadedBatch | NotReadyError
 
 
 class Handover:
@@ -85,7 +72,7 @@ class Handover:
     # The training process
 
     def begin(self) -> None:
-        """Begin a pass, in which nothing has been delivered. Raises InputError if another one is on."""
+        """Begin a pass, in which nothing has been received. Raises InputError if another one is on."""
         if self.begun:
             raise InputError("this GroupDataset is being iterated over: end that pass first, or make another dataset")
         self._received.zero_()
@@ -97,21 +84,21 @@ class Handover:
         self._times[_STATE] = _STOPPED
 
     def end(self) -> None:
-        """Note that the pass is over: no worker is loading."""
+        """End the pass: no worker is loading."""
         self._times[_STATE] = _NONE
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let the workers know that the trainer waits for a batch, and since when."""
+        """Publish to the workers that the trainer waits for a batch, and since when."""
         self._times[_WAITING_SINCE] = time.monotonic()
         try:
             yield
         finally:
             self._times[_WAITING_SINCE] = 0
 
-    def receive(self, delivery: LoadedBatch) -> None:
-        """Let the worker know that its batch is here: the lease is extended by this process from now on."""
-        self._received[delivery.worker] = delivery.number
+    def receive(self, batch: LoadedBatch) -> None:
+        """Acknowledge a batch to its worker: this process renews the lease from now on."""
+        self._received[batch.worker] = batch.number
 
     # A worker
 
@@ -137,14 +124,14 @@ class Handover:
 #: What makes a batch of the groups of a draw: task by task in the order of `sizes`, each with its metadata.
 Collate = Callable[[list[StorageItem[Any]]], Any]
 
-# Poll interval, in seconds, of a process that waits for groups and may have to stop.
-_LOOK_SECONDS = 0.5
+# Poll interval, in seconds, of a worker that waits for groups and may have to stop.
+_POLL_SECONDS = 0.5
 _SOON = 0.01
 
 _WATCH = "replaybuf-trainer"  # the thread of a worker that waits for the trainer's end
 
 
-class GroupDataset(IterableDataset[LoadedBatch | WaitTimedOut]):
+class GroupDataset(IterableDataset[Loaded]):
     """Batches of `sizes[task]` groups of each task, leased from the buffer of a config.
 
         dataset = GroupDataset(config, {"math": 64}, collate=Pad(pad_token_id=0))
@@ -223,32 +210,32 @@ class GroupDataset(IterableDataset[LoadedBatch | WaitTimedOut]):
             if buffer is not self.source:
                 end(buffer.close())
 
-    def __iter__(self) -> Iterator[LoadedBatch | WaitTimedOut]:
+    def __iter__(self) -> Iterator[Loaded]:
         if not self.handover.begun:
             raise InputError("iterate over leased_steps(loader), which knows when a batch has been trained on")
         _end_with_the_trainer()
         with self.opened() as buffer:
-            yield from self._deliver(buffer, self.handover)
+            yield from self._load(buffer)
 
-    def _deliver(self, buffer: ReplayBuffer[Any], handover: Handover) -> Iterator[LoadedBatch | WaitTimedOut]:
-        info = get_worker_info()
+    def _load(self, buffer: ReplayBuffer[Any]) -> Iterator[Loaded]:
+        handover, info = self.handover, get_worker_info()
         worker = 0 if info is None else info.id
         sent: deque[Lease[Any]] = deque()  # with heartbeats until the trainer has received them
         for number in itertools.count(1):
             for _ in range(len(sent) - (number - 1 - handover.received(worker))):
                 sent.popleft().stop()
             begun = time.monotonic()
-            lease = run(self._next_lease(buffer, handover))
+            lease = run(self._next_lease(buffer))
             if lease is None:
                 break
-            if isinstance(lease, WaitTimedOut):
+            if isinstance(lease, NotReadyError):
                 yield lease
                 break
             batch = self._collated(lease)
             sent.append(lease)
             yield LoadedBatch(worker, number, lease.handle, begun, batch)
         while handover.received(worker) < number - 1:
-            time.sleep(_LOOK_SECONDS / 10)
+            time.sleep(_POLL_SECONDS / 10)
 
     def _collated(self, lease: Lease[Any]) -> Any:
         items = [item for task in self.sizes for item in lease.items.get(task, [])]
@@ -260,8 +247,9 @@ class GroupDataset(IterableDataset[LoadedBatch | WaitTimedOut]):
             run(lease.give_back(failed=f"{type(error).__name__}: {error}"))
             raise
 
-    async def _next_lease(self, buffer: ReplayBuffer[Any], handover: Handover) -> Lease[Any] | WaitTimedOut | None:
-        """Lease the next batch, or return None when the iteration is over, or what ends the trainer's wait."""
+    async def _next_lease(self, buffer: ReplayBuffer[Any]) -> Lease[Any] | NotReadyError | None:
+        """Lease the next batch. Return None when the iteration is over, or the error that ends the trainer's wait."""
+        handover = self.handover
         if handover.stopped:
             return None
         if self.patience == 0:
@@ -269,29 +257,29 @@ class GroupDataset(IterableDataset[LoadedBatch | WaitTimedOut]):
             return lease if lease.open else None
         leasing = asyncio.ensure_future(self._begin_lease(buffer, None))
         try:
-            while not (await asyncio.wait([leasing], timeout=_LOOK_SECONDS))[0]:
+            while not (await asyncio.wait([leasing], timeout=_POLL_SECONDS))[0]:
                 over = handover.waited >= self.patience
                 if over or handover.stopped:
                     leasing.cancel()
                     await asyncio.wait([leasing])
                     if leasing.cancelled():
-                        return await self._last_look(buffer, handover.waited) if over else None
+                        return await self._last_try(buffer, handover.waited) if over else None
             return leasing.result()
         finally:
             leasing.cancel()
 
-    async def _last_look(self, buffer: ReplayBuffer[Any], waited: float) -> Lease[Any] | WaitTimedOut:
-        """Lease the batch if it is there now. Otherwise write that the trainer's wait, of so many seconds, is over."""
+    async def _last_try(self, buffer: ReplayBuffer[Any], waited: float) -> Lease[Any] | NotReadyError:
+        """Lease the batch if it is there now. Otherwise record and return that the trainer's wait timed out."""
         try:
             return await self._begin_lease(buffer, _SOON)
         except NotReadyError as error:
             statuses = buffer.rollout_type.statuses
-            request = DrawRequest.checked(
-                self.sizes, timeout=None, statuses=statuses, worker=buffer.worker, **self._draw
-            )
+            options = {**self._draw, "statuses": statuses, "worker": buffer.worker}
+            request = DrawRequest.checked(self.sizes, timeout=None, **options)
             await request.gave_up(buffer.waits, waited, self.patience, error.diagnosis)
-            missing = str(error).partition(": ")[2]
-            return WaitTimedOut(f"the trainer waited for {self.patience:g} s: {missing}", error.diagnosis)
+            over = NotReadyError(f"the trainer waited for {self.patience:g} s: {str(error).partition(': ')[2]}")
+            over.diagnosis = error.diagnosis
+            return over
 
     def _begin_lease(self, buffer: ReplayBuffer[Any], timeout: float | None) -> Leasing[Any]:
         return buffer.lease_batch(self.sizes, timeout=timeout, seconds=self.seconds, **self._draw)
@@ -301,9 +289,9 @@ class GroupDataset(IterableDataset[LoadedBatch | WaitTimedOut]):
 
 
 def _end_with_the_trainer() -> None:
-    """Let this process, if it is a worker, end when that of the trainer has: with its heartbeats its leases end.
+    """Exit with the trainer's process, if this one is a worker, so that its leases are no longer renewed.
 
-    torch looks whether the process that started the worker is there: of those of a fork server, that is the server.
+    torch only checks the process that started the worker, which may be a fork server that lives on.
     """
     trainer = None if get_worker_info() is None else multiprocessing.parent_process()
     if trainer is None or any(thread.name == _WATCH for thread in threading.enumerate()):

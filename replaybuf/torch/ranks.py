@@ -52,27 +52,17 @@ class Link:
 
     def broadcast(self, data: torch.Tensor, source: int, what: str) -> torch.Tensor:
         """Return the bytes of the rank `source` of the group; those that others give are ignored."""
+        rank = source if self._group is None else dist.get_global_rank(self._group, source)
         size = torch.tensor([len(data)])
-        self._broadcast(size, source, what)
-        if self.rank != source:
-            data = torch.empty(int(size), dtype=torch.uint8)
-        self._broadcast(data, source, what)
-        return data
-
-    def largest(self, value: int, what: str) -> int:
-        """Return the largest of the ranks' numbers."""
-        number = torch.tensor([value])
-        self._wait(lambda: dist.all_reduce(number, dist.ReduceOp.MAX, self._group, async_op=True), what)
-        return int(number)
+        self._wait(lambda: dist.broadcast(size, rank, self._group, async_op=True), what)
+        sent = data if self.rank == source else torch.empty(int(size), dtype=torch.uint8)
+        self._wait(lambda: dist.broadcast(sent, rank, self._group, async_op=True), what)
+        return sent
 
     def _gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         self._wait(lambda: dist.all_gather(found, tensor, self._group, async_op=True), what)
         return found
-
-    def _broadcast(self, tensor: torch.Tensor, source: int, what: str) -> None:
-        rank = source if self._group is None else dist.get_global_rank(self._group, source)
-        self._wait(lambda: dist.broadcast(tensor, rank, self._group, async_op=True), what)
 
     def _wait(self, begin: Callable[[], Any], what: str) -> None:
         begun = time.monotonic()
@@ -101,7 +91,7 @@ _STEP, _END, _ERROR = "step", "end", "error"
 
 @dataclass(eq=False, repr=False)
 class RankStep:
-    """A Step that several ranks settle together.
+    """A Step that several ranks acknowledge or give back together.
 
     All of them call `acknowledge`, or all of them `give_back`, or leave a `with` block in the same way. Nothing is
     acknowledged before all have called it: a rank that died in the middle of its step leaves the groups of all to be
@@ -181,17 +171,17 @@ def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 18
                 "groups, for which another one waits. To load with workers, let one rank lease for all: split_steps"
             )
         kind = _ERROR if failure else _END if step is None else _STEP
-        told = link.gather((kind, _said(failure)), "the other ranks' next steps")
+        messages = link.gather((kind, _said(failure)), "the other ranks' next steps")
         if failure is not None:
             raise failure
-        if any(isinstance(one, str) for one in told):
-            raise RankError(f"the ranks do different things: {_numbered(map(_doing, told))}")
+        if any(isinstance(one, str) for one in messages):
+            raise RankError(f"the ranks do different things: {_numbered(map(_doing, messages))}")
         if step is None:
             return
-        if any(kind != _STEP for kind, _ in told):
+        if any(kind != _STEP for kind, _ in messages):
             step.give_back()
-            if any(kind == _ERROR for kind, _ in told):
-                raise RankError(f"other ranks have no next step: {_numbered(said for _, said in told)}")
+            if any(kind == _ERROR for kind, _ in messages):
+                raise RankError(f"other ranks have no next step: {_numbered(said for _, said in messages)}")
             return
         yield RankStep(step.batch, step.items, step, link, in_advance=step.in_advance, train_step=step.train_step)
 
@@ -241,7 +231,7 @@ def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bo
 
 def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:
     """Return the largest of the ranks' numbers, such as of micro-batches, of which all must make as many."""
-    return Link(group, timeout).largest(value, "the other ranks' numbers")
+    return int(max(Link(group, timeout).gather(value, "the other ranks' numbers")))
 
 
 def _next(steps: Iterator[AnyStep]) -> tuple[AnyStep | None, Exception | None]:
@@ -272,9 +262,9 @@ def _said(error: Exception | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _doing(told: Any) -> str:
-    """Return what a rank does, given what it tells the others: how it settles a step, or whether it has a next one."""
-    return told if isinstance(told, str) else "ask for the next step"
+def _doing(message: Any) -> str:
+    """Return what a rank does by its message: how it settles a step, or that it asks for the next one."""
+    return message if isinstance(message, str) else "ask for the next step"
 
 
 def _numbered(texts: Iterable[str]) -> str:

@@ -74,18 +74,15 @@ def sequences(
     names = {name: (fields or {}).get(name, name) for name in FIELDS}
     made = []
     for item in items:
-        rewards = [
-            _reward(item, number, _value(rollout, names["reward"]), reward_key)
-            for number, rollout in enumerate(item.item)
-        ]
+        places = [f"group {item.uid}, rollout {number}" for number in range(len(item.item))]
+        found = [{name: _value(rollout, own) for name, own in names.items()} for rollout in item.item]
+        rewards = [_reward(where, values["reward"], reward_key) for where, values in zip(places, found, strict=True)]
         given = list(advantages(rewards))
         if len(given) != len(rewards):
             raise RolloutError(
                 f"group {item.uid}: advantages gave {len(given)} numbers for its {len(rewards)} rollouts"
             )
-        for number, (rollout, advantage) in enumerate(zip(item.item, given, strict=True)):
-            values = {name: _value(rollout, own) for name, own in names.items()}
-            made.append(_sequence(item.uid, f"group {item.uid}, rollout {number}", values, advantage))
+        made += [_sequence(item.uid, *one) for one in zip(places, found, given, strict=True)]
     return made
 
 
@@ -95,13 +92,11 @@ def _value(rollout: Any, name: str | None) -> Any:
     return rollout.get(name) if isinstance(rollout, Mapping) else getattr(rollout, name, None)
 
 
-def _reward(item: StorageItem[Any], number: int, given: Any, key: str) -> float:
+def _reward(where: str, given: Any, key: str) -> float:
     reward = reward_value(given, key)
     if reward is None:
         hint = _OTHER_NAMES.format(name="reward") if given is None else ""
-        raise RolloutError(
-            f"group {item.uid}, rollout {number} has no reward: expected a finite number, got {given!r:.50}{hint}"
-        )
+        raise RolloutError(f"{where} has no reward: expected a finite number, got {given!r:.50}{hint}")
     return reward
 
 

@@ -7,7 +7,6 @@ import itertools
 import logging
 import time
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Self
 
 from torch.utils.data import DataLoader
@@ -15,52 +14,39 @@ from torch.utils.data import DataLoader
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_train_step
-from replaybuf.errors import InputError, LeaseLostError, ReplayBufError
-from replaybuf.storage.values import StorageItem
-from replaybuf.sync import run
+from replaybuf.errors import InputError, LeaseLostError, NotReadyError, ReplayBufError
+from replaybuf.sync import SyncLease, run
 from replaybuf.sync.loop import end
-from replaybuf.torch.dataset import MOST_WORKERS, GroupDataset, LoadedBatch, WaitTimedOut
+from replaybuf.torch.dataset import MOST_WORKERS, GroupDataset, Loaded, LoadedBatch
 
 _logger = logging.getLogger("replaybuf.torch")
 
 
-@dataclass(eq=False, repr=False)
-class Step:
-    """A batch to train on: `batch` is what `collate` made of it, `items` has its groups by task, without rollouts.
+class Step(SyncLease[Any]):
+    """A batch to train on, and its lease: `batch` is what `collate` made of it, `items` has its groups by task.
+
+    The items have no rollouts.
 
         loss(step.batch).backward()
         optimizer.step()
         step.acknowledge()
 
     Or `with step:` around it, which acknowledges at its end, and gives the groups back as a failed delivery when it
-    raises. Until then this process extends the lease; if it dies, the groups come back. `in_advance` says whether the
+    raises. Until then this process renews the lease; if it dies, the groups come back. `in_advance` says whether the
     DataLoader has workers, which lease more than they are asked for.
 
     `train_step` is the step that is trained on the batch, as `leased_steps` counts; it may be set. The groups are
     acknowledged for it. Where it is None, they are for the step of the last `refresh_staleness` before that.
     """
 
-    batch: Any
-    _lease: Lease[Any]
-    in_advance: bool = False
-    train_step: int | None = None
+    batch: Any = None
+
+    def __init__(self, batch: Any, lease: Lease[Any], *, in_advance: bool, train_step: int | None) -> None:
+        super().__init__(lease)
+        self.batch, self.in_advance, self.train_step = batch, in_advance, train_step
 
     def __repr__(self) -> str:
-        return f"<Step of {self._lease!r}>"
-
-    @property
-    def items(self) -> dict[str, list[StorageItem[Any]]]:
-        return self._lease.items
-
-    @property
-    def open(self) -> frozenset[int]:
-        """The uids of the groups that aren't settled yet."""
-        return self._lease.open
-
-    @property
-    def lost(self) -> bool:
-        """Whether the lease is known to have ended: then others have the groups (`Lease.lost`)."""
-        return self._lease.lost
+        return f"<Step of {self.asynchronous!r}>"
 
     def acknowledge(self, uids: Iterable[int] | None = None, *, train_step: int | None = None) -> None:
         """Report these groups, or all open ones, as trained on: they leave the buffer, or wait for their next draw.
@@ -68,11 +54,7 @@ class Step:
         `train_step` is the step that was trained on them (default: that of this Step). Raises LeaseLostError if the
         lease had ended and the groups were passed on; then nothing is changed.
         """
-        run(self._lease.acknowledge(uids, train_step=self.train_step if train_step is None else train_step))
-
-    def give_back(self, uids: Iterable[int] | None = None, *, failed: str | None = None) -> int:
-        """Let these groups, or all open ones, be drawn again (`Lease.give_back`). Return the number still held."""
-        return run(self._lease.give_back(uids, failed=failed))
+        super().acknowledge(uids, train_step=self.train_step if train_step is None else train_step)
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +96,7 @@ def leased_steps(loader: DataLoader[Any], *, train_step: int | None = None) -> I
             finally:
                 running.close()
                 for step in steps:
-                    _give_back(step._lease)
+                    _give_back(step.asynchronous)
     finally:
         dataset.handover.end()
 
@@ -122,52 +104,43 @@ def leased_steps(loader: DataLoader[Any], *, train_step: int | None = None) -> I
 def _steps(
     loader: DataLoader[Any], dataset: GroupDataset, buffer: ReplayBuffer[Any], steps: list[Step], first: int | None
 ) -> Generator[Step]:
-    """Yield a Step for each delivery, and keep those that aren't settled in `steps`; the first is of step `first`."""
-    deliveries, numbers = iter(loader), itertools.repeat(None) if first is None else itertools.count(first)
+    """Yield a Step for each batch, and keep those that aren't settled in `steps`; the first is of step `first`."""
+    batches, numbers = iter(loader), itertools.repeat(None) if first is None else itertools.count(first)
     try:
-        while (delivery := _received(deliveries, dataset)) is not None:
+        while (loaded := _received(batches, dataset)) is not None:
             steps[:] = [step for step in steps if step.open]
-            lease = buffer.adopt(delivery.leased, seconds=dataset.seconds)
-            if _holds(lease, time.monotonic() - delivery.leased_at):
-                in_advance = loader.num_workers > 0
-                steps.append(Step(delivery.batch, lease, in_advance=in_advance, train_step=next(numbers)))
+            lease = buffer.adopt(loaded.leased, seconds=dataset.seconds)
+            if _holds(lease, time.monotonic() - loaded.leased_at):
+                steps.append(Step(loaded.batch, lease, in_advance=loader.num_workers > 0, train_step=next(numbers)))
                 yield steps[-1]
     finally:
         dataset.handover.stop()
-        for delivery in _rest(deliveries, loader, dataset):
-            _give_back(buffer.adopt(delivery.leased, heartbeat=False))
+        errors = 0
+        while errors <= 2 * loader.num_workers:  # a worker fails once, and may then be found dead
+            try:
+                loaded = _received(batches, dataset)
+            except Exception as error:  # what it has leased and not sent comes back when the leases end
+                errors += 1
+                _logger.debug("a worker ended with %s", error)
+                continue
+            if loaded is None:
+                break
+            _give_back(buffer.adopt(loaded.leased, heartbeat=False))
 
 
-def _received(deliveries: Iterator[LoadedBatch | WaitTimedOut], dataset: GroupDataset) -> LoadedBatch | None:
-    """Return the next delivery, or None at the end. Raises NotReadyError, and what workers raise."""
+def _received(batches: Iterator[Loaded], dataset: GroupDataset) -> LoadedBatch | None:
+    """Return the next batch, or None at the end. Raises NotReadyError, and what workers raise."""
     with dataset.handover.waiting():
-        delivery = next(deliveries, None)
-    if isinstance(delivery, WaitTimedOut):
-        raise delivery.error()
-    if delivery is not None:
-        dataset.handover.receive(delivery)
-    return delivery
-
-
-def _rest(
-    deliveries: Iterator[LoadedBatch | WaitTimedOut], loader: DataLoader[Any], dataset: GroupDataset
-) -> Iterator[LoadedBatch]:
-    """Yield what workers have leased in advance, until they have all ended."""
-    errors = 0
-    while errors <= 2 * loader.num_workers:  # a worker fails once, and may then be found dead
-        try:
-            delivery = _received(deliveries, dataset)
-        except Exception as error:  # what it has leased and not delivered comes back when the leases end
-            errors += 1
-            _logger.debug("a worker ended with %s", error)
-        else:
-            if delivery is None:
-                return
-            yield delivery
+        loaded = next(batches, None)
+    if isinstance(loaded, NotReadyError):
+        raise loaded
+    if loaded is not None:
+        dataset.handover.receive(loaded)
+    return loaded
 
 
 def _holds(lease: Lease[Any], age: float) -> bool:
-    """Return whether a lease that was begun `age` seconds ago, or a little later, still holds its groups."""
+    """Return whether a lease that began at most `age` seconds ago still holds its groups."""
     if age < lease.seconds / 2:
         return True
     try:

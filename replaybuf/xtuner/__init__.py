@@ -5,8 +5,7 @@
     trainer = RLColocateTrainerConfig(replay_buffer_config=AsyncReplayBufferConfig(url="sqlite:///run.db"), ...)
 
 xtuner's trainers, agent-loop managers, samplers and producers run over it unchanged. `docs/xtuner.md` says what they
-win and what differs. Each name is imported when it is first used, and xtuner with its
-configs, where it is installed.
+win and what differs. Each name is imported when it is first used; xtuner, where it is installed, with the buffer.
 """
 
 from importlib import import_module
@@ -26,17 +25,16 @@ if TYPE_CHECKING:
     from replaybuf.xtuner.parts import StorageBackend as StorageBackend
     from replaybuf.xtuner.parts import StorageItem as StorageItem
     from replaybuf.xtuner.parts import parse_query as parse_query
+    from replaybuf.xtuner.xtuner_buffer import AsyncReplayBufferConfig as AsyncReplayBufferConfig
     from replaybuf.xtuner.xtuner_buffer import ReplayBuffer as ReplayBuffer
-    from replaybuf.xtuner.xtuner_configs import AsyncReplayBufferConfig as AsyncReplayBufferConfig
-    from replaybuf.xtuner.xtuner_configs import SyncReplayBufferConfig as SyncReplayBufferConfig
+    from replaybuf.xtuner.xtuner_buffer import SyncReplayBufferConfig as SyncReplayBufferConfig
 
 _NAMES = {
-    "xtuner_configs": "AsyncReplayBufferConfig SyncReplayBufferConfig",
     "parts": """
         BetweenNode ConditionNode DatabaseStorage FIFOReplayPolicy LogicNode QueryNode ReplayPolicy ScalarNode SetNode
         StalenessReplayPolicy StorageBackend StorageItem parse_query
     """,
-    "xtuner_buffer": "ReplayBuffer",
+    "xtuner_buffer": "AsyncReplayBufferConfig ReplayBuffer SyncReplayBufferConfig",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -13,40 +13,23 @@ from typing import Any
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_step
 from replaybuf.errors import MissingSnapshotError, NotEmptyError, SnapshotMismatchError
-from replaybuf.rollouts.normalise import Normalised, normalise
+from replaybuf.rollouts.normalise import normalise
 from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule, fill_model_steps
 from replaybuf.rollouts.statuses import OUR_STATUSES
 from replaybuf.storage.values import StorageItem as OurItem
-from replaybuf.xtuner.installed import THEIR_FILE, rollout_class, their_status
-from replaybuf.xtuner.parts import ReplayPolicy, StorageBackend, StorageItem
+from replaybuf.xtuner.parts import THEIR_FILE, ReplayPolicy, StorageBackend, StorageItem, rollout_class, their_status
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPut:
-    """A group to be put, its status, and the rule by which it expires.
-
-    `model_step` is that of new tokens, `train_step` the one for which the staleness is computed; None leaves them.
-    """
-
-    group: list[Any]
-    task_name: str
-    status: Status
-    model_step: int | None
-    train_step: int | None
-    rule: ExpiryRule
-
-
-def fill_tokens(new: GroupPut, kind: RolloutType) -> None:
+def fill_tokens(group: Iterable[Any], model_step: int, kind: RolloutType) -> None:
     """Fill the model steps of the group's tokens as xtuner does: a response without token ids stays without any.
 
     The buffer's own `model_step` would date such a response, which then expires.
     """
-    if new.model_step is not None:
-        step = check_step(new.model_step, "model_step")
-        for rollout in new.group:
-            fill_model_steps(rollout, step, kind)
+    step = check_step(model_step, "model_step")
+    for rollout in group:
+        fill_model_steps(rollout, step, kind)
 
 
 def status_of(group: Iterable[Any]) -> Status:
@@ -56,51 +39,47 @@ def status_of(group: Iterable[Any]) -> Status:
 
 
 class DatabaseOperations:
-    """How the groups of a `DatabaseStorage` are put, taken, refreshed and saved: a transaction each.
+    """Operations on the groups of a `DatabaseStorage`, in one transaction each.
 
     Groups that leave for good are added to `dropped`, for their sessions to be released.
     """
 
     def __init__(self, buffer: ReplayBuffer[Any]) -> None:
         self.buffer = buffer
+        self.kind = buffer.rollout_type
+        self.count, self.is_ready, self.save = buffer.count_statuses, buffer.is_ready, buffer.save
         self._used = False  # by this run
         self._step: int | None = None  # the train step that was named last
 
-    async def put(self, new: GroupPut, dropped: list[list[Any]]) -> None:
+    async def put(
+        self, group: list[Any], task: str, status: Status, step: int | None, rule: ExpiryRule, dropped: list[list[Any]]
+    ) -> None:
         self._used = True
-        self._step = self._step if new.train_step is None else new.train_step
-        # Asking for what leaves has its price: puts are then committed one by one.
+        self._step = self._step if step is None else step
+        # A put that reports evicted groups is committed by itself, without group commit.
         evicts = self.buffer.limits.capacity is not None
         left: list[OurItem] = []
-        fill_tokens(new, self.buffer.rollout_type)
         try:
             uid = await self.buffer.put(
-                new.group,
-                new.task_name,
-                status=new.status,
-                current_train_step=new.train_step,
-                stale_threshold=new.rule.stale_threshold,
-                token_stale_threshold=new.rule.token_stale_threshold,
-                expired_groups_retryable=new.rule.retryable,
+                group,
+                task,
+                status=status,
+                current_train_step=step,
+                stale_threshold=rule.stale_threshold,
+                token_stale_threshold=rule.token_stale_threshold,
+                expired_groups_retryable=rule.retryable,
                 dropped=left if evicts else None,
             )
         finally:
             dropped += _groups(left)
         if uid is None and not evicts:
-            dropped.append(new.group)
+            dropped.append(group)
 
     async def take(self, sizes: Mapping[str, int], status: Status) -> dict[str, list[list[Any]]]:
         self._used = True
         step = self._step if status == Status.COMPLETED else None  # others are drawn to be generated again
-        wanted = {task: 0 if isinstance(size, int) and size < 0 else size for task, size in sizes.items()}
-        taken, _ = await self.buffer.take_batch(wanted, group_status=status, current_train_step=step)
+        taken, _ = await self.buffer.take_batch(sizes, group_status=status, current_train_step=step)
         return taken
-
-    async def count(self, tasks: Sequence[str], statuses: Sequence[Status]) -> dict[str, dict[Status, int]]:
-        return await self.buffer.count_statuses(tasks, statuses)
-
-    async def is_ready(self, sizes: Mapping[str, int], status: Status) -> bool:
-        return await self.buffer.is_ready(sizes, status)
 
     async def refresh(
         self, rules: Mapping[str, ExpiryRule], step: int, statuses: Sequence[Status], dropped: list[list[Any]]
@@ -123,9 +102,6 @@ class DatabaseOperations:
         if kept and Status.EXPIRED in statuses:  # those that were EXPIRED before count, too
             counts |= {task: by[Status.EXPIRED] for task, by in (await self.count(kept, [Status.EXPIRED])).items()}
         return counts
-
-    async def save(self, folder: Path) -> Path:
-        return await self.buffer.save(folder)
 
     async def resume(self, folder: Path) -> None:
         """Load a snapshot, in place of what an earlier run has left in the database. Raises NotEmptyError.
@@ -158,7 +134,7 @@ def _groups(left: Sequence[OurItem]) -> list[list[Any]]:
 
 
 class OwnOperations:
-    """Does the operations by a policy and a storage, one at a time: these know only this process."""
+    """Operations by a policy and a storage of the user's, serialised by a lock: these know only this process."""
 
     def __init__(self, policy: ReplayPolicy, storage: StorageBackend) -> None:
         self._policy = policy
@@ -166,18 +142,20 @@ class OwnOperations:
         self._lock = asyncio.Lock()
 
     @cached_property
-    def _kind(self) -> RolloutType:
+    def kind(self) -> RolloutType:
+        """xtuner's RolloutState, and what is known of it."""
         return RolloutType(rollout_class())
 
-    async def put(self, new: GroupPut, dropped: list[list[Any]]) -> None:
-        fill_tokens(new, self._kind)
-        normal = await normalise(new.group, self._kind, None, new.train_step, new.rule, new.status)
+    async def put(
+        self, group: list[Any], task: str, status: Status, step: int | None, rule: ExpiryRule, dropped: list[list[Any]]
+    ) -> None:
+        normal = await normalise(group, self.kind, None, step, rule, status)
         if normal.dropped:
-            dropped.append(new.group)
+            dropped.append(group)
             return
-        status = their_status(normal.status)
+        new = StorageItem(group, 0, 0, task, their_status(normal.status), normal.staleness)
         async with self._lock:
-            await self._policy.put(StorageItem(new.group, 0, 0, new.task_name, status, normal.staleness), self._storage)
+            await self._policy.put(new, self._storage)
 
     async def take(self, sizes: Mapping[str, int], status: Status) -> dict[str, list[list[Any]]]:
         take = self._policy.get
@@ -205,21 +183,18 @@ class OwnOperations:
         self, task: str, rule: ExpiryRule, step: int, statuses: Sequence[Status], dropped: list[list[Any]]
     ) -> int:
         theirs = [their_status(status) for status in statuses]
-        records = await self._storage.get({"$and": [{"task_name": task}, {"status": {"$in": theirs}}]})
-        refreshed: list[tuple[StorageItem, Normalised]] = [
-            (one, await normalise(one.item, self._kind, None, step, rule, status_of(one.item))) for one in records
-        ]
-        gone = [one for one, normal in refreshed if normal.dropped]
+        gone, kept, expired = [], [], 0
+        for one in await self._storage.get({"$and": [{"task_name": task}, {"status": {"$in": theirs}}]}):
+            normal = await normalise(one.item, self.kind, None, step, rule, status_of(one.item))
+            expired += normal.status == Status.EXPIRED
+            if normal.dropped:
+                gone.append(one)
+            else:
+                kept.append(replace(one, status=their_status(normal.status), staleness=normal.staleness))
         await self._storage.delete([one.uid for one in gone])
         dropped += [one.item for one in gone]
-        await self._storage.update(
-            [
-                replace(one, status=their_status(normal.status), staleness=normal.staleness)
-                for one, normal in refreshed
-                if not normal.dropped
-            ]
-        )
-        return sum(normal.status == Status.EXPIRED for _, normal in refreshed)
+        await self._storage.update(kept)
+        return expired
 
     async def save(self, folder: Path) -> Path:
         async with self._lock:
@@ -246,7 +221,7 @@ class OwnOperations:
 
 
 def _torch() -> Any:
-    return import_module("torch")  # which xtuner has brought along
+    return import_module("torch")  # which xtuner requires
 
 
 def _lane(task: str, status: Status) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The parts that a buffer is built from, as xtuner has them: items, storage backends and replay policies.
 
-They are for users who have backends or policies of their own. The config's buffers use the database directly.
+They are for users who have backends or policies of their own. The config's buffers use the database directly. And all
+that is used of the installed xtuner: its rollouts and statuses, the bases of its configs, the release of sessions.
 """
 
 from __future__ import annotations
@@ -8,15 +9,69 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 from replaybuf import query as ours
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import QueryError, UnsupportedError
+from replaybuf.errors import MissingDriverError, QueryError, UnsupportedError
 from replaybuf.query.nodes import SCALAR_OPERATORS
+from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import FIFOPolicy, Order, StalenessPolicy, in_order
 from replaybuf.storage.values import StorageItem as OurItem
-from replaybuf.xtuner.installed import their_status
+
+_DATA = "xtuner.v1.data_proto.rl_data"
+_SESSIONS = "xtuner.v1.rl.rollout.trace_store"
+_BUFFERS = "xtuner.v1.rl.replay_buffer"
+
+#: The file in which xtuner's own buffer is saved.
+THEIR_FILE = "replay_buffer.pth"
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "xtuner":
+            why = "which is not installed: get it from https://github.com/InternLM/xtuner and pip install it"
+        else:
+            why = f"and can't import {name}: {error}"
+        raise MissingDriverError(f"replaybuf.xtuner works with xtuner, {why}") from error
+
+
+def rollout_class() -> type[Any]:
+    """Return xtuner's RolloutState. Raises MissingDriverError."""
+    found: type[Any] = _module(_DATA).RolloutState
+    return found
+
+
+def their_status(status: Enum) -> Any:
+    """Return the member of xtuner's Status that means the same as one of ours, or as one of theirs."""
+    return _module(_DATA).Status(status.value)
+
+
+async def release(groups: Sequence[list[Any]]) -> None:
+    """Release the resources of rollouts, and set their status EXPIRED: sessions of the trace store, Ray objects.
+
+    One call for all of them, as their sessions are released by one remote call. Their other fields are reset.
+    """
+    if not groups:
+        return
+    await _module(_SESSIONS).release_and_discard_rollout_groups(list(groups))
+    expired = their_status(Status.EXPIRED)
+    for group in groups:
+        for rollout in group:
+            rollout.status = expired
+
+
+def config_class(name: str) -> type[Any]:
+    """Return xtuner's class of configs of this name, or `object` where xtuner isn't installed."""
+    if find_spec("xtuner") is None:
+        return object
+    found: type[Any] = getattr(_module(_BUFFERS), name)
+    return found
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""xtuner's ReplayBuffer: its calls, over a database."""
+"""xtuner's ReplayBuffer: its calls, over a database; and its configs of replay buffers, with a URL."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field, ImportString
+
+from replaybuf import config
 from replaybuf.buffer.replay_buffer import ReplayBuffer as OurBuffer
 from replaybuf.errors import ConfigError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import OUR_STATUSES, StatusLike
-from replaybuf.xtuner.installed import release
-from replaybuf.xtuner.operations import DatabaseOperations, GroupPut, OwnOperations, status_of
-from replaybuf.xtuner.parts import DatabaseStorage, ReplayPolicy, StorageBackend
+from replaybuf.rules.policies import ReplayPolicy as OurPolicy
+from replaybuf.xtuner.operations import DatabaseOperations, OwnOperations, fill_tokens, status_of
+from replaybuf.xtuner.parts import DatabaseStorage, ReplayPolicy, StorageBackend, config_class, release, rollout_class
 
 Group = list[Any]
 """The rollouts of a prompt, xtuner's RolloutStates."""
@@ -66,9 +69,11 @@ class ReplayBuffer:
         step = current_train_step if status in EXPIRING_STATUSES else None
         thresholds = (None, None) if step is None else (stale_threshold, token_stale_threshold)
         rule = ExpiryRule(*thresholds, retryable=expired_groups_retryable)
+        if model_step is not None:
+            fill_tokens(items, model_step, self._operations.kind)
         dropped: list[Group] = []
         try:
-            await self._operations.put(GroupPut(items, task_name, status, model_step, step, rule), dropped)
+            await self._operations.put(items, task_name, status, step, rule, dropped)
         finally:  # also of a call that is cancelled
             await release(dropped)
 
@@ -166,7 +171,7 @@ _Operations = DatabaseOperations | OwnOperations
 
 
 def _operations(policy: ReplayPolicy | None, storage: StorageBackend) -> tuple[_Operations, _Operations]:
-    """Return what puts, draws and counts, and what refreshes and saves.
+    """Return the operations for puts, draws and counts, and those for refreshes and snapshots.
 
     Both are the database itself where it has this policy. Of a storage of the user's own they call the policy and the
     storage, and over a database with a policy of the user's own, only draws do.
@@ -180,3 +185,35 @@ def _operations(policy: ReplayPolicy | None, storage: StorageBackend) -> tuple[_
     if policy is None or getattr(policy, "same_as", None) == storage.buffer.policy.name:
         return database, database
     return OwnOperations(policy, storage), database
+
+
+# The configs are subclasses of xtuner's, because those of its trainers declare and check these classes.
+_TheirSync: Any = config_class("SyncReplayBufferConfig")
+_TheirAsync: Any = config_class("AsyncReplayBufferConfig")
+
+
+class _OverDatabase(config.ReplayBufferConfig[Any]):
+    """Takes every setting of `replaybuf.ReplayBufferConfig`, and builds xtuner's face of the buffer.
+
+    `rollout_type` is xtuner's RolloutState, or a subclass. Without a url the buffer is a private one in memory, as
+    xtuner's is. Raises MissingDriverError where xtuner isn't installed.
+    """
+
+    url: str = "sqlite:///:memory:"
+    rollout_type: type | ImportString[Any] = Field(default_factory=rollout_class)
+
+    def build(self) -> ReplayBuffer:  # type: ignore[override]
+        """Return the buffer that this config describes; it connects at first use. Raises ConfigError."""
+        return ReplayBuffer(None, DatabaseStorage(super().build()))
+
+
+class SyncReplayBufferConfig(_OverDatabase, _TheirSync):  # type: ignore[misc]
+    """For synchronous training: oldest first."""
+
+    policy: str | OurPolicy | type[OurPolicy] = "fifo"
+
+
+class AsyncReplayBufferConfig(_OverDatabase, _TheirAsync):  # type: ignore[misc]
+    """For asynchronous training: most stale first."""
+
+    policy: str | OurPolicy | type[OurPolicy] = "staleness"

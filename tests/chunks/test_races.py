@@ -83,8 +83,8 @@ async def test_race__a_delayed_first_cursor_and_a_fragment_put_again_make_no_sec
     await ledger._make(W, 1, progress)  # and this process dies before it puts the next cursor
     await ledger.begin(W, 1, 0)  # the delayed one
     await ledger.store(fragment, 1, last=True)
-    await ledger.settle(W, 1)
-    await ledger.settle(W, 1)
+    await ledger.join(W, 1)
+    await ledger.join(W, 1)
     assert await starts(chunks) == [0]
     assert await chunks.expected(W) == 1
 

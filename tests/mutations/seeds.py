@@ -228,8 +228,8 @@ _PRODUCE = [
     ("produce-tail-runs-ahead", "produce/strategies.py", "batch.ahead = 0 if tail else", "batch.ahead = 1 if tail else", "a tail batch runs ahead of nothing"),
     ("produce-concurrency", "produce/strategies.py", "self.max_concurrency - running)", "self.max_concurrency - running + 1)", "max_concurrency bounds what is generated at once"),
     ("produce-waste", "produce/strategies.py", "if failures.wasted >= self.give_up_after * batch.size:", "if False:", "what is generated in vain has an end"),
-    ("produce-keeps-aborted", "produce/generations.py", "    begin_anew(aborted, kind)\n", "", "without partial rollouts what was interrupted begins anew"),
-    ("produce-init-is-fine", "produce/generations.py", "if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):", "if status in (Status.EXPIRED, Status.ARCHIVED):", "a group of which nothing was generated is refused"),
+    ("produce-keeps-aborted", "produce/generations.py", "begin_anew(group, self._kind, Status.ABORTED)", "pass", "without partial rollouts what was interrupted begins anew"),
+    ("produce-init-is-fine", "produce/agent_loop.py", "if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):", "if status in (Status.EXPIRED, Status.ARCHIVED):", "a group of which nothing was generated is refused"),
     ("produce-room", "produce/strategies.py", "wanted = min(wanted, room - flying)", "wanted = min(wanted, room)", "what is in flight needs room, too"),
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from replaybuf.errors import InputError
 from replaybuf.prompts.dataset_readers import epoch_order
-from replaybuf.prompts.datasets import PromptDataset
+from replaybuf.prompts.prompt_ledger import PromptDataset
 
 
 class Again:

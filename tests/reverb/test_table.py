@@ -16,7 +16,17 @@ from replaybuf import ConfigError, FullError, NotReadyError, reverb
 from replaybuf.errors import InputError
 from replaybuf.reverb import Table
 from replaybuf.reverb.rate_limiters import MinSize, Queue, SampleToInsertRatio
-from replaybuf.reverb.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Selector, Uniform
+from replaybuf.reverb.selectors import (
+    Fifo,
+    Lifo,
+    MaxHeap,
+    MinHeap,
+    Prioritized,
+    Selector,
+    Uniform,
+    priority_of,
+    weight_of,
+)
 from replaybuf.reverb.table import SAMPLE_TIMEOUT
 from tests.pages import DOCS
 
@@ -112,8 +122,7 @@ async def test_priorities_have_an_exponent(url: str) -> None:
 
 @given(st.floats(1e-6, 1e6), st.sampled_from([0.2, 0.6, 1.0, 2.0]))
 def test_a_priority_is_kept_to_15_digits(priority: float, exponent: float) -> None:
-    replay = table(None, sampler=Prioritized(exponent))
-    assert replay._priority(replay._weight(priority)) == pytest.approx(priority, rel=1e-14)
+    assert priority_of(weight_of(priority, exponent), exponent) == pytest.approx(priority, rel=1e-14)
 
 
 async def test_priorities_may_be_far_apart(url: str) -> None:
@@ -274,5 +283,9 @@ def test_the_page_names_every_selector_and_rate_limiter() -> None:
     named = (DOCS / "reverb.md").read_text("utf-8")
     for module in (reverb.selectors, reverb.rate_limiters):
         for name, value in vars(module).items():
-            if isinstance(value, type) and value.__module__ == module.__name__ and not name.endswith("Policy"):
+            if (
+                isinstance(value, type)
+                and value.__module__ == module.__name__
+                and not name.endswith(("Policy", "Info", "Stats"))
+            ):
                 assert f"`{name}`" in named or f".{name}`" in named or name in ("Selector", "RateLimiter")

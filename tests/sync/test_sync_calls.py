@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
+import pydoc
 import threading
 import time
 import traceback
@@ -18,6 +19,7 @@ from replaybuf.chunks import ChunkBufferConfig
 from replaybuf.errors import InputError, NotPicklableError
 from replaybuf.storage.values import StorageItem
 from replaybuf.sync import SyncReplayBuffer, run
+from replaybuf.sync.buffer import face_of
 from tests.stores import TASK, group, number_of, numbers_of
 
 
@@ -236,3 +238,28 @@ async def test_calls_inside_a_running_loop_work(buffer: SyncReplayBuffer) -> Non
     assert numbers_of(await buffer.asynchronous.get(2, TASK)) == [1, 2]
     with pytest.raises(NotReadyError):
         buffer.take_batch({TASK: 1}, timeout=0.05)
+
+
+def test_help_shows_the_signature_and_the_docstring_without_await() -> None:
+    text = pydoc.render_doc(
+        SyncReplayBuffer,
+        renderer=pydoc.plaintext,  # type: ignore[attr-defined]
+    )
+    assert "put(self, items: 'Sequence[R]', task_name: 'str', *, model_step: 'int | None' = None" in text
+    assert "Store a group of rollouts and return its uid; when it returns, the group is committed." in text
+    assert "with buffer.lease_batch(" in text
+    assert not {"async", "await"} & set(text.replace("(", " ").split())
+
+
+def test_a_synchronous_class_that_lacks_a_call_is_not_made() -> None:
+    class Opened:
+        async def put(self) -> None: ...
+
+        @property
+        def limits(self) -> None: ...
+
+    with pytest.raises(TypeError, match="Face lacks put of Opened"):
+
+        @face_of(Opened)
+        class Face:
+            limits: None
