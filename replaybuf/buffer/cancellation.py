@@ -1,4 +1,4 @@
-"""What callers wait for when they are cancelled."""
+"""Calls that finish their work before a cancellation takes effect."""
 
 from __future__ import annotations
 

@@ -77,9 +77,9 @@ class DrawRequest:
         self._weigh(leased.items)
         return leased
 
-    async def gave_up(self, waits: Waits, waited: float, timeout: float, why: Diagnosis | None) -> None:
-        """Write that a caller who waited for this batch in turns, `waited` seconds in all, gives up."""
-        await waits.gave_up(wait_of(self.draw, time.time() - waited, timeout), why)
+    async def report_timeout(self, waits: Waits, waited: float, timeout: float, why: Diagnosis | None) -> None:
+        """Record that a caller gives up who waited for this batch in turns, `waited` seconds in all."""
+        await waits.report_timeout(wait_of(self.draw, time.time() - waited, timeout), why)
 
     def _weigh(self, drawn: Mapping[str, Sequence[StorageItem]]) -> None:
         """Turn the N p that storages give as `weight` into (N p)^-beta."""

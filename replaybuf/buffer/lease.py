@@ -29,8 +29,8 @@ from replaybuf.tracing import traced
 _BEATS = 3
 
 
-class Beating(Protocol):
-    """A lease that lasts as long as it is extended, each time by `seconds`."""
+class Renewable(Protocol):
+    """A lease that has to be extended, each time by `seconds`."""
 
     seconds: float
 
@@ -38,8 +38,8 @@ class Beating(Protocol):
         """Extend the lease. Return False if it has ended."""
 
 
-class Heart:
-    """Extends the leases of a storage from its own thread, also while a training step blocks the loop.
+class Heartbeats:
+    """Renews the leases of a storage from a thread of its own, also while a training step blocks the event loop.
 
     A lease that was dropped without being settled runs out. The thread ends with the last lease.
     """
@@ -49,11 +49,11 @@ class Heart:
 
     def begin_anew(self) -> None:
         """Forget all leases. In a forked process they are the parent's, whose thread extends them while it lives."""
-        self._leases: weakref.WeakKeyDictionary[Beating, float] = weakref.WeakKeyDictionary()  # when each is due
+        self._leases: weakref.WeakKeyDictionary[Renewable, float] = weakref.WeakKeyDictionary()  # when each is due
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def beat_for(self, lease: Beating) -> None:
+    def renew(self, lease: Renewable) -> None:
         """Extend a lease from now on."""
         with self._changed:
             self._leases[lease] = time.monotonic() + lease.seconds / _BEATS
@@ -62,7 +62,7 @@ class Heart:
                 self._thread.start()
             self._changed.notify()
 
-    def stop_for(self, lease: Beating) -> None:
+    def stop(self, lease: Renewable) -> None:
         with self._changed:
             self._leases.pop(lease, None)
             self._changed.notify()
@@ -72,7 +72,7 @@ class Heart:
             asyncio.run(self._beat(due))
             due.clear()  # keep no lease alive during the next wait
 
-    def _wait(self) -> list[Beating] | None:
+    def _wait(self) -> list[Renewable] | None:
         """Return the leases to be extended now, or None when no leases are left."""
         with self._changed:
             while True:
@@ -87,29 +87,29 @@ class Heart:
                 del beats
                 self._changed.wait(first - now)
 
-    async def _beat(self, due: Sequence[Beating]) -> None:
+    async def _beat(self, due: Sequence[Renewable]) -> None:
         await asyncio.gather(*map(self._extend, due))
 
-    async def _extend(self, lease: Beating) -> None:
+    async def _extend(self, lease: Renewable) -> None:
         if not await lease.beat():
-            self.stop_for(lease)
+            self.stop(lease)
             return
         with self._changed:
             if lease in self._leases:
                 self._leases[lease] = time.monotonic() + lease.seconds / _BEATS
 
 
-def heart_of(storage: object) -> Heart:
-    """Return the heart that beats for the leases of a storage."""
-    return _hearts.setdefault(storage, Heart())
+def heartbeats_of(storage: object) -> Heartbeats:
+    """Return the heartbeats of the leases of a storage."""
+    return _heartbeats_of.setdefault(storage, Heartbeats())
 
 
-_hearts: weakref.WeakKeyDictionary[object, Heart] = weakref.WeakKeyDictionary()
+_heartbeats_of: weakref.WeakKeyDictionary[object, Heartbeats] = weakref.WeakKeyDictionary()
 
 
 def _forked() -> None:
-    for heart in _hearts.values():
-        heart.begin_anew()
+    for heartbeats in _heartbeats_of.values():
+        heartbeats.begin_anew()
 
 
 if hasattr(os, "register_at_fork"):
@@ -138,9 +138,9 @@ class Lease(Generic[R]):
         self._lost = False
         self._given_back = 0
         self._open = {item.uid for items in leased.items.values() for item in items}
-        self._heart = heart_of(storage) if heartbeat and self._open else None
-        if self._heart is not None:
-            self._heart.beat_for(self)
+        self._heartbeats = heartbeats_of(storage) if heartbeat and self._open else None
+        if self._heartbeats is not None:
+            self._heartbeats.renew(self)
 
     def __repr__(self) -> str:
         return f"<Lease {self.token}: {len(self._open)} groups open>"
@@ -324,8 +324,8 @@ class Lease(Generic[R]):
 
     def stop(self) -> None:
         """Stop the heartbeats of this process: unless another has adopted the lease, it runs out."""
-        if self._heart is not None:
-            self._heart.stop_for(self)
+        if self._heartbeats is not None:
+            self._heartbeats.stop(self)
 
 
 def not_begun(leasing: object, name: str, how: str) -> AttributeError:

@@ -132,7 +132,7 @@ class Putting:
 
     @property
     def worker(self) -> str:
-        """The name of who puts."""
+        """The worker name recorded with puts."""
         return worker_name(self._worker)
 
     async def put(

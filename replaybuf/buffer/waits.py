@@ -1,6 +1,6 @@
 """Waiting for groups and for room. Every wait ends: with success, an error, or the timeout.
 
-A wait that takes long says what it is for, and why it isn't over (`telling`): as a warning of the logger
+A wait that takes long says what it is for, and why it isn't over (`wait_reports`): as a warning of the logger
 `replaybuf.waits` every half minute, and to other processes."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from replaybuf.buffer.telling import SHOW_SECONDS, Telling, give_up
+from replaybuf.buffer.wait_reports import SHOW_SECONDS, WaitReport, report_timeout
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.query import LogicNode, ScalarNode, to_text
 from replaybuf.rollouts.rollout import Status
@@ -92,7 +92,7 @@ class _WaitQueue:
 
 
 class Waits:
-    """The waits of one buffer. `worker()` is the name of who waits."""
+    """The waits of one buffer. `worker()` is the name under which they are reported."""
 
     def __init__(self, storage: SQLStorage, check_open: Callable[[], None], worker: Callable[[], str]) -> None:
         self._storage = storage
@@ -124,7 +124,7 @@ class Waits:
         await self._storage.changed(min(seconds, _LONGEST_WAIT), since)
 
     async def _tallies(self) -> Tallies:
-        """Return the tallies. Raises FencedError: who looks for a change asks for both at once."""
+        """Return the tallies. Raises FencedError, so that a poll for a change needs one statement."""
         return await self._storage.fenced_tallies()
 
     async def check_fence(self) -> None:
@@ -146,7 +146,7 @@ class Waits:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 await self.until_ready(draw, deadline, timeout)
-                await self.gave_up(wait_of(draw, _began(deadline, timeout), timeout))
+                await self.report_timeout(wait_of(draw, _began(deadline, timeout), timeout))
                 raise NotReadyError(f"after {timeout:g} s: others hold some of the groups; nothing was taken")
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
 
@@ -160,7 +160,7 @@ class Waits:
 
         with (
             _timed(self.for_groups, "groups") as begin,
-            closing(self.telling("waiting for groups", described)) as telling,
+            closing(self.open_report("waiting for groups", described)) as report,
         ):
             while True:
                 self.check_open()
@@ -170,25 +170,25 @@ class Waits:
                 if draw.is_met_by(self._available(draw, tallies, there)):
                     return
                 remaining = deadline - time.monotonic()
-                if remaining <= 0 or telling.due:
+                if remaining <= 0 or report.due:
                     why = await self.why(
-                        telling.wait, tallies, None if draw.where is None else there, over=remaining <= 0
+                        report.wait, tallies, None if draw.where is None else there, over=remaining <= 0
                     )
                     if remaining <= 0:
                         error = NotReadyError(f"after {timeout:g} s: {why}; nothing was taken")
                         error.diagnosis = why
-                        await telling.give_up(why.recorded, why.task_name)
+                        await report.timed_out(why.recorded, why.task_name)
                         raise error
-                    telling.tell(why.recorded, str(why))
+                    report.update(why.recorded, str(why))
                 begin()
-                await self._changed(seen, min(remaining, telling.pause))
+                await self._changed(seen, min(remaining, report.pause))
 
-    async def gave_up(self, wait: Wait, why: Diagnosis | None = None) -> None:
-        """Write that a wait ends by its timeout, and why it isn't over: by default, because of what others hold."""
+    async def report_timeout(self, wait: Wait, why: Diagnosis | None = None) -> None:
+        """Record that a wait ends by its timeout, and why: by default, because others hold some of the groups."""
         reason, task = (
             ("Others hold some of the groups.", None) if why is None else (why.recorded or why.sentence, why.task_name)
         )
-        await give_up(self._storage, wait, self._worker(), reason, task)
+        await report_timeout(self._storage, wait, self._worker(), reason, task)
 
     async def ready(self, draw: Draw) -> bool:
         """Return whether all groups that the draw needs are there."""
@@ -240,20 +240,20 @@ class Waits:
         matches = None if draw.where is None else await self._there(draw, tallies)
         return await self.why(wait_of(draw, time.time(), 0), tallies, matches)
 
-    def for_trainer(self, timeout: float) -> Telling:
-        """Return what tells others of a producer's wait for what the trainer does. It has to be closed."""
+    def for_trainer(self, timeout: float) -> WaitReport:
+        """Return the report of a producer's wait for the trainer. It has to be closed."""
         since = time.time()
         wait = Wait({}, "trainer", since=since, deadline=end_of(since, timeout), worker=self._worker())
-        return self.telling("waiting for the trainer", lambda: wait)
+        return self.open_report("waiting for the trainer", lambda: wait)
 
     def dataset_ended(self, task_name: str, ledger: str, drawn: int) -> None:
         """Tell others that a prompt ledger has read its dataset to the end, after so many prompts."""
         ended = WorkerEvent(EventKind.DATASET_ENDED, self._worker(), time.time(), drawn, ledger, task_name)
         self._storage.report(ended)
 
-    def telling(self, what: str, wait: Callable[[], Wait]) -> Telling:
-        """Return what tells others of a wait; `what` begins its reports in the log. It has to be closed."""
-        return Telling(self._storage, what, self._worker(), wait)
+    def open_report(self, what: str, wait: Callable[[], Wait]) -> WaitReport:
+        """Return the report of a wait; `what` begins its warnings in the log. It has to be closed."""
+        return WaitReport(self._storage, what, self._worker(), wait)
 
     # For room
 
@@ -283,11 +283,11 @@ class Waits:
                     why, found = f"task {new.task_name}: others wait for room, too", None
                     if timeout >= SHOW_SECONDS:
                         found = await self.why(described(), await self._tallies(), over=True)
-                        await give_up(self._storage, described(), self._worker(), found.recorded, new.task_name)
+                        await report_timeout(self._storage, described(), self._worker(), found.recorded, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error, found)
                 try:
-                    with closing(self.telling("waiting for room", described)) as telling:
-                        return await self._put_in_turn(new, deadline, timeout, telling, store)
+                    with closing(self.open_report("waiting for room", described)) as report:
+                        return await self._put_in_turn(new, deadline, timeout, report, store)
                 finally:
                     queue.turn.release()
         finally:
@@ -298,7 +298,7 @@ class Waits:
         new: NewGroup,
         deadline: float,
         timeout: float,
-        telling: Telling,
+        report: WaitReport,
         store: Callable[[NewGroup], Awaitable[T]],
     ) -> T:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
@@ -315,15 +315,15 @@ class Waits:
             else:
                 why = f"task {new.task_name}: {limits.why_full(level, new.status)}"
             remaining = deadline - time.monotonic()
-            if remaining <= 0 or telling.due:
-                found = await self.why(telling.wait, tallies, over=remaining <= 0)
+            if remaining <= 0 or report.due:
+                found = await self.why(report.wait, tallies, over=remaining <= 0)
                 full = found.reason == Reason.PRODUCERS_HELD_BACK  # the group may need more room than the others
                 sentence, all_of_it = (found.recorded, str(found)) if full else (why, why)
                 if remaining <= 0:
-                    await telling.give_up(sentence, new.task_name)
+                    await report.timed_out(sentence, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {all_of_it}; nothing was stored", found=found)
-                telling.tell(sentence, all_of_it)
-            await self._changed(seen, min(remaining, telling.pause))
+                report.update(sentence, all_of_it)
+            await self._changed(seen, min(remaining, report.pause))
 
     async def _refuse(
         self, new: NewGroup, why: str, cause: BaseException | None = None, found: Diagnosis | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.telling import Reports
+from replaybuf.buffer.wait_reports import WaitLog
 from replaybuf.checks import ENTERED_ASYNC, check_seconds, check_task_name, check_timeout
 from replaybuf.chunks.fragments import (
     Chunk,
@@ -240,18 +240,18 @@ class ChunkBuffer:
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
         query = {"task_name": self._ledger.prepared, "uid": {"$gt": least}}
-        reports = Reports("waiting for a selection")
+        log = WaitLog("waiting for a selection")
         while True:
             for item in [item async for item in self.buffer.find(query, order_by="-uid", limit=1)]:
                 if item.error is not None:
                     raise ReplayBufError(f"selection {item.uid} of {self.name} can't be read: {item.error}")
                 return Selection.of(item)
             remaining = deadline - time.monotonic()
-            if remaining <= 0 or reports.due:
+            if remaining <= 0 or log.due:
                 what = "nothing was fetched yet" if after is None else f"nothing was fetched after selection {after}"
                 if remaining <= 0:
                     raise NotReadyError(f"after {limit:g} s: {what} from {self.name}")
-                reports.tell(f"{what} from {self.name}")
+                log.add(f"{what} from {self.name}")
             await asyncio.sleep(min(_POLL_SECONDS, remaining))
 
     async def _draw(self, n: int, timeout: float) -> Selection | None:

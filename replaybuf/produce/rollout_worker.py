@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import msgpack  # type: ignore[import-untyped]
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.telling import Telling
+from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.checks import check_step, check_timeout, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
@@ -58,7 +58,7 @@ async def wait_published(
     patience = check_timeout(timeout)
     deadline = time.monotonic() + patience
     news = "nothing" if after is None else f"nothing since step {after.train_step}"
-    with closing(buffer.waits.for_trainer(patience)) as telling:
+    with closing(buffer.waits.for_trainer(patience)) as report:
         while True:
             await buffer.check_fence()
             state = await published(buffer, name=name)
@@ -66,13 +66,13 @@ async def wait_published(
                 return state
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                if telling.is_long:
-                    why = await buffer.waits.why(telling.wait, await buffer.tallies(), over=True)
-                    await telling.give_up(why.recorded)
+                if report.is_long:
+                    why = await buffer.waits.why(report.wait, await buffer.tallies(), over=True)
+                    await report.timed_out(why.recorded)
                 raise NotReadyError(f"after {patience:g} s: the trainer has published {news}; is it running?")
-            if telling.due:
-                why = await buffer.waits.why(telling.wait, await buffer.tallies())
-                telling.tell(why.recorded, str(why))
+            if report.due:
+                why = await buffer.waits.why(report.wait, await buffer.tallies())
+                report.update(why.recorded, str(why))
             await asyncio.sleep(min(_POLL_SECONDS, remaining))
 
 
@@ -155,7 +155,7 @@ class _Work:
     running: Generations
     loaded: int | None = None  # the published step of the weights at the last load
     busy: float = field(default_factory=time.monotonic)  # when there was last something to do
-    idle: Telling | None = None  # since there was nothing to do
+    idle: WaitReport | None = None  # since there was nothing to do
     began: float = field(default_factory=time.monotonic)
     reported: float = field(default_factory=time.monotonic)
     produced: int = 0  # groups
@@ -232,10 +232,10 @@ class _Work:
         await asyncio.sleep(_POLL_SECONDS)
         if time.monotonic() - self.busy > self.patience:
             why = await self._why_idle(state)
-            await self.idle.give_up(why, self.sampler.task_name)
+            await self.idle.timed_out(why, self.sampler.task_name)
             raise NotReadyError(f"after {self.patience:g} s: {why}")
         if self.idle.due:
-            self.idle.tell(await self._why_idle(state))
+            self.idle.update(await self._why_idle(state))
 
     def _go_on(self) -> None:
         """End the idle time: there is something to do."""

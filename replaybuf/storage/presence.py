@@ -68,7 +68,7 @@ class WorkerEvent:
     task_name: str | None = None
 
 
-def gave_up(wait: Wait, worker: str, time: float, reason: str, task_name: str | None = None) -> WorkerEvent:
+def timeout_event(wait: Wait, worker: str, time: float, reason: str, task_name: str | None = None) -> WorkerEvent:
     """Return the event of a wait that ended by its timeout, and why it wasn't over.
 
     `task_name` is the task that the reason is about, if it is about one. The event has the number of groups that were

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from replaybuf.buffer.lease import Heart
+from replaybuf.buffer.lease import Heartbeats
 from replaybuf.storage.values import Leased
 from tests.stores import TASK, build, fill, until
 
@@ -35,9 +35,9 @@ async def test_a_heartbeat_that_fails_leaves_the_others_alone(url: str, monkeypa
 
 
 def test_a_heart_whose_last_lease_is_dropped_as_it_looks_comes_to_rest() -> None:
-    heart = Heart()
+    heartbeats = Heartbeats()
     there = MagicMock()
     there.__len__.return_value = 1
     there.items.return_value = there.values.return_value = []
-    heart._leases = there
-    assert heart._wait() is None
+    heartbeats._leases = there
+    assert heartbeats._wait() is None

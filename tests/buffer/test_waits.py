@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, Status
-from replaybuf.buffer import telling
+from replaybuf.buffer import wait_reports
 from replaybuf.chunks import ChunkBufferConfig
 from tests.stores import TASK, build, group
 
@@ -33,7 +33,7 @@ async def test_a_waiting_trainer_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wait: str
 ) -> None:
     """Every so often, with what there is at that moment."""
-    monkeypatch.setattr(telling, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(wait_reports, "REPORT_SECONDS", 0.1)
     async with build("memory://") as buffer:
         await buffer.put(group(1), TASK)
         waiting = asyncio.ensure_future(WAITS[wait](buffer))
@@ -52,7 +52,7 @@ async def test_a_put_that_waits_for_room_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of many that wait in line, only the first does."""
-    monkeypatch.setattr(telling, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(wait_reports, "REPORT_SECONDS", 0.1)
     async with build("memory://", capacity=1, on_full="block") as buffer:
         await buffer.put(group(1), TASK)
         puts = [buffer.put(group(number), TASK, timeout=0.35) for number in range(5)]
@@ -67,7 +67,7 @@ async def test_a_put_that_waits_for_room_says_why(
 async def test_a_rank_that_waits_for_a_selection_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(telling, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(wait_reports, "REPORT_SECONDS", 0.1)
     async with ChunkBufferConfig(url="memory://", fragments_per_chunk=1).build() as chunks:
         with pytest.raises(NotReadyError):
             await chunks.prepared(timeout=0.3)
@@ -75,7 +75,7 @@ async def test_a_rank_that_waits_for_a_selection_says_so(
 
 
 async def test_a_short_wait_is_silent(caplog: pytest.LogCaptureFixture) -> None:
-    assert telling.REPORT_SECONDS == 30
+    assert wait_reports.REPORT_SECONDS == 30
     async with build("memory://") as buffer:
         with pytest.raises(NotReadyError):
             await buffer.take_batch({TASK: 1}, timeout=0.2)

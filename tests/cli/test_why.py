@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from replaybuf import NotReadyError, PromptLedger, ReplayBufferConfig, RolloutState, Status
-from replaybuf.buffer import telling
+from replaybuf.buffer import wait_reports
 from replaybuf.rules.causes import Reason
 from replaybuf.rules.producing import PATIENCE
 from replaybuf.rules.transitions import Tally
@@ -198,7 +198,7 @@ async def _give_up(url: str) -> None:
 
 def test_who_gave_up_is_told_when_nobody_waits(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nothing was ever put; what a draw would find now follows."""
-    monkeypatch.setattr(telling, "SHOW_SECONDS", 0.1)
+    monkeypatch.setattr(wait_reports, "SHOW_SECONDS", 0.1)
     asyncio.run(_give_up(shared_url))
     first, now, *_ = run("why", shared_url, "--buffer", "later").stdout.splitlines()
     said = r"Nobody waits now; trainer-1 gave up \ds ago, after \ds of waiting for groups: Nothing is ready for math .*"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replaybuf.buffer import telling
+from replaybuf.buffer import wait_reports
 from replaybuf.storage.sql.tasks import presence, sweeper
 
 
@@ -15,5 +15,5 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presence, "_NEWS_SECONDS", 0.02)
     monkeypatch.setattr(presence, "_WAIT_SECONDS", 0.02)
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.02)
-    monkeypatch.setattr(telling, "SHOW_SECONDS", 0.05)
-    monkeypatch.setattr(telling, "REASON_SECONDS", 0.05)
+    monkeypatch.setattr(wait_reports, "SHOW_SECONDS", 0.05)
+    monkeypatch.setattr(wait_reports, "REASON_SECONDS", 0.05)

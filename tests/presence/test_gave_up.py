@@ -8,7 +8,7 @@ import re
 import pytest
 
 from replaybuf import FullError, NotReadyError
-from replaybuf.buffer import telling
+from replaybuf.buffer import wait_reports
 from replaybuf.produce import wait_published
 from replaybuf.rules.causes import Reason
 from replaybuf.rules.limits import Limits
@@ -45,7 +45,7 @@ async def test_a_wait_that_gives_up_is_noted(shared_url: str, quick: None, monke
         cancelled.cancel()
         await asyncio.wait([cancelled])
         with monkeypatch.context() as now:
-            now.setattr(telling, "SHOW_SECONDS", 60)
+            now.setattr(wait_reports, "SHOW_SECONDS", 60)
             with pytest.raises(NotReadyError):
                 await buffer.take_batch({"code": 1}, timeout=0.01)
         with working_as("gen-2"), pytest.raises(NotReadyError):

@@ -1,4 +1,4 @@
-"""What a wait tells others while it lasts: its reason, in the log and, where the store can, to other processes."""
+"""Reports of waits that last: why a wait isn't over, as warnings of the log and for the views that all processes read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from replaybuf.rules.circumstances import Wait
-from replaybuf.storage.presence import Waiting, gave_up
+from replaybuf.storage.presence import Waiting, timeout_event
 from replaybuf.storage.sql.backend import SQLStorage
 
 #: Seconds after which a wait is reported in the log, and between reports.
@@ -23,8 +23,8 @@ _FLUSH_SECONDS = 2.0
 _logger = logging.getLogger("replaybuf.waits")
 
 
-class Reports:
-    """The reports of one wait in the log, one every REPORT_SECONDS. They begin with `what` it waits for."""
+class WaitLog:
+    """The warnings of one wait in the log, one every REPORT_SECONDS. Each begins with `what` the wait is for."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -33,30 +33,30 @@ class Reports:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for one."""
+        """Whether it is time for a warning."""
         return time.monotonic() >= self._next
 
     @property
     def pause(self) -> float:
-        """The seconds until the next report."""
+        """The seconds until the next warning."""
         return max(0.0, self._next - time.monotonic())
 
-    def tell(self, missing: str) -> None:
-        """Report what is missing."""
+    def add(self, missing: str) -> None:
+        """Log what is missing."""
         now = time.monotonic()
         self._next = now + REPORT_SECONDS
         _logger.warning("%s for %.0f s: %s", self._what, now - self._began, missing)
 
 
-class Telling:
-    """One wait, as others hear of it. Nothing is made of one that is over within `SHOW_SECONDS`.
+class WaitReport:
+    """One wait of a worker, in the log and in the view `waiters`. A wait of less than `SHOW_SECONDS` isn't reported.
 
-    `wait()` describes it, for the worker of this name.
+    `wait()` describes it as it is at the moment.
     """
 
     def __init__(self, storage: SQLStorage, what: str, worker: str, wait: Callable[[], Wait]) -> None:
         self._storage = storage
-        self._reports = Reports(what)
+        self._log = WaitLog(what)
         self._worker = worker
         self._wait = wait
         self._shown: Waiting | None = None
@@ -69,18 +69,18 @@ class Telling:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to say why the wait isn't over."""
-        return self._reports.due or time.monotonic() >= self._next
+        """Whether it is time for an `update`."""
+        return self._log.due or time.monotonic() >= self._next
 
     @property
     def pause(self) -> float:
-        """The seconds until it is."""
-        return min(self._reports.pause, max(0.0, self._next - time.monotonic()))
+        """The seconds until the next update is due."""
+        return min(self._log.pause, max(0.0, self._next - time.monotonic()))
 
-    def tell(self, reason: str, numbers: str = "") -> None:
-        """Say why the wait isn't over; the log gets the numbers, too."""
-        if self._reports.due:
-            self._reports.tell(numbers or reason)
+    def update(self, reason: str, numbers: str = "") -> None:
+        """Report why the wait isn't over; the log gets the sentence with `numbers`."""
+        if self._log.due:
+            self._log.add(numbers or reason)
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + REASON_SECONDS
@@ -92,27 +92,29 @@ class Telling:
 
     @property
     def is_long(self) -> bool:
-        """Whether the wait is so old that others are shown it."""
+        """Whether the wait has lasted long enough to be shown to other processes."""
         return _is_long(self.wait)
 
-    async def give_up(self, reason: str, task_name: str | None = None) -> None:
-        """Note that the wait ends by its timeout, and why it isn't over; of the task, if it is about one."""
+    async def timed_out(self, reason: str, task_name: str | None = None) -> None:
+        """Record that the wait ends by its timeout, and for what `reason`."""
         self.close()
-        await give_up(self._storage, self.wait, self._worker, reason, task_name)
+        await report_timeout(self._storage, self.wait, self._worker, reason, task_name)
 
     def close(self) -> None:
-        """Note that the wait is over."""
+        """Withdraw the wait from the view: it is over."""
         if self._shown is not None:
             self._storage.withdraw(self._shown)
 
 
-async def give_up(storage: SQLStorage, wait: Wait, worker: str, reason: str, task_name: str | None = None) -> None:
-    """Write that a wait ends by its timeout: the process may end of it, and could tell nobody any more.
+async def report_timeout(
+    storage: SQLStorage, wait: Wait, worker: str, reason: str, task_name: str | None = None
+) -> None:
+    """Write the event of a wait that ends by its timeout now: the process may end because of the error that follows.
 
-    Nothing is made of a wait that others weren't shown.
+    A wait that wasn't shown to other processes isn't recorded.
     """
     if _is_long(wait):
-        storage.report(gave_up(wait, worker, time.time(), reason, task_name))
+        storage.report(timeout_event(wait, worker, time.time(), reason, task))
         with suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_SECONDS):
                 await storage.flush()
