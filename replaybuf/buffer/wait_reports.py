@@ -1,4 +1,4 @@
-"""Reports of waits that last: why a wait isn't over, as warnings of the log and for the views that all processes read."""
+"""Reports of waits that last: why a wait isn't over, in the log and for the views that all processes read."""
 
 from __future__ import annotations
 
