@@ -114,7 +114,7 @@ async def report_timeout(
     A wait that wasn't shown to other processes isn't recorded.
     """
     if _is_long(wait):
-        storage.report(timeout_event(wait, worker, time.time(), reason, task))
+        storage.report(timeout_event(wait, worker, time.time(), reason, task_name))
         with suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_SECONDS):
                 await storage.flush()
