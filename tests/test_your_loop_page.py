@@ -1,4 +1,4 @@
-"""The loops of docs/your-loop.md and docs/rollouts.md run, and go on after a kill."""
+"""The loops of docs/your-loop.md run, and go on after a kill."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.pages import DOCS, Page
 
 PAGE = Page("your-loop.md", "## Seven mistakes")
-ROLLOUTS = DOCS / "rollouts.md"
 PROMPTS = 240
 
 
-def program(name: str, text: str = PAGE.text) -> str:
-    found = re.search(rf'(?ms)^```python title="{name}"\n(.*?)^```', text)
+def program(name: str) -> str:
+    found = re.search(rf'(?ms)^```python title="{name}"\n(.*?)^```', PAGE.text)
     assert found is not None
     return found[1]
 
@@ -66,16 +65,3 @@ def test_a_loop_that_is_killed_goes_on_and_trains_each_prompt_once(name: str, sh
         seen = steps[-1]
     trained = open_reader(shared_url).read(lambda tx: tx.values("SELECT prompt FROM groups WHERE status = 'archived'"))
     assert Counter(trained) == Counter(f"{number} + 5 =" for number in range(PROMPTS))
-
-
-def test_the_loop_with_a_class_of_ones_own_runs_and_its_answers_are_seen(tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text(program("loop.py"), "utf-8")
-    (tmp_path / "loop_own.py").write_text(program("loop_own.py", ROLLOUTS.read_text("utf-8")), "utf-8")
-    with run(tmp_path, "loop_own.py", "") as process:
-        output = process.communicate(timeout=60)[0]
-    assert [line.split(":")[0] for line in output.splitlines()] == [f"step {step}" for step in range(1, 31)]
-    seen = (
-        "SELECT prompt, max(staleness) FROM groups WHERE status = 'archived' AND response IS NOT NULL GROUP BY prompt"
-    )
-    found = dict(open_reader(f"sqlite:///{tmp_path}/own.db").read(lambda tx: tx.tuples(seen)))
-    assert found == {f"{number} + 5 =": 0 for number in range(PROMPTS)}
