@@ -18,8 +18,7 @@ SAMPLING, PRODUCTION = Page("sampling.md"), Page("production.md")
 APART = (
     *(SAMPLING, Page("rollouts.md", beginning=SAMPLING)),
     *(PRODUCTION, Page("datasets.md", beginning=PRODUCTION), Page("workers.md", beginning=PRODUCTION)),
-    *map(Page, ("checkpoints.md", "leases.md", "limits.md", "open-instruct.md", "payloads.md", "retention.md")),
-    Page("reverb.md"),
+    *map(Page, ("checkpoints.md", "leases.md", "open-instruct.md", "payloads.md", "reverb.md")),
 )
 #: Pages whose examples are run one after another.
 IN_ORDER = (Page("prompts.md"), Page("your-loop.md", "## Seven mistakes"))
