@@ -18,11 +18,10 @@ SAMPLING, PRODUCTION = Page("sampling.md"), Page("production.md")
 APART = (
     *(SAMPLING, Page("rollouts.md", beginning=SAMPLING)),
     *(PRODUCTION, Page("datasets.md", beginning=PRODUCTION), Page("workers.md", beginning=PRODUCTION)),
-    *map(Page, ("checkpoints.md", "leases.md", "limits.md", "open-instruct.md", "payloads.md", "retention.md")),
-    Page("reverb.md"),
+    *map(Page, ("checkpoints.md", "leases.md", "open-instruct.md", "payloads.md", "reverb.md")),
 )
 #: Pages whose examples are run one after another.
-IN_ORDER = (Page("prompts.md"), Page("quickstart.md"), Page("your-loop.md", "## Seven mistakes"))
+IN_ORDER = (Page("prompts.md"), Page("your-loop.md", "## Seven mistakes"))
 #: Pages of which every block of code is an example, but for the beginning of those that have one.
 WHOLE = {"datasets": 0, "open-instruct": 1, "payloads": 1, "production": 1, "reverb": 1, "workers": 0}
 EXAMPLES = [
@@ -45,11 +44,7 @@ def test_an_example_prints_what_its_page_says(
 @pytest.mark.parametrize("name", WHOLE)
 def test_every_block_of_code_is_an_example(name: str) -> None:
     [page] = [one for one in APART if one.path.stem == name]
-    assert page.text.count("```python") == len(page.examples) + WHOLE[name] > 1
-
-
-def test_the_quickstart_shows_what_an_error_says() -> None:
-    assert any("Nothing is ready for math (0 of 64): " in output for _, output in IN_ORDER[1].examples)
+    assert page.text.count("```python") == len(page.examples) + WHOLE[name] > 0
 
 
 def test_the_page_of_payloads_has_the_sizes_of_the_code() -> None:

@@ -3,6 +3,11 @@
 The train step is a stand-in that prints what a trainer would get; `train` and `update_server` are the places for a real
 one. Kill it with `kill -9` at any moment and start it again: it goes on from its last step. It needs httpx
 (`pip install httpx`), and takes the API key, if there is one, from OPENAI_API_KEY.
+
+A pause ends the streams and keeps the text, which goes on by `continue_final_message` (vLLM, SGLang and others;
+`--begin-anew` for servers without it). Switch off the server's reasoning parser: what it takes out of the text can't be
+continued. Token ids come from servers that give them (vLLM's `return_token_ids`); otherwise they are -1, and the
+trainer tokenizes the text. At the seam of a continued rollout a tokenizer may cut the text differently.
 """
 
 import argparse

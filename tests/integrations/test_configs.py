@@ -10,7 +10,7 @@ from tests.integrations.scripts import files_of, run
 
 pytestmark = pytest.mark.frameworks
 
-NEEDS = {"with_hydra.py": "hydra", "structured.py": "omegaconf", "trl_arguments.py": "trl", "verl_config.py": "verl"}
+NEEDS = {"with_hydra.py": "hydra", "trl_arguments.py": "trl", "verl_config.py": "verl"}
 
 
 @pytest.mark.parametrize("script", files_of("configs.md"))
