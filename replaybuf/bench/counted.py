@@ -1,13 +1,13 @@
-"""Counters of the processes of a load (latency histograms, uid ledgers, errors), and their sums in the parent."""
+"""Counters of the processes of a load (latencies, uid ledgers, errors), which the parent adds up exactly."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-from replaybuf.bench.histogram import Histogram, Packed
-
-_MASK = (1 << 64) - 1
+from xxhash import xxh64_intdigest
 
 #: The calls whose latencies are kept, by their names in JSON, with what people read.
 CALLS = {
@@ -17,42 +17,82 @@ CALLS = {
     "take": "take, less its wait",
     "acknowledge": "acknowledge",
 }
+#: The quantiles that are told of, by their names in JSON.
+QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999}
+
+#: A quantile differs from that of the values themselves by at most this part of it (between LEAST and MOST).
+RELATIVE_ERROR = 0.01
+#: Seconds: shorter and longer ones count as these; the longest is known exactly as well.
+LEAST, MOST = 1e-6, 1e4
+# The middle of a bucket is at most RELATIVE_ERROR from both of its ends.
+_LOG_GROWTH = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts of seconds in buckets that grow by a constant factor, so that quantiles have a constant relative error.
+
+    `total` is the sum of all in nanoseconds, so that adding up is exact in any order, `longest` is in seconds.
+    """
+
+    counts: Counter[int] = field(default_factory=Counter)
+    total: int = 0
+    longest: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a latency."""
+        seconds = max(seconds, 0.0)
+        self.counts[int(math.log(min(max(seconds, LEAST), MOST) / LEAST) / _LOG_GROWTH)] += 1
+        self.total += round(seconds * 1e9)
+        self.longest = max(self.longest, seconds)
+
+    def merge(self, other: Histogram) -> None:
+        """Add the counts of another one: exactly what this one would have, had it counted both."""
+        self.counts.update(other.counts)
+        self.total += other.total
+        self.longest = max(self.longest, other.longest)
+
+    def quantile(self, q: float) -> float | None:
+        """Return the seconds that the part `q` of the latencies doesn't exceed, within RELATIVE_ERROR; None for none.
+
+        It is a latency that was measured (the lowest of those with that rank), not one between two.
+        """
+        count = self.counts.total()
+        rank = max(1, math.ceil(q * count - 1e-9))
+        if rank >= count:
+            return self.longest if count else None
+        places = sorted(self.counts)
+        below = accumulate(self.counts[place] for place in places)
+        place = next(place for place, most in zip(places, below, strict=True) if most >= rank)
+        return min(LEAST * math.exp(place * _LOG_GROWTH) * (1 + RELATIVE_ERROR), self.longest)
+
+    def figures(self) -> dict[str, float | None]:
+        """Return mean, quantiles and maximum, in milliseconds; None where there is no latency."""
+        count = self.counts.total()
+        if not count:
+            return dict.fromkeys(("mean_ms", *QUANTILES, "max_ms"))
+        quantiles = {name: 1000 * (self.quantile(q) or 0.0) for name, q in QUANTILES.items()}
+        return {"mean_ms": self.total / count / 1e6, **quantiles, "max_ms": 1000 * self.longest}
 
 
 @dataclass(slots=True)
 class UidSums:
-    """The uids of groups, in constant memory: their number, and two sums of hashes.
+    """The uids of groups, in constant memory: their number, and the sum of their hashes.
 
     Two ledgers that are equal have, but for one chance in 2^64, the same uids, each as often.
     """
 
     count: int = 0
-    mixed: int = 0
     total: int = 0
 
-    def add(self, uid: int) -> None:
-        """Write down a uid."""
-        hashed = _hash(uid)
-        self.count += 1
-        self.mixed ^= hashed
-        self.total = (self.total + hashed) & _MASK
-
-    def add_all(self, uids: Iterable[int]) -> UidSums:
-        """Write down many; return this ledger."""
-        for uid in uids:
-            self.add(uid)
+    def add(self, *uids: int) -> UidSums:
+        """Write down uids; return this ledger."""
+        self.count += len(uids)
+        self.total = (self.total + sum(xxh64_intdigest(uid.to_bytes(8, "big")) for uid in uids)) % (1 << 64)
         return self
 
     def __add__(self, other: UidSums) -> UidSums:
-        return UidSums(self.count + other.count, self.mixed ^ other.mixed, (self.total + other.total) & _MASK)
-
-
-def _hash(number: int) -> int:
-    """Return 64 bits that each bit of a number changes (splitmix64)."""
-    number = (number + 0x9E3779B97F4A7C15) & _MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
-    return number ^ (number >> 31)
+        return UidSums(self.count + other.count, (self.total + other.total) % (1 << 64))
 
 
 @dataclass(slots=True)
@@ -70,12 +110,13 @@ class Report:
     `refused`: puts that found no room within their time, and were put again. `starved`: takes that found no batch
     within theirs. `late`: puts that were due, and weren't begun when the time was over. `in_doubt`: puts of which it
     isn't known whether they were stored. `waits` are those of the buffer's calls, `waited` their seconds; `pauses` are
-    those of workers while there were enough groups. `cpu` is in seconds, `memory` in bytes.
+    those of workers while there were enough groups. `cpu` is in seconds, `memory` in bytes; `last` says that the
+    process ends, as it should.
     """
 
     put: UidSums = field(default_factory=UidSums)
     taken: UidSums = field(default_factory=UidSums)
-    latencies: dict[str, Packed] = field(default_factory=dict)
+    latencies: dict[str, Histogram] = field(default_factory=dict)
     errors: dict[tuple[str, str], Said] = field(default_factory=dict)
     warnings: dict[str, Said] = field(default_factory=dict)
     waits: int = 0
@@ -88,21 +129,21 @@ class Report:
     in_doubt: int = 0
     cpu: float = 0.0
     memory: int = 0
+    last: bool = False
 
 
-class Counter:
-    """Counts in a process: `report` is what is sent."""
+class LoadCounter:
+    """Counts in a process: `report` is what is sent, and its latencies begin anew then."""
 
     def __init__(self) -> None:
         self.report = Report()
-        self._latencies: dict[str, Histogram] = {}
         #: The time from which latencies count: those of the first calls are of caches and connections.
         self.counts_from = 0.0
 
     def latency(self, call: str, begun: float, seconds: float) -> None:
         """Count the latency of a call that began, or was due, at a time of the monotonic clock."""
         if begun >= self.counts_from:
-            self._latencies.setdefault(call, Histogram()).add(seconds)
+            self.report.latencies.setdefault(call, Histogram()).add(seconds)
 
     def held(self, waits: int, seconds: float) -> None:
         """Note how often the calls of this process have waited until now, and for how long."""
@@ -117,9 +158,3 @@ class Counter:
     def warn(self, logger: str, text: str) -> None:
         """Count a line of the log."""
         self.report.warnings.setdefault(logger, Said(0, text)).count += 1
-
-    def taken_out(self) -> Report:
-        """Return the report to be sent now; latencies are counted anew from here on."""
-        self.report.latencies = {call: one.packed() for call, one in self._latencies.items()}
-        self._latencies = {}
-        return self.report

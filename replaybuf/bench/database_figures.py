@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from replaybuf import units
-from replaybuf.bench.settings import PREFIX
+from replaybuf.bench.loads import PREFIX
 from replaybuf.errors import InputError, NotADatabaseError, ReplayBufError, UnreachableError
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally

@@ -12,11 +12,9 @@ from typing import Any
 
 import replaybuf
 from replaybuf import RolloutState, units
-from replaybuf.bench.counted import CALLS, UidSums
-from replaybuf.bench.histogram import RELATIVE_ERROR, Histogram
-from replaybuf.bench.loads import MODEL_STEP
+from replaybuf.bench.counted import CALLS, RELATIVE_ERROR, Histogram, UidSums
+from replaybuf.bench.loads import MODEL_STEP, BenchSettings, GroupMaker
 from replaybuf.bench.run import Child, Outcome, Second, said
-from replaybuf.bench.settings import BenchSettings, GroupMaker
 from replaybuf.codec.payload import Codec
 from replaybuf.redact import redact_words
 from replaybuf.rollouts.model_steps import fill_model_steps
@@ -121,7 +119,8 @@ def _calls(settings: BenchSettings) -> list[str]:
 
 def _call(found: Histogram | None, seconds: float) -> dict[str, Any]:
     found = found or Histogram()
-    return {"count": found.count, "per_second": found.count / seconds, **found.figures()}
+    count = found.counts.total()
+    return {"count": count, "per_second": count / seconds, **found.figures()}
 
 
 def _waits(children: Sequence[Child], outcome: Outcome, at_once: int) -> dict[str, Any]:

@@ -81,9 +81,9 @@ def bench(
       replaybuf bench URL --join cluster --trainers 0     # on each of several hosts
     """
     from replaybuf.bench import page
+    from replaybuf.bench.loads import PREFIX, BenchSettings, parse_group
     from replaybuf.bench.results import passed, results_of
     from replaybuf.bench.run import run
-    from replaybuf.bench.settings import PREFIX, BenchSettings, parse_group
 
     if picture is not None:
         page.check_picture()

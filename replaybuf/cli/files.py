@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from replaybuf import units
-from replaybuf.cli.groups import columns
+from replaybuf.cli.groups import columns, nothing_in, order_of, query_of
 from replaybuf.cli.options import (
     Limit,
     OfStatus,
@@ -33,7 +33,6 @@ from replaybuf.cli.options import (
     with_bar,
 )
 from replaybuf.cli.output import Output
-from replaybuf.cli.queries import nothing_in, query_of
 from replaybuf.errors import InputError
 from replaybuf.files.exporting import TREES, Exported, ExportQuery, export_files, export_rows, writer_to
 from replaybuf.files.foreign_rows import ColumnMapping
@@ -41,7 +40,6 @@ from replaybuf.files.importing import Imported, ImportOptions, Survey, import_fr
 from replaybuf.files.sources import RolloutFile, is_sqlite
 from replaybuf.progress import OnProgress
 from replaybuf.redact import escape_line, redact, redact_path
-from replaybuf.rules.policies import parse_order
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.groups import DEFAULT, choose
 from replaybuf.storage.sql.inspection.reader import open_reader
@@ -86,9 +84,7 @@ def export(
       replaybuf export run.db - --limit 1 | jq .response
     """
     url, file = url_and(url, file, "FILE")
-    chosen = ExportQuery(
-        query_of(where, task, status), parse_order([redact(term) for term in order_by or ()]), limit or None, rows
-    )
+    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), limit or None, rows)
     size = None if max_bytes is None else read_size(max_bytes, "--max-bytes")
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))

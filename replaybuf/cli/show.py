@@ -22,10 +22,9 @@ from replaybuf.cli.conversation import (
     print_rollouts,
     reward_text,
 )
-from replaybuf.cli.groups import ARCHIVE, columns, gone_of, status_style
+from replaybuf.cli.groups import ARCHIVE, columns, gone_of, query_of, status_style
 from replaybuf.cli.options import Buffer, OfTask, Url, Where, listing, option, url_and_uids, whole_number
 from replaybuf.cli.output import Column, Output, console, print_facts, print_table, write
-from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
 from replaybuf.redact import escape_line
 from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts, facts_of

@@ -29,12 +29,13 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.demo import Mode
 from replaybuf.demo.display import Display, Figures, commands, result
 from replaybuf.demo.policy import Policy
-from replaybuf.demo.run_folder import Run, RunFolder
-from replaybuf.demo.run_settings import (
+from replaybuf.demo.run_folder import (
     BATCH_GROUPS,
     DEFAULT_SECONDS,
     DEFAULT_STEPS,
     TASK,
+    Run,
+    RunFolder,
     buffer_config,
     colocated_strategy,
     made_place,

@@ -30,12 +30,11 @@ from replaybuf.rules.circumstances import LIVE_SECONDS
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.run_records import last_sign_of
 from replaybuf.web.ask import LARGEST, PARAMETERS, Ask, NotThereError
-from replaybuf.web.health import health_of
 from replaybuf.web.other_runs import OtherRun, other_runs
 from replaybuf.web.pages import PAGES, Data, Page
 from replaybuf.web.pages.sql import CSV_ROWS, ROWS
 from replaybuf.web.security import Guard, check_prefix, path_of
-from replaybuf.web.server import READ_SECONDS, STATEMENTS_AT_ONCE, Readings
+from replaybuf.web.server import READ_SECONDS, STATEMENTS_AT_ONCE, Readings, health_of
 
 _HERE = Path(__file__).parent
 _STATIC = ("page.css", "page.js", "plots.js", "complete.js", "icon.svg")

@@ -1,4 +1,8 @@
-"""The server of the pages: it binds the port, says where it is, and serves until it is told to stop."""
+"""The server of the pages: it binds the port, says where it is, serves until it is told to stop, and how it is.
+
+For whoever starts and watches it there are `/healthz` and `/readyz`. Anybody may ask these, without a token and under
+any name: an answer says whether the database could be read, and nothing of what is in it.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,20 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 import uvicorn
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from replaybuf.errors import ConfigError, LockedError, StorageError
+from replaybuf.errors import ConfigError, LockedError, ReplayBufError, StorageError
 from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.web.security import HEALTH
 
 #: Connections that are open at the same time, idle ones included; others are refused (503). Few of them read at once.
 CONNECTIONS = 512
@@ -133,3 +141,46 @@ class Readings:
                 f"reading took longer than {self._seconds:g} s and was stopped; choose a task, a status or a narrower "
                 "query, or order by uid"
             ) from error
+
+
+#: Seconds within which the database has to answer, and for which its answer holds.
+READY_SECONDS = 3.0
+FRESH_SECONDS = 1.0
+
+
+def health_of(reader: Reader) -> Sequence[Route]:
+    """Return `/healthz`, which says that the server runs, and `/readyz`, which asks the database."""
+    live, ready = HEALTH
+    return [Route(live, _live), Route(ready, _readiness_of(reader))]
+
+
+async def _live(request: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+def _readiness_of(reader: Reader) -> Callable[[Request], Awaitable[Response]]:
+    lock = anyio.Lock()
+    known_until, is_ready = 0.0, False
+
+    async def ready(request: Request) -> Response:
+        nonlocal known_until, is_ready
+        async with lock:
+            if time.monotonic() >= known_until:
+                is_ready = await _can_be_read(reader)
+                known_until = time.monotonic() + FRESH_SECONDS
+        return PlainTextResponse("ok\n") if is_ready else PlainTextResponse("the database can't be read\n", 503)
+
+    return ready
+
+
+async def _can_be_read(reader: Reader) -> bool:
+    """Return whether the database answers in time, and has the tables of this replaybuf."""
+    with anyio.move_on_after(READY_SECONDS):
+        try:
+            await anyio.to_thread.run_sync(
+                lambda: reader.read(lambda tx: tx.value("SELECT 1"), timeout=READY_SECONDS), abandon_on_cancel=True
+            )
+        except ReplayBufError:
+            return False
+        return True
+    return False

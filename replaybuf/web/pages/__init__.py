@@ -12,10 +12,15 @@ from typing import Any
 
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.web.ask import Ask
-from replaybuf.web.pages.group import draw_group, read_group
-from replaybuf.web.pages.groups import draw_groups, read_groups
-from replaybuf.web.pages.overview import draw_overview, read_overview
-from replaybuf.web.pages.records import draw_checkpoints, draw_events, read_checkpoints, read_events
+from replaybuf.web.pages.groups import draw_group, draw_groups, read_group, read_groups
+from replaybuf.web.pages.overview import (
+    draw_checkpoints,
+    draw_events,
+    draw_overview,
+    read_checkpoints,
+    read_events,
+    read_overview,
+)
 from replaybuf.web.pages.sql import draw_statement, rows_of_statement, run_typed
 from replaybuf.web.pages.steps import (
     draw_batch,

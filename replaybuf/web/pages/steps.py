@@ -28,7 +28,7 @@ from replaybuf.storage.sql.inspection.traces import (
 )
 from replaybuf.web.ask import LARGEST, Ask, NotThereError, listed
 from replaybuf.web.other_runs import MOST_STEPS
-from replaybuf.web.pages.records import one_buffer, read_waits
+from replaybuf.web.pages.overview import one_buffer, read_waits
 from replaybuf.web.plots import STEPS, Across, Plot, lines
 
 _SIZE = 50
