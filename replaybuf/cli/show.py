@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,50 +34,38 @@ if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.group_arrays import StoredArray
 
 Rollouts = list[dict[Any, Any]]
-T = TypeVar("T")
 
 
-def read(reader: Reader, uid: int) -> Described:
-    """Return the metadata of a group. Raises InputError when it isn't there."""
-    return _read(reader, uid, lambda tx: None)[0]
+def read(reader: Reader, uid: int, *, full: bool = True) -> tuple[Described, Rollouts, list[StoredArray]]:
+    """Return the metadata of a group; if `full`, also its rollouts as they were put, and what is known of their arrays.
 
-
-def read_full(reader: Reader, uid: int) -> tuple[Described, Rollouts]:
-    """Return the metadata of a group and its rollouts as they were put. Raises InputError and DecodeError.
-
-    Arrays that are kept apart and can't be read are left out, which is told on stderr.
+    Arrays that are kept apart and can't be read are left out, which is told on stderr. Raises InputError when the group
+    isn't there, and DecodeError.
     """
-    found, rollouts, _ = read_with_arrays(reader, uid)
-    return found, rollouts
+    if full:
+        from replaybuf.storage.sql.inspection.group_arrays import arrays_of
+        from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 
+    def work(tx: ReadTransaction) -> tuple[Described, Any] | str:
+        found = describe_group(tx, uid)
+        return why_missing(tx, uid) if found is None else (found, read_payload(tx, uid) if full else None)
 
-def read_with_arrays(reader: Reader, uid: int) -> tuple[Described, Rollouts, list[StoredArray]]:
-    """Do the same as `read_full`, and return what is known of the arrays of the group."""
-    from replaybuf.storage.sql.inspection.group_arrays import arrays_of
-    from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
-
-    found, stored = _read(reader, uid, lambda tx: read_payload(tx, uid))
+    seen = reader.read(work)
+    if isinstance(seen, str):
+        keep = f" (replaybuf trace {reader.where} uid {uid} tells its life); {ARCHIVE} after training"
+        raise InputError(f"there is no group {uid} in {reader.where}: {seen}{keep if seen.startswith('gone') else ''}")
+    found, stored = seen
+    if not full:
+        return found, [], []
     rollouts, missing = decode_payload(uid, stored)
     if missing is not None:
         typer.echo(escape_line(missing), err=True)
     return found, rollouts, arrays_of(stored)
 
 
-def _read(reader: Reader, uid: int, more: Callable[[ReadTransaction], T]) -> tuple[Described, T]:
-    def work(tx: ReadTransaction) -> tuple[Described, T] | str:
-        found = describe_group(tx, uid)
-        return why_missing(tx, uid) if found is None else (found, more(tx))
-
-    read = reader.read(work)
-    if isinstance(read, str):
-        keep = f" (replaybuf trace {reader.where} uid {uid} tells its life); {ARCHIVE} after training"
-        raise InputError(f"there is no group {uid} in {reader.where}: {read}{keep if read.startswith('gone') else ''}")
-    return read
-
-
 def show_several(reader: Reader, uids: list[int], output: Output, layout: Layout) -> None:
     """Show several groups: the best rollouts of each side by side, then the worst."""
-    groups = [read_full(reader, uid) for uid in uids]
+    groups = [read(reader, uid)[:2] for uid in uids]
     chosen = []
     for kind, pick in (("best", max), ("worst", min)):
         of_groups = [
@@ -127,7 +114,7 @@ def show_extremes(
     answers, prompts, left = [], {}, 0
     for uid, position in places:
         try:
-            found, decoded = read_full(reader, uid)
+            found, decoded, _ = read(reader, uid)
         except InputError:  # taken since its place was read
             left += 1
             continue
@@ -238,16 +225,15 @@ def show(
     if len(wanted) > 1:
         show_several(reader, wanted, output, layout)
         return
-    found, decoded, arrays = (
-        read_with_arrays(reader, wanted[0]) if full or beside else (read(reader, wanted[0]), None, [])
-    )
+    decodes = full or beside
+    found, decoded, arrays = read(reader, wanted[0], full=decodes)
     group, rollouts = found.group, found.rollouts
     shown_arrays = {"arrays": [_facts_of(one) for one in arrays]} if full else {}
-    if decoded is not None and not output.for_people:
+    if decodes and not output.for_people:
         rollouts = [{**row, **fields_of(rollout)} for row, rollout in zip(rollouts, decoded, strict=True)]
     if output.printed(lambda: {**group, "rollouts": rollouts, **shown_arrays}, lambda: rollouts):
         return
-    if decoded is None:
+    if not decodes:
         print_group(found, with_prompt=True)
         write("\n")
         print_table(rollouts, _columns())
