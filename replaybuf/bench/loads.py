@@ -21,8 +21,6 @@ from replaybuf.storage.values import StorageItem
 
 T = TypeVar("T")
 
-#: Buffers of loads have names that begin so: groups of others are somebody's.
-PREFIX = "replaybuf-bench-"
 TASK = "bench"
 _GROUP = re.compile(r"(\d{1,4})x(\d{1,7})")
 _POOL = 1 << 20  # tokens that responses are cut out of

@@ -15,8 +15,7 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any
 
-from replaybuf.bench.counted import Histogram, Report, Said, UidSums
-from replaybuf.bench.database_figures import ActivitySampler, figures, refuse_others, uids_left
+from replaybuf.bench.counted import ActivitySampler, Histogram, Report, Said, UidSums, figures, refuse_others, uids_left
 from replaybuf.bench.loads import TASK, BenchSettings
 from replaybuf.bench.process import GO_ON, PAUSE, READY, STOP, Failed, Go, Role, main
 from replaybuf.errors import ReplayBufError

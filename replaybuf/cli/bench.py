@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from replaybuf.cli.options import Url, listing, option, read_size
+from replaybuf.cli.app import Url, listing, option, read_size
 from replaybuf.cli.output import Output, write
 from replaybuf.redact import escape_line
 
@@ -81,7 +81,8 @@ def bench(
       replaybuf bench URL --join cluster --trainers 0     # on each of several hosts
     """
     from replaybuf.bench import page
-    from replaybuf.bench.loads import PREFIX, BenchSettings, parse_group
+    from replaybuf.bench.counted import PREFIX
+    from replaybuf.bench.loads import BenchSettings, parse_group
     from replaybuf.bench.results import passed, results_of
     from replaybuf.bench.run import run
 

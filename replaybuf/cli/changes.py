@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from replaybuf import units
+from replaybuf.cli.app import YES, OfStatus, OfTask, OneBuffer, Url, Where, ask, listing, on_storage, option
 from replaybuf.cli.groups import columns, nothing_in, query_of
-from replaybuf.cli.options import YES, OfStatus, OfTask, OneBuffer, Url, Where, ask, listing, on_storage, option
 from replaybuf.cli.output import Output, print_table
 from replaybuf.errors import InputError
 from replaybuf.query import LogicNode, Node, ScalarNode, SetNode

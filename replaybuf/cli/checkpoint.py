@@ -13,8 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from replaybuf import units
-from replaybuf.cli.groups import columns
-from replaybuf.cli.options import (
+from replaybuf.cli.app import (
     YES,
     Buffer,
     Command,
@@ -29,6 +28,7 @@ from replaybuf.cli.options import (
     whole_number,
     with_bar,
 )
+from replaybuf.cli.groups import columns
 from replaybuf.cli.output import Column, Output, iso
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.inspection.groups import DEFAULT, choose

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from replaybuf.cli.app import Command, Url, listing, option
 from replaybuf.cli.groups import columns
-from replaybuf.cli.options import Command, Url, listing, option
 from replaybuf.cli.output import Column, Output, console
 from replaybuf.errors import InputError
 from replaybuf.progress import progress_bar

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from replaybuf import units
-from replaybuf.cli.groups import columns, nothing_in, order_of, query_of
-from replaybuf.cli.options import (
+from replaybuf.cli.app import (
     Limit,
     OfStatus,
     OfTask,
@@ -32,6 +31,7 @@ from replaybuf.cli.options import (
     url_and,
     with_bar,
 )
+from replaybuf.cli.groups import columns, nothing_in, order_of, query_of
 from replaybuf.cli.output import Output
 from replaybuf.errors import InputError
 from replaybuf.files.exporting import TREES, Exported, ExportQuery, export_files, export_rows, writer_to

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaybuf import units
+from replaybuf.cli.app import Buffer, OfTask, Url, Where, listing, option, url_and_uids, whole_number
 from replaybuf.cli.conversation import (
     Layout,
     ShownRollout,
@@ -22,7 +23,6 @@ from replaybuf.cli.conversation import (
     reward_text,
 )
 from replaybuf.cli.groups import ARCHIVE, columns, gone_of, query_of, status_style
-from replaybuf.cli.options import Buffer, OfTask, Url, Where, listing, option, url_and_uids, whole_number
 from replaybuf.cli.output import Column, Output, console, print_facts, print_table, write
 from replaybuf.errors import InputError
 from replaybuf.redact import escape_line

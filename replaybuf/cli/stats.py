@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from replaybuf import units
 from replaybuf.buffer.metrics import TOTALS
+from replaybuf.cli.app import Buffer, Url, listing, option
 from replaybuf.cli.groups import age_of, columns, trainer_text
-from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.observe.exposition import SCANNED, prometheus, read_figures, run_progress, samples_of, tasks_of
 from replaybuf.redact import escape

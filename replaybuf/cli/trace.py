@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf import units
+from replaybuf.cli.app import URL_VARIABLE, OneBuffer, Url, listing, option, whole_number
 from replaybuf.cli.groups import age_of, columns
-from replaybuf.cli.options import URL_VARIABLE, OneBuffer, Url, listing, option, whole_number
 from replaybuf.cli.output import Column, Output, Row
 from replaybuf.cli.traced import (
     group_rows,

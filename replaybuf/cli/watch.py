@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaybuf import units
+from replaybuf.cli.app import Buffer, Url, option
 from replaybuf.cli.frame import Panel, arrange, line, one_line, panels_of
-from replaybuf.cli.options import Buffer, Url, option
 from replaybuf.cli.output import console, write
 from replaybuf.errors import MissingDriverError, ReplayBufError
 from replaybuf.rules.rates import RATE_SECONDS

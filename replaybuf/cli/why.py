@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf import units
+from replaybuf.cli.app import URL_VARIABLE, Buffer, Url, Where, listing, option, status_of
 from replaybuf.cli.groups import columns, query_of, trainer_text
-from replaybuf.cli.options import URL_VARIABLE, Buffer, Url, Where, listing, option, status_of
 from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.redact import escape_line
 from replaybuf.rollouts.statuses import Status
