@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replaybuf.cli.app import Command, Url, listing, option
 from replaybuf.cli.groups import columns
-from replaybuf.cli.output import Column, Output, console
+from replaybuf.cli.output import Column, Output
 from replaybuf.errors import InputError
 from replaybuf.progress import progress_bar
 from replaybuf.redact import escape
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from replaybuf.doctor import Finding
 
 
-_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+_STYLES: dict[str, Any] = {"ok": {"fg": "green"}, "warning": {"fg": "yellow"}, "problem": {"fg": "red", "bold": True}}
+_INDENT = 26
 
 
 @listing
@@ -131,28 +134,14 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
 
 def print_finding(finding: Finding) -> None:
     """Print a finding on one line, and how to mend it on another; on a terminal, in columns that are as wide as it."""
-    if not sys.stdout.isatty():  # saves the import
-        typer.echo(f"{finding.level!s:<7}  {finding.check:<15}  {escape(finding.text)}")
-        if finding.mend:
-            typer.echo(f"{'':<26}-> {escape(finding.mend)}")
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    out = console()
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(width=7)
-    grid.add_column(width=15)
-    grid.add_column(overflow="fold")
-    grid.add_row(
-        Text(str(finding.level), style=_STYLES[finding.level]), Text(finding.check), Text(escape(finding.text))
-    )
+    room = max(20, shutil.get_terminal_size().columns - _INDENT) if sys.stdout.isatty() else sys.maxsize
+    level = typer.style(f"{finding.level!s:<7}", **_STYLES[finding.level])
+    lines = textwrap.wrap(escape(finding.text), room, drop_whitespace=room < sys.maxsize) or [""]
     if finding.mend:
-        grid.add_row("", "", Text(f"-> {escape(finding.mend)}", style="dim"))
-    with out.capture() as captured:
-        out.print(grid)
-    for line in captured.get().splitlines():
-        typer.echo(line.rstrip())
+        mend = textwrap.wrap(f"-> {escape(finding.mend)}", room, drop_whitespace=room < sys.maxsize)
+        lines += [typer.style(one, dim=True) for one in mend]
+    for place, line in enumerate(lines):
+        typer.echo(f"{level}  {finding.check:<15}  {line}" if not place else " " * _INDENT + line)
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)

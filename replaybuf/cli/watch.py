@@ -186,33 +186,24 @@ class Watched:
         return arrange(self.head(width), panels, line(("q quit  ? help", "dim")), width, height)
 
 
-class _Reading(threading.Thread):
-    """Reads when it is asked to, so that keys are answered though the database is not."""
+#: What was read, what was wrong, and the seconds that it took.
+_News = tuple[Sequence["Glance"], str, float]
 
-    def __init__(self, reader: Reader, buffer: str | None) -> None:
-        super().__init__(daemon=True)
-        self._reader, self._buffer = reader, buffer
-        self._wanted = threading.Event()
-        self.news: queue.SimpleQueue[tuple[Sequence[Glance], str, float]] = queue.SimpleQueue()
 
-    def ask(self) -> None:
-        self._wanted.set()
+def _begin_reading(reader: Reader, buffer: str | None, news: queue.SimpleQueue[_News]) -> None:
+    """Read in a thread of its own, so that keys are answered though the database is not."""
 
-    def run(self) -> None:
+    def read() -> None:
         import replaybuf.storage.sql.inspection.waits  # noqa: F401  # its import isn't what a reading costs
 
-        while self._wanted.wait():
-            self._wanted.clear()
-            self.news.put(self._read())
-
-    def _read(self) -> tuple[Sequence[Glance], str, float]:
         started = time.monotonic()
         try:
-            return _read(self._reader, self._buffer), "", time.monotonic() - started
-        except ReplayBufError as wrong:
-            return (), str(wrong), 0.0
+            news.put((_read(reader, buffer), "", time.monotonic() - started))
         except Exception as wrong:  # whatever it is: the next reading may go well
-            return (), f"{type(wrong).__name__}: {wrong}", 0.0
+            kind = "" if isinstance(wrong, ReplayBufError) else f"{type(wrong).__name__}: "
+            news.put(((), f"{kind}{wrong}", 0.0))
+
+    threading.Thread(target=read, daemon=True).start()
 
 
 def _live(reader: Reader, buffer: str | None, interval: float) -> None:
@@ -221,8 +212,7 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
     from rich.text import Text
 
     state = Watched(reader.where, interval)
-    reading = _Reading(reader, buffer)
-    reading.start()
+    news: queue.SimpleQueue[_News] = queue.SimpleQueue()
     out = console()
     shown, asked_at, waiting = None, float("-inf"), False
     with keys() as pressed, Live(console=out, screen=True, auto_refresh=False) as live:
@@ -230,10 +220,10 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
             now = time.monotonic()
             if not waiting and now - asked_at >= state.pause:
                 asked_at, waiting = now, True
-                reading.ask()
-            while not reading.news.empty():
+                _begin_reading(reader, buffer, news)
+            while not news.empty():
                 waiting = False
-                state.take(*reading.news.get())
+                state.take(*news.get())
             out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS wouldn't follow it
             lines = state.lines(*out.size)
             if (out.size, lines) != shown:

@@ -199,25 +199,23 @@ def _tasks(about: Circumstances) -> list[dict[str, Any]]:
     rows = []
     for task in sorted({task for task, _, _ in about.tallies}):
         there = {str(status): about.count(task, status) for status in Status}
-        leased = sum(about.count(task, status, Tally.LEASED) for status in Status)
-        put = sum(about.count(task, status, Tally.PUT) for status in Status if status != Status.INIT)
-        drawn = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
-        drawn_often = sum(about.count(task, Status.COMPLETED, name) for name in drawn)
-        last = about.last_put.get(task)
         rows.append(
             {
                 "task_name": task,
                 **there,
-                "leased": leased,
+                "leased": sum(about.count(task, status, Tally.LEASED) for status in Status),
                 "prompts": about.count(task, Status.INIT, Tally.PUT),
-                "put": put,
-                "drawn": drawn_often,
+                "put": sum(about.count(task, status, Tally.PUT) for status in Status if status != Status.INIT),
+                "drawn": sum(about.count(task, Status.COMPLETED, name) for name in _DRAWN),
                 "completed_per_hour": about.hourly(task, Status.COMPLETED),
-                "last_put": time_of(last),
+                "last_put": time_of(about.last_put.get(task)),
                 "refreshed_to": about.steps.get(task),
             }
         )
     return rows
+
+
+_DRAWN = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
 
 
 def _task_columns(about: Circumstances) -> list[Column]:
