@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import anyio
@@ -149,38 +149,28 @@ FRESH_SECONDS = 1.0
 
 
 def health_of(reader: Reader) -> Sequence[Route]:
-    """Return `/healthz`, which says that the server runs, and `/readyz`, which asks the database."""
-    live, ready = HEALTH
-    return [Route(live, _live), Route(ready, _readiness_of(reader))]
-
-
-async def _live(request: Request) -> Response:
-    return PlainTextResponse("ok\n")
-
-
-def _readiness_of(reader: Reader) -> Callable[[Request], Awaitable[Response]]:
+    """Return `/healthz`, which says that the server runs, and `/readyz`: can the database be read, and in time?"""
     lock = anyio.Lock()
     known_until, is_ready = 0.0, False
+
+    def read() -> bool:
+        try:
+            reader.read(lambda tx: tx.value("SELECT 1"), timeout=READY_SECONDS)
+        except ReplayBufError:
+            return False
+        return True
+
+    async def live(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
 
     async def ready(request: Request) -> Response:
         nonlocal known_until, is_ready
         async with lock:
             if time.monotonic() >= known_until:
-                is_ready = await _can_be_read(reader)
+                is_ready = False
+                with anyio.move_on_after(READY_SECONDS):
+                    is_ready = await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
                 known_until = time.monotonic() + FRESH_SECONDS
         return PlainTextResponse("ok\n") if is_ready else PlainTextResponse("the database can't be read\n", 503)
 
-    return ready
-
-
-async def _can_be_read(reader: Reader) -> bool:
-    """Return whether the database answers in time, and has the tables of this replaybuf."""
-    with anyio.move_on_after(READY_SECONDS):
-        try:
-            await anyio.to_thread.run_sync(
-                lambda: reader.read(lambda tx: tx.value("SELECT 1"), timeout=READY_SECONDS), abandon_on_cancel=True
-            )
-        except ReplayBufError:
-            return False
-        return True
-    return False
+    return [Route(path, answer) for path, answer in zip(HEALTH, (live, ready), strict=True)]
