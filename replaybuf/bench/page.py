@@ -184,9 +184,9 @@ def picture_of(results: Results) -> str:
     over_time = results["over_time"]
 
     def series(name: str, quantile: str | None = None) -> list[tuple[float, float]]:
-        values = [
-            (one["second"], one.get(name) if quantile is None else one.get(name, {}).get(quantile)) for one in over_time
-        ]
+        values = [(one["second"], one.get(name)) for one in over_time]
+        if quantile is not None:
+            values = [(second, (of or {}).get(quantile)) for second, of in values]
         return [(float(second), float(value)) for second, value in values if value is not None]
 
     quantiles = ("p50", "p90", "p99")

@@ -142,17 +142,14 @@ def _where(metrics: dict[str, Any], of: str) -> list[str]:
 
 
 def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    counts = (
-        *("groups", "leased", "overdue", "rollouts", "unreadable_rewards"),
-        *("prompt_tokens", "response_tokens", "bytes"),
-    )
-    total: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in counts}
-    for name in ("reward", "staleness"):
-        total[name] = None  # a mean over tasks says nothing
-    total["max_staleness"] = max(row["max_staleness"] for row in rows)
-    total["oldest"] = min(row["oldest"] for row in rows)
-    total["newest"] = max(row["newest"] for row in rows)
-    return {"buffer": "", "task_name": _TOTAL, "status": "", **total}
+    total: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in _ADDED_UP}
+    total |= {name: max(row[name] for row in rows) for name in ("max_staleness", "newest")}
+    total |= {"oldest": min(row["oldest"] for row in rows)}
+    # A mean over tasks says nothing.
+    return {"buffer": "", "task_name": _TOTAL, "status": "", "reward": None, "staleness": None, **total}
+
+
+_ADDED_UP = ("groups", "leased", "overdue", "rollouts", "unreadable_rewards", "response_tokens", "bytes")
 
 
 def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[Column]:

@@ -328,10 +328,6 @@ def _brief(value: Any) -> Any:
     return value
 
 
-def _known(number: int | None) -> str:
-    return "" if number is None else str(number)
-
-
 def _sorted(rows: list[dict[str, Any]], sort: str) -> list[int]:
     """Return the places of rollouts in the order that is asked for."""
     if sort == "position":
