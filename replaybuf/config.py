@@ -79,13 +79,12 @@ def _converters(value: Any) -> Any:
     converters = _from_json(value)
     if not isinstance(converters, dict):
         return converters
-    return {_imported(kind): _with_functions(entry) for kind, entry in converters.items()}
-
-
-def _with_functions(entry: Any) -> Any:
-    if isinstance(entry, (list, tuple)) and len(entry) == 3:
-        return (entry[0], _imported(entry[1]), _imported(entry[2]))
-    return entry
+    return {
+        _imported(kind): (entry[0], *map(_imported, entry[1:]))
+        if isinstance(entry, (list, tuple)) and len(entry) == 3
+        else entry
+        for kind, entry in converters.items()
+    }
 
 
 def _imported(value: Any) -> Any:

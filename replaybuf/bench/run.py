@@ -239,7 +239,9 @@ def _let_go(outcome: Outcome, sampler: ActivitySampler, tell: Tell) -> None:
         while not all(child.ended for child in some):
             _hear(outcome)
             if time.monotonic() > deadline:
-                _give_up([child for child in some if not child.ended])
+                for child in (one for one in some if not one.ended):
+                    child.process.kill()
+                    child.why, child.ended = f"it didn't end within {_ENDING:g} s, and was killed", True
     _note_second(outcome, start, last=True)
 
 
@@ -303,12 +305,6 @@ def _progress(outcome: Outcome, at: float) -> str:
     clock, length = (f"{int(seconds) // 60}:{int(seconds) % 60:02d}" for seconds in (at, outcome.settings.seconds))
     line = f"{clock} of {length}: {put:,} groups put, {taken:,} taken, {put - taken:,} in the buffer"
     return line + (f", {errors:,} errors" if errors else "")
-
-
-def _give_up(children: Sequence[Child]) -> None:
-    for child in children:
-        child.process.kill()
-        child.why, child.ended = f"it didn't end within {_ENDING:g} s, and was killed", True
 
 
 def _end(children: Sequence[Child]) -> None:

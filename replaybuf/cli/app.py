@@ -245,7 +245,8 @@ def listing(command: Callable[..., None]) -> Callable[..., None]:
         chosen = [name for name in _FORMATS if values.pop(name)]
         if len(chosen) > 1:
             # A variable is only a default: options on the command line override it.
-            chosen = [name for name in chosen if _is_typed(ctx, name)] or chosen[:1]
+            sources = {name: ctx.get_parameter_source(name) for name in chosen}
+            chosen = [name for name, one in sources.items() if one and one.name == "COMMANDLINE"] or chosen[:1]
         if len(chosen) > 1:
             raise typer.BadParameter("choose one of --table, --json, --nl and --csv", ctx=ctx)
         command(output=Output(_FORMATS[chosen[0]][0] if chosen else "table", asked=bool(chosen)), **values)
@@ -262,11 +263,6 @@ def listing(command: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapper
-
-
-def _is_typed(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def url_and(url: str, value: str | None, name: str) -> tuple[str, str]:

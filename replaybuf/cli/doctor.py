@@ -77,7 +77,10 @@ def doctor(
         _rescue(reader, rescue, output)
         return
     if take_over:
-        _take_over(reader, output)
+        from replaybuf.doctor.check_places import take_over_places
+
+        for line in take_over_places(reader) or ["all places of this database are its own"]:
+            output.note(f"take-over: {line}")
     rows = []
     for finding in _examined(reader, output, quick=quick, mend=repair):
         rows.append({**asdict(finding), "level": str(finding.level), "mend": finding.mend or None})
@@ -99,13 +102,6 @@ def _rescue(reader: Reader, folder: Path, output: Output) -> None:
     output.rows([asdict(one) for one in found], columns("buffer", "file", "groups", "bytes", "lost"))
     if any(one.lost for one in found):
         raise typer.Exit(1)
-
-
-def _take_over(reader: Reader, output: Output) -> None:
-    from replaybuf.doctor.check_places import take_over_places
-
-    for line in take_over_places(reader) or ["all places of this database are its own"]:
-        output.note(f"take-over: {line}")
 
 
 def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Iterator[Finding]:

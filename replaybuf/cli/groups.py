@@ -40,10 +40,6 @@ def _column(header: str, name: str, digits: int = 0) -> Column:
     return Column(header, lambda row: units.number(row[name], digits))
 
 
-def _mean_staleness(row: Mapping[str, Any]) -> str:
-    return units.number(row["staleness"], 1 if isinstance(row["staleness"], float) else 0)
-
-
 def _text(header: str, name: str) -> Column:
     return Column(header, lambda row: "-" if row[name] is None else row[name], right=False, text=True)
 
@@ -60,7 +56,7 @@ _COLUMNS = {
     "status": Column("status", lambda row: row["status"], right=False, style=status_style),
     "now": Column("now", lambda row: row["now"], right=False),
     "bytes": Column("size", lambda row: units.size(row["bytes"])),
-    "staleness": Column("stale", _mean_staleness),
+    "staleness": Column("stale", lambda row: units.number(row["staleness"], int(isinstance(row["staleness"], float)))),
     "min_reward": _column("lowest", "min_reward", 3),
     "max_reward": _column("highest", "max_reward", 3),
     "max_staleness": _column("max", "max_staleness"),

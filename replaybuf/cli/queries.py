@@ -160,25 +160,19 @@ def explain(
         found = [reader.read(lambda tx: explain_query(tx, buffer, node, order, limit or None))]
     else:
         drawn, where = resolve_policy(policy).order, query_of(text, None, None, given_as="QUERY")
-        of_task, of_status = _task(task), status_of(status) or Status.COMPLETED
-        found = reader.read(
-            lambda tx: explain_draw(tx, choose(tx, buffer), of_task, of_status, where, drawn, limit or 1)
-        )
+        if task is None:
+            raise typer.BadParameter("a draw is of one task: give --task, too", param_hint="--policy")
+        parse({"task_name": task})  # raises for what no database can hold
+        of = status_of(status) or Status.COMPLETED
+        found = reader.read(lambda tx: explain_draw(tx, choose(tx, buffer), task, of, where, drawn, limit or 1))
         if not found:
             tasks = ", ".join(reader.read(lambda tx: tasks_of(tx, buffer))) or "none"
-            raise InputError(f"there never was a group of task {of_task!r:.200} that was {of_status}; tasks: {tasks}")
+            raise InputError(f"there never was a group of task {task!r:.200} that was {of}; tasks: {tasks}")
     values = [_value(one) for one in found]
     rows = [{**one, "plan": "\n".join(one["plan"])} for one in values]
     if not output.printed(lambda: values if policy else values[0], lambda: rows):
         for plan in found:
             _print(plan)
-
-
-def _task(task: str | None) -> str:
-    if task is None:
-        raise typer.BadParameter("a draw is of one task: give --task, too", param_hint="--policy")
-    parse({"task_name": task})  # raises for what no database can hold
-    return task
 
 
 def _value(one: QueryPlan) -> dict[str, Any]:

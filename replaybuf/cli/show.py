@@ -71,7 +71,7 @@ def show_several(reader: Reader, uids: list[int], output: Output, layout: Layout
         of_groups = [
             answers_of(one.rollouts, decoded, f"{kind} of group {one.group['uid']}: ") for one, decoded in groups
         ]
-        chosen.append([pick(answers, key=_reward_of) for answers in of_groups if answers])
+        chosen.append([pick(answers, key=lambda one: _number(one.row["reward"])) for answers in of_groups if answers])
     if not output.for_people:
         _print_rows([one for answers in chosen for one in answers], output)
         return
@@ -84,9 +84,8 @@ def show_several(reader: Reader, uids: list[int], output: Output, layout: Layout
         print_beside(answers, layout)
 
 
-def _reward_of(one: ShownRollout) -> float:
-    reward = one.row["reward"]
-    return -math.inf if reward is None else float(reward)
+def _number(reward: float | None) -> float:
+    return -math.inf if reward is None else reward
 
 
 def show_extremes(

@@ -100,7 +100,8 @@ def _print(found: dict[str, Any], now: datetime) -> None:
     ]
     if totals:
         write(["\nsince the beginning\n"] if rows else ["since the beginning\n"])
-        print_table(totals, _columns_of_totals(totals, several))
+        names = [name for name in TOTALS if name in _ALWAYS or any(row[name] for row in totals)]
+        print_table(totals, columns(*(["buffer"] if several else []), "task_name", *names))
     size = units.size(database["database_bytes"])
     waiting = units.number(database["unswept_payloads"])
     lines = [] if rows else ["The buffer is empty."]
@@ -174,11 +175,6 @@ def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[C
 def _leased(row: Row) -> str:
     overdue = f" ({units.number(row['overdue'])} overdue)" if row["overdue"] else ""
     return units.number(row["leased"]) + overdue
-
-
-def _columns_of_totals(rows: list[dict[str, Any]], several: bool) -> list[Column]:
-    names = [name for name in TOTALS if name in _ALWAYS or any(row[name] for row in rows)]
-    return columns(*(["buffer"] if several else []), "task_name", *names)
 
 
 _Scanned = Annotated[

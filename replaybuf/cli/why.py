@@ -15,7 +15,7 @@ import typer
 from replaybuf import units
 from replaybuf.cli.app import URL_VARIABLE, Buffer, Url, Where, listing, option, status_of
 from replaybuf.cli.groups import columns, query_of, trainer_text
-from replaybuf.cli.output import Column, Output, Row, print_table, write
+from replaybuf.cli.output import Column, Output, print_table, write
 from replaybuf.redact import escape_line
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import Circumstances, in_force
@@ -65,7 +65,9 @@ def why(
       replaybuf why run.db math --where '{"reward": {"$gte": 0.9}}'
       replaybuf why run.db --json | jq -r '.[].waits[].reason'
     """
-    url, task = _url_and_task(url, task)
+    variable = os.environ.get(URL_VARIABLE)
+    if task is None and variable and url != variable and "://" not in url and not Path(url).exists():
+        url, task = variable, url  # a single argument that is no database is the task, if the variable is set
     query_of(where, None, None)  # what is wrong with it is said before the database is opened
     question = DrawQuestion(task, size or 1, status_of(status) or Status.COMPLETED, where)
     asked = not (size is None and status is None and where is None)
@@ -76,14 +78,6 @@ def why(
         for number, one in enumerate(found):
             write(["\n"] if number else [])
             _print(one, several=len(found) > 1, about_a_draw=asked or task is not None)
-
-
-def _url_and_task(url: str, task: str | None) -> tuple[str, str | None]:
-    """Return the arguments `URL [TASK]`; a single one that is no database is the task if REPLAYBUF_URL is set."""
-    variable = os.environ.get(URL_VARIABLE)
-    if task is None and variable and url != variable and "://" not in url and not Path(url).exists():
-        return variable, url
-    return url, task
 
 
 # For programs
@@ -246,11 +240,10 @@ def _worker_columns(about: Circumstances) -> list[Column]:
         Column("worker", lambda r: r["name"], right=False, text=True),
         Column("pid", lambda r: str(r["pid"])),
         *([Column("host", lambda r: r["host"], right=False, text=True)] if len(hosts) > 1 else []),
-        Column("state", lambda r: r["state"], right=False, style=_state_style),
+        Column("state", lambda r: r["state"], right=False, style=lambda r: _STATES.get(r["state"], "")),
         Column("seen", lambda r: f"{units.age(about.now - r['seen_at'])} ago"),
         *columns("groups", "failures", "taken", groups="put", failures="failed", taken="drawn"),
     ]
 
 
-def _state_style(row: Row) -> str:
-    return {"alive": "green", "quiet": "yellow", "silent": "red"}.get(row["state"], "")
+_STATES = {"alive": "green", "quiet": "yellow", "silent": "red"}

@@ -241,19 +241,19 @@ def _content(content: Any) -> str:
     return "" if content is None else str(content)
 
 
+def _length(values: Any) -> int | None:
+    try:
+        return len(values)
+    except TypeError:
+        return None
+
+
 def _text(value: Any, characters: int) -> str | None:
     """Return a text, or its beginning, in a form that every JSON has."""
     if not isinstance(value, str):
         return None
     short = value if len(value) <= characters else value[:characters] + "…"
     return short.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
-
-
-def _length(values: Any) -> int | None:
-    try:
-        return len(values)
-    except TypeError:
-        return None
 
 
 def as_markdown(text: str) -> str:

@@ -92,7 +92,10 @@ class _Site:
             "prefix": prefix,
             "database": readings.reader.where,
             "version": __version__,
-            "files": {name: self._href(name) for name in _STATIC},
+            "files": {
+                name: f"{prefix}/static/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
+                for name, content in self._files.items()
+            },
             "figure": units.figure,
             "short": units.short,
             "size": units.size,
@@ -100,9 +103,6 @@ class _Site:
             "moment": units.moment,
             "cell": units.cell,
         }
-
-    def _href(self, name: str) -> str:
-        return f"{self._prefix}/static/{name}?v={hashlib.sha256(self._files[name]).hexdigest()[:12]}"
 
     def static(self) -> list[Route]:
         return [Route(f"/static/{name}", self._file(name), name=name) for name in _STATIC]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
+from replaybuf import units
 from replaybuf.errors import InputError
 from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile, is_sqlite
@@ -25,32 +26,26 @@ _REWARD_KEY = "score"
 OtherRun = Callable[[int | None, float], Sequence[StepSummary]]
 
 
-def _of_buffer(reader: Reader, buffer: str) -> OtherRun:
-    """Return a run that is a buffer of another database."""
-
-    def steps(before: int | None, seconds: float) -> Sequence[StepSummary]:
-        return reader.read(lambda tx: summarise_steps(tx, buffer, before=before, limit=MOST_STEPS), timeout=seconds)
-
-    return steps
+def _of_buffer(reader: Reader, buffer: str, before: int | None, seconds: float) -> Sequence[StepSummary]:
+    return reader.read(lambda tx: summarise_steps(tx, buffer, before=before, limit=MOST_STEPS), timeout=seconds)
 
 
-def _of_export(path: str) -> OtherRun:
-    """Return a run that is an export, with the groups that were trained on; the file is read once, at first."""
-    found = _summaries(path)
-    return lambda before, seconds: [one for one in found if before is None or one.step < before][:MOST_STEPS]
+def _of_export(steps: Sequence[StepSummary], before: int | None, seconds: float) -> Sequence[StepSummary]:
+    return [one for one in steps if before is None or one.step < before][:MOST_STEPS]
 
 
 def other_runs(sources: Sequence[str]) -> dict[str, OtherRun]:
     """Return the runs of databases (URLs or paths) and exports, by short names. Raises InputError, FileError, ..."""
     found: dict[str, OtherRun] = {}
     for source in sources:
-        name = Path(source.partition("?")[0]).name or source
-        if _is_export(source):
-            runs = {name: _of_export(source)}
+        name, path = Path(source.partition("?")[0]).name or source, Path(source)
+        if "://" not in source and (path.is_dir() or (path.exists() and not is_sqlite(path))):
+            runs: dict[str, OtherRun] = {name: partial(_of_export, _summaries(source))}  # it is read once
         else:
             reader = open_reader(source)
             buffers = reader.read(buffers_of) or ["default"]
-            runs = {name if len(buffers) == 1 else f"{name} {buffer}": _of_buffer(reader, buffer) for buffer in buffers}
+            labels = [name if len(buffers) == 1 else f"{name} {buffer}" for buffer in buffers]
+            runs = {label: partial(_of_buffer, reader, one) for label, one in zip(labels, buffers, strict=True)}
         for label, run in runs.items():
             number, unique = 1, label
             while unique in found:
@@ -58,11 +53,6 @@ def other_runs(sources: Sequence[str]) -> dict[str, OtherRun]:
                 unique = f"{label} ({number})"
             found[unique] = run
     return found
-
-
-def _is_export(source: str) -> bool:
-    path = Path(source)
-    return "://" not in source and (path.is_dir() or (path.exists() and not is_sqlite(path)))
 
 
 def _summaries(path: str) -> list[StepSummary]:
@@ -85,7 +75,7 @@ def _summary(step: int, groups: Sequence[FileGroup]) -> StepSummary:
     numbers = ([reward for reward in of_group if reward is not None] for of_group in known)
     rewards = [sum(of_group) / len(of_group) for of_group in numbers if of_group]
     staleness = [one.staleness for one in groups]
-    times = [datetime.fromtimestamp(one.created_at or 0.0, UTC) for one in groups]
+    times = [units.time_of(one.created_at or 0.0) for one in groups]
     return StepSummary(
         step=step,
         restores=0,

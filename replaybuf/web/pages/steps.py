@@ -63,6 +63,8 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     more = len(numbers) > _SIZE
     steps = [one for one in plotted if not more or one.step > numbers[_SIZE]]
     without = recorded(tx, buffer).without_step
+    # At least those on the page are judged, and more of them as long as few groups are to be read for it.
+    few = bisect_right([*accumulate(one.groups for one in plotted)], _MOST_JUDGED)
     unnamed = newest(tx, "batches", buffer, _SIZE, "step IS NULL") if without and before is None else []
     return {
         "now": tx.now(),
@@ -75,18 +77,12 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "beside": wanted([one for one in compared if before is None or one.step < before]),
         "judged": [
             {"step": step, "restores": restores, **asdict(one)}
-            for (step, restores), one in judge_steps(tx, buffer, _to_be_judged(plotted, len(steps))).items()
+            for (step, restores), one in judge_steps(tx, buffer, plotted[: max(len(steps), few)]).items()
         ],
         "unnamed": unnamed,
         "unnamed_count": without,
         "next": numbers[_SIZE - 1] if more else None,
     }
-
-
-def _to_be_judged(steps: Sequence[StepSummary], least: int) -> Sequence[StepSummary]:
-    """Return at least so many of the steps, and more of them as long as few groups are to be read for it."""
-    groups = [*accumulate(one.groups for one in steps)]
-    return steps[: max(least, bisect_right(groups, _MOST_JUDGED))]
 
 
 def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
