@@ -192,15 +192,17 @@ class Command(TyperCommand):
         return [str(self.options_metavar), *names]
 
 
-def option(*names: str, help: str, variable: str | None = None, **settings: Any) -> Any:
-    """Return an option with its environment variable: REPLAYBUF_ORDER_BY for --order-by."""
-    variable = variable or "REPLAYBUF_" + names[0].removeprefix("--").replace("-", "_").upper()
-    return typer.Option(*names, help=help, envvar=variable, show_envvar=variable == _NAME_VARIABLE, **settings)
+def option(name: str, help: str, variable: str | None = None, **settings: Any) -> Any:
+    """Return an option with its environment variable: REPLAYBUF_ORDER_BY for --order-by. A number is shown as N."""
+    variable = variable or "REPLAYBUF_" + name.removeprefix("--").replace("-", "_").upper()
+    if "min" in settings:
+        settings.setdefault("metavar", "N")
+    return typer.Option(name, help=help, envvar=variable, show_envvar=variable == _NAME_VARIABLE, **settings)
 
 
 def buffer_option(help: str) -> Any:
     """Return the option --buffer, with the environment variable of configs."""
-    return option("--buffer", metavar="NAME", variable=_NAME_VARIABLE, help=help)
+    return option("--buffer", help, metavar="NAME", variable=_NAME_VARIABLE)
 
 
 Buffer = Annotated[str | None, buffer_option("Only this buffer of the database; all unless given.")]
@@ -210,28 +212,28 @@ OneBuffer = Annotated[
 
 # What chooses groups, for all commands that take a choice of them.
 Where = Annotated[
-    str | None, option("--where", metavar="QUERY", help='A query: {"reward": {"$gte": 0.9}, "tags.level": 3}.')
+    str | None, option("--where", 'A query: {"reward": {"$gte": 0.9}, "tags.level": 3}.', metavar="QUERY")
 ]
-OfTask = Annotated[str | None, option("--task", metavar="NAME", help="Only groups of this task.")]
+OfTask = Annotated[str | None, option("--task", "Only groups of this task.", metavar="NAME")]
 OfStatus = Annotated[
-    str | None, option("--status", metavar="STATUS", help="Only groups of this status: completed, expired, ...")
+    str | None, option("--status", "Only groups of this status: completed, expired, ...", metavar="STATUS")
 ]
 OrderBy = Annotated[
-    list[str] | None, option("--order-by", metavar="FIELD", help="A field; -FIELD is descending. May be repeated.")
+    list[str] | None, option("--order-by", "A field; -FIELD is descending. May be repeated.", metavar="FIELD")
 ]
-Limit = Annotated[int, option("--limit", metavar="N", min=0, help="At most so many groups; 0 for all.")]
+Limit = Annotated[int, option("--limit", "At most so many groups; 0 for all.", min=0)]
 
 
-def file_argument(help: str) -> Any:
-    """Return the argument FILE, which comes after a URL (`url_and`)."""
-    return typer.Argument(metavar="FILE", help=help, show_default=False)
+def argument(name: str, help: str) -> Any:
+    """Return an argument that comes after a URL (`url_and`)."""
+    return typer.Argument(metavar=name, help=help, show_default=False)
 
 
 _FORMATS: dict[str, tuple[Format, Any]] = {
-    "as_table": ("table", Annotated[bool, option("--table", help="Print a table: so it is unless told otherwise.")]),
-    "as_json": ("json", Annotated[bool, option("--json", help="Print JSON.")]),
-    "as_nl": ("nl", Annotated[bool, option("--nl", help="Print one JSON object a line.")]),
-    "as_csv": ("csv", Annotated[bool, option("--csv", help="Print CSV with a header.")]),
+    "as_table": ("table", Annotated[bool, option("--table", "Print a table: so it is unless told otherwise.")]),
+    "as_json": ("json", Annotated[bool, option("--json", "Print JSON.")]),
+    "as_nl": ("nl", Annotated[bool, option("--nl", "Print one JSON object a line.")]),
+    "as_csv": ("csv", Annotated[bool, option("--csv", "Print CSV with a header.")]),
 }
 
 
@@ -286,7 +288,7 @@ def url_and_uids(url: str, uids: list[str] | None) -> tuple[str, list[str]]:
 
 
 #: The option --yes of commands that ask.
-YES = option("--yes", help="Don't ask.")
+YES = option("--yes", "Don't ask.")
 
 
 def ask(question: str, *, yes: bool) -> None:

@@ -19,8 +19,8 @@ from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.reader import open_reader
 
 T = TypeVar("T")
-Uids = Annotated[list[int] | None, option("--uid", metavar="UID", help="Only this group. May be repeated.")]
-Everything = Annotated[bool, option("--all", help="All groups, if no condition is given.")]
+Uids = Annotated[list[int] | None, option("--uid", "Only this group. May be repeated.", metavar="UID")]
+Everything = Annotated[bool, option("--all", "All groups, if no condition is given.")]
 
 
 def _query(
@@ -113,7 +113,7 @@ def rm(
     uid: Uids = None,
     everything: Everything = False,
     buffer: OneBuffer = None,
-    dry_run: Annotated[bool, option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only say what would be deleted.")] = False,
     yes: Annotated[bool, YES] = False,
 ) -> None:
     """Delete groups, as buffer.delete() does, after asking with their exact number.
@@ -145,12 +145,12 @@ def requeue(
     where: Where = None,
     task: OfTask = None,
     status: Annotated[
-        str | None, option("--status", metavar="STATUS", help="Only groups that are failed, filtered or expired.")
+        str | None, option("--status", "Only groups that are failed, filtered or expired.", metavar="STATUS")
     ] = None,
     uid: Uids = None,
     everything: Everything = False,
     buffer: OneBuffer = None,
-    dry_run: Annotated[bool, option("--dry-run", help="Only say what would come back.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only say what would come back.")] = False,
     yes: Annotated[bool, YES] = False,
 ) -> None:
     """Bring back groups that are failed, filtered or expired, after asking with their exact number.

@@ -19,6 +19,7 @@ from replaybuf.cli.app import (
     Command,
     OneBuffer,
     Url,
+    argument,
     ask,
     buffer_option,
     listing,
@@ -83,9 +84,7 @@ class _Verbs(TyperGroup):
 app = typer.Typer(cls=_Verbs, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command("ls", cls=Command)(ls)
 
-_Step = Annotated[
-    str | None, typer.Argument(metavar="STEP", help="The train step of the checkpoint.", show_default=False)
-]
+_Step = Annotated[str | None, argument("STEP", "The train step of the checkpoint.")]
 _Yes = Annotated[bool, YES]
 
 
@@ -100,7 +99,7 @@ def restore(
     url: Url,
     output: Output,
     step: _Step = None,
-    keep_new: Annotated[bool, option("--keep-new", help="Keep the groups that were put since the checkpoint.")] = False,
+    keep_new: Annotated[bool, option("--keep-new", "Keep the groups that were put since the checkpoint.")] = False,
     buffer: OneBuffer = None,
     yes: _Yes = False,
 ) -> None:
@@ -172,19 +171,19 @@ def _tell(output: Output, reader: Reader, made: StoredCheckpoint) -> None:
     output.rows([row], COLUMNS)
 
 
-Folder = Annotated[str | None, typer.Argument(metavar="FOLDER", help="The folder of the snapshot.", show_default=False)]
+Folder = Annotated[str | None, argument("FOLDER", "The folder of the snapshot.")]
 _Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into the one named default.")]
 _COLUMNS = columns("buffer", "file", "groups", "bytes")
 _NAMES = "fifo, lifo, staleness, uniform, prioritized, or module:Class."
-_Of = Annotated[str | None, option("--policy", metavar="NAME", help=f"Only for buffers of this policy: {_NAMES}")]
+_Of = Annotated[str | None, option("--policy", f"Only for buffers of this policy: {_NAMES}", metavar="NAME")]
 _Payloads = Annotated[
     Literal["copy", "keep"],
-    option("--payloads", metavar="HOW", help="Payloads kept apart: copy them, or keep them where they are."),
+    option("--payloads", "Payloads kept apart: copy them, or keep them where they are.", metavar="HOW"),
 ]
 _Place = Annotated[
-    str, option("--payloads", metavar="PLACE", help="Keep large payloads apart, in this folder or object store.")
+    str, option("--payloads", "Keep large payloads apart, in this folder or object store.", metavar="PLACE")
 ]
-_For = Annotated[str | None, option("--policy", metavar="NAME", help=f"For a run of another policy: {_NAMES}")]
+_For = Annotated[str | None, option("--policy", f"For a run of another policy: {_NAMES}", metavar="NAME")]
 
 
 @listing

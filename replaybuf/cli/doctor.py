@@ -33,15 +33,15 @@ def doctor(
     url: Url,
     output: Output,
     quick: Annotated[
-        bool, option("--quick", help="Read a sample of the payloads only, and leave out what takes long.")
+        bool, option("--quick", "Read a sample of the payloads only, and leave out what takes long.")
     ] = False,
-    repair: Annotated[bool, option("--repair", help="Mend what is safe to mend, also while a run goes on.")] = False,
+    repair: Annotated[bool, option("--repair", "Mend what is safe to mend, also while a run goes on.")] = False,
     take_over: Annotated[
-        bool, option("--take-over", help="Make places for payloads this copy's: nobody may use the original any more.")
+        bool, option("--take-over", "Make places for payloads this copy's: nobody may use the original any more.")
     ] = False,
     rescue: Annotated[
         Path | None,
-        option("--rescue", metavar="FOLDER", help="Save what can be read of a damaged SQLite file into this folder."),
+        option("--rescue", "Save what can be read of a damaged SQLite file into this folder.", metavar="FOLDER"),
     ] = None,
 ) -> None:
     """Check a database: schema, integrity, orphans, checksums, counts, leases, places of payloads, disk, settings.

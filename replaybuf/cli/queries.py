@@ -20,6 +20,7 @@ from replaybuf.cli.app import (
     OrderBy,
     Url,
     Where,
+    argument,
     listing,
     option,
     status_of,
@@ -120,20 +121,15 @@ _MOST = 2**62
 def explain(
     url: Url,
     output: Output,
-    query: Annotated[
-        str | None,
-        typer.Argument(metavar="QUERY", help='A query: {"reward": {"$gte": 0.9}}; {} for all.', show_default=False),
-    ] = None,
+    query: Annotated[str | None, argument("QUERY", 'A query: {"reward": {"$gte": 0.9}}; {} for all.')] = None,
     buffer: Buffer = None,
     task: OfTask = None,
     status: OfStatus = None,
     order_by: OrderBy = None,
-    limit: Annotated[int, option("--limit", metavar="N", min=0, help="Of so many groups; 0 for all.")] = 20,
+    limit: Annotated[int, option("--limit", "Of so many groups; 0 for all.", min=0)] = 20,
     policy: Annotated[
         str | None,
-        option(
-            "--policy", metavar="NAME", help="Explain a draw by this policy, of groups of --task: fifo, staleness, ..."
-        ),
+        option("--policy", "Explain a draw by this policy, of groups of --task: fifo, staleness, ...", metavar="NAME"),
     ] = None,
 ) -> None:
     """Show a query as the SQL that this database gets, with its parameters, its plan, and the index that it uses.
@@ -211,11 +207,9 @@ _LONGEST = 600.0
 def sql(
     url: Url,
     output: Output,
-    statement: Annotated[
-        str | None, typer.Argument(metavar="STATEMENT", help="One SQL statement.", show_default=False)
-    ] = None,
+    statement: Annotated[str | None, argument("STATEMENT", "One SQL statement.")] = None,
     timeout: Annotated[
-        float, option("--timeout", metavar="SECONDS", min=0.001, max=_LONGEST, help="Stop the statement after this.")
+        float, option("--timeout", "Stop the statement after this.", metavar="SECONDS", min=0.001, max=_LONGEST)
     ] = 60.0,
 ) -> None:
     """Run one SQL statement that only reads.
@@ -261,7 +255,7 @@ def _column(name: str, rows: Sequence[Row]) -> Column:
 @listing
 def schema(
     output: Output,
-    view: Annotated[str | None, typer.Argument(metavar="VIEW", help="Only this one.", show_default=False)] = None,
+    view: Annotated[str | None, argument("VIEW", "Only this one.")] = None,
 ) -> None:
     """List the views for SQL, with what their columns mean.
 

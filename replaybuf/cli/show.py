@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.cli.app import Buffer, OfTask, Url, Where, listing, option, url_and_uids, whole_number
+from replaybuf.cli.app import Buffer, OfTask, Url, Where, argument, listing, option, url_and_uids, whole_number
 from replaybuf.cli.conversation import (
     Layout,
     ShownRollout,
@@ -156,7 +156,7 @@ class Colours(StrEnum):
 
 Colour = Annotated[
     Colours | None,
-    option("--colour", metavar="BY", help="Colour tokens by logprobs, mask or steps (of the model that made them)."),
+    option("--colour", "Colour tokens by logprobs, mask or steps (of the model that made them).", metavar="BY"),
 ]
 
 
@@ -164,22 +164,17 @@ Colour = Annotated[
 def show(
     url: Url,
     output: Output,
-    uids: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[UID]...", help="The uids of groups, from replaybuf ls.", show_default=False),
-    ] = None,
+    uids: Annotated[list[str] | None, argument("[UID]...", "The uids of groups, from replaybuf ls.")] = None,
     full: Annotated[
-        bool, option("--full", help="Decode the payload: messages and responses in full, all fields with --json.")
+        bool, option("--full", "Decode the payload: messages and responses in full, all fields with --json.")
     ] = False,
-    columns: Annotated[
-        int | None, option("--columns", metavar="N", min=1, max=50, help="So many responses side by side.")
-    ] = None,
+    columns: Annotated[int | None, option("--columns", "So many responses side by side.", min=1, max=50)] = None,
     colour: Colour = None,
     worst: Annotated[
-        int | None, option("--worst", metavar="N", min=1, max=100, help="The lowest rewards, one of each group first.")
+        int | None, option("--worst", "The lowest rewards, one of each group first.", min=1, max=100)
     ] = None,
     best: Annotated[
-        int | None, option("--best", metavar="N", min=1, max=100, help="The highest rewards, one of each group first.")
+        int | None, option("--best", "The highest rewards, one of each group first.", min=1, max=100)
     ] = None,
     where: Where = None,
     task: OfTask = None,

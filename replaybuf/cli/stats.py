@@ -180,13 +180,13 @@ def _leased(row: Row) -> str:
 _Scanned = Annotated[
     int,
     option(
-        *("--scanned",),
+        "--scanned",
+        "Leave out staleness, draws, rewards and bytes of buffers with more groups: they look at every group.",
         metavar="N",
         min=0,
-        help="Leave out staleness, draws, rewards and bytes of buffers with more groups: they look at every group.",
     ),
 ]
-_Only = Annotated[str, option("--only", metavar="NAME", help="Only the metrics whose names begin like this.")]
+_Only = Annotated[str, option("--only", "Only the metrics whose names begin like this.", metavar="NAME")]
 
 
 @listing

@@ -85,9 +85,9 @@ def watch(
     url: Url,
     buffer: Buffer = None,
     interval: Annotated[
-        float, option("--interval", metavar="S", min=0.1, max=3600, help="Read every so many seconds.")
+        float, option("--interval", "Read every so many seconds.", metavar="S", min=0.1, max=3600)
     ] = 2.0,
-    once: Annotated[bool, option("--once", help="Print one frame and end, as on a pipe.")] = False,
+    once: Annotated[bool, option("--once", "Print one frame and end, as on a pipe.")] = False,
 ) -> None:
     """Watch a database, full screen: who waits and why, what goes in and out, staleness, rewards, workers, events.
 
@@ -244,31 +244,26 @@ _LOCALHOST = "127.0.0.1"
 
 def serve(
     url: Url,
-    port: Annotated[
-        int, option("--port", metavar="N", min=0, max=65535, help="The port; 0 for one that is free.")
-    ] = PORT,
+    port: Annotated[int, option("--port", "The port; 0 for one that is free.", min=0, max=65535)] = PORT,
     host: Annotated[
-        str, option("--host", metavar="ADDRESS", help="Where to listen; all but 127.0.0.1 and ::1 need a token.")
+        str, option("--host", "Where to listen; all but 127.0.0.1 and ::1 need a token.", metavar="ADDRESS")
     ] = _LOCALHOST,
     token: Annotated[
         str | None,
         option(
             "--token",
-            metavar="TEXT",
-            help="Ask for this token; without it one is made, where one is needed. Rather set REPLAYBUF_TOKEN: what is "
+            "Ask for this token; without it one is made, where one is needed. Rather set REPLAYBUF_TOKEN: what is "
             "typed here other users of the machine can see.",
+            metavar="TEXT",
         ),
     ] = None,
     buffer: Buffer = None,
     prefix: Annotated[
-        str,
-        option("--prefix", metavar="PATH", help="The path under which a proxy has the page, such as /rl."),
+        str, option("--prefix", "The path under which a proxy has the page, such as /rl.", metavar="PATH")
     ] = "",
     beside: Annotated[
         list[str] | None,
-        option(
-            "--beside", metavar="RUN", help="Another database, or an export, to be plotted over this one. Repeatable."
-        ),
+        option("--beside", "Another database, or an export, to be plotted over this one. Repeatable.", metavar="RUN"),
     ] = None,
 ) -> None:
     """Show a database in the browser, on a page of this machine.

@@ -10,10 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from replaybuf import units
-from replaybuf.cli.app import URL_VARIABLE, Buffer, Url, Where, listing, option, status_of
+from replaybuf.cli.app import URL_VARIABLE, Buffer, Url, Where, argument, listing, option, status_of
 from replaybuf.cli.groups import columns, query_of, trainer_text
 from replaybuf.cli.output import Column, Output, print_table, write
 from replaybuf.redact import escape_line
@@ -29,11 +27,9 @@ from replaybuf.units import time_of
 _MOST_WAITS = 20
 _MOST_WORKERS = 20
 
-Task = Annotated[
-    str | None, typer.Argument(metavar="[TASK]", help="Only waits for groups of this task.", show_default=False)
-]
-Size = Annotated[int | None, option("--size", metavar="N", min=1, help="Ask for a draw of so many groups.")]
-OfStatus = Annotated[str | None, option("--status", metavar="STATUS", help="Ask for a draw of groups of this status.")]
+Task = Annotated[str | None, argument("[TASK]", "Only waits for groups of this task.")]
+Size = Annotated[int | None, option("--size", "Ask for a draw of so many groups.", min=1)]
+OfStatus = Annotated[str | None, option("--status", "Ask for a draw of groups of this status.", metavar="STATUS")]
 
 
 @listing
