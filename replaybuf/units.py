@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any, overload
 
 _SECONDS = ((86_400, "d"), (3600, "h"), (60, "m"))
@@ -210,16 +210,12 @@ def csv_lines(rows: Sequence[Mapping[str, Any]], *, for_spreadsheets: bool = Fal
 
     Texts that a spreadsheet would take for formulas begin with an apostrophe there, if it is for those.
     """
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
+    writer = csv.writer(SimpleNamespace(write=str), lineterminator="\n")
     for values in (rows[0], *(row.values() for row in rows)) if rows else ():
         cells = [_cell(value) for value in values]
         if for_spreadsheets:
             cells = [f"'{one}" if isinstance(one, str) and one.startswith(_FORMULAS) else one for one in cells]
-        writer.writerow(cells)
-        yield buffer.getvalue()
-        buffer.seek(0)
-        buffer.truncate()
+        yield writer.writerow(cells)
 
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")

@@ -34,17 +34,13 @@ _SECONDS_TO_END = 2
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address. Raises ConfigError when it can't: the port is taken, ..."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise ConfigError(f"there is no address {host!r:.100} on this machine: {error.strerror or error}") from error
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        if os.name == "posix":
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(CONNECTIONS)
+        listening = socket.create_server(address, family=family, backlog=CONNECTIONS, dualstack_ipv6=both)
     except OSError as error:
-        listening.close()
         raise ConfigError(_why(host, port, error)) from error
     listening.set_inheritable(True)
     return listening
@@ -57,7 +53,7 @@ def _why(host: str, port: int, error: OSError) -> str:
         return f"port {port} is the system's: give one above 1023 with --port"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"this machine doesn't have the address {host!r:.100}"
-    return f"can't listen at port {port} of {host}: {error.strerror}"
+    return f"can't listen at port {port} of {host}: {os.strerror(error.errno or 0)}"
 
 
 def address_of(listening: socket.socket, host: str) -> str:
