@@ -174,6 +174,8 @@ class LoadCounter:
         self.report.warnings.setdefault(logger, Said(0, text)).count += 1
 
 
+# By the database
+
 #: Buffers of loads have names that begin so: groups of others are somebody's.
 PREFIX = "replaybuf-bench-"
 _SAMPLE_SECONDS = 1.0

@@ -171,9 +171,11 @@ def _tell(output: Output, reader: Reader, made: StoredCheckpoint) -> None:
     output.rows([row], COLUMNS)
 
 
+# Copies in files
+
 Folder = Annotated[str | None, argument("FOLDER", "The folder of the snapshot.")]
 _Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into the one named default.")]
-_COLUMNS = columns("buffer", "file", "groups", "bytes")
+_COPIES = columns("buffer", "file", "groups", "bytes")
 _NAMES = "fifo, lifo, staleness, uniform, prioritized, or module:Class."
 _Of = Annotated[str | None, option("--policy", f"Only for buffers of this policy: {_NAMES}", metavar="NAME")]
 _Payloads = Annotated[
@@ -224,7 +226,7 @@ def save(
     whole = payloads == "copy"
     _, done = with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), about, tell, whole=whole))
     row = {"url": reader.where, "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
-    output.rows([row], _COLUMNS)
+    output.rows([row], _COPIES)
 
 
 @listing
@@ -274,4 +276,4 @@ def resume(
     _, done = with_bar("loaded", load)
     row = {"url": target.where, "buffer": name, "file": file, "groups": done.groups, "bytes": done.bytes}
     own = Column("policy", lambda r: r["policy"] or "any", right=False)
-    output.rows([row | {"policy": policy or saved}], [*_COLUMNS, own])
+    output.rows([row | {"policy": policy or saved}], [*_COPIES, own])

@@ -100,6 +100,8 @@ def gone_of(tx: ReadTransaction, buffer: str | None, task: str | None) -> str | 
     return f"the texts of all {taken:,} groups that were trained on are gone: {ARCHIVE}"
 
 
+# Chosen by options
+
 _TASKS_NAMED = 10
 _CONTEXT = 100
 

@@ -114,6 +114,8 @@ def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[C
     return [column for column in found if column.header not in hidden]
 
 
+# A query, explained
+
 _MOST = 2**62
 
 
@@ -199,6 +201,8 @@ def _print(one: QueryPlan) -> None:
 
 _PARAMETERS = [Column("#", lambda r: str(r["n"])), Column("value", lambda r: repr(r["value"]), right=False, text=True)]
 
+
+# SQL
 
 _LONGEST = 600.0
 

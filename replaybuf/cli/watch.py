@@ -238,6 +238,8 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
                     asked_at = float("-inf")
 
 
+# In the browser
+
 PORT = 8321
 _LOCALHOST = "127.0.0.1"
 

@@ -150,6 +150,8 @@ class RunFolder:
             ) from error
 
 
+# Settings
+
 TASK = "arithmetic"
 
 GROUP_SIZE = 8  # rollouts of a prompt

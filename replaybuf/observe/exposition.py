@@ -235,6 +235,8 @@ def _number(value: float) -> str:
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
+# For processes that have an endpoint already
+
 _logger = logging.getLogger("replaybuf.observe")
 
 

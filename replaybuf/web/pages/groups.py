@@ -157,6 +157,8 @@ def _of_status(numbers: dict[str, Any], status: str) -> int:
     return int(numbers["archived"] if status == Status.ARCHIVED else numbers["buffered"].get(status, 0))
 
 
+# One group
+
 #: Rollouts that are shown at once, characters of a text, messages, tokens of a response and of all responses together.
 CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 20_000, 100, 2_000, 20_000
 #: The same where all is asked for.

@@ -186,6 +186,8 @@ def _stacked(history: list[dict[str, Any]], by: str) -> dict[str, list[tuple[flo
     return {name: [(one["time"].timestamp(), one[by].get(name, 0)) for one in history] for name in names}
 
 
+# Waits, checkpoints, events; and which buffer a page is about
+
 _MOST_WAITS = 50
 
 
