@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -137,7 +138,8 @@ def print_finding(finding: Finding) -> None:
         mend = textwrap.wrap(f"-> {escape(finding.mend)}", room, drop_whitespace=room < sys.maxsize)
         lines += [typer.style(one, dim=True) for one in mend]
     for place, line in enumerate(lines):
-        typer.echo(f"{level}  {finding.check:<15}  {line}" if not place else " " * _INDENT + line)
+        start = " " * _INDENT if place else f"{level}  {finding.check:<15}  "
+        typer.echo(start + line, color=False if os.environ.get("NO_COLOR") else None)
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
