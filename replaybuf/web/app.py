@@ -27,7 +27,7 @@ from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageErro
 from replaybuf.observe import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.redact import escape, redact_words
 from replaybuf.rules.circumstances import LIVE_SECONDS
-from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import last_sign_of
 from replaybuf.web.ask import LARGEST, PARAMETERS, Ask, NotThereError
 from replaybuf.web.other_runs import OtherRun, other_runs
@@ -145,9 +145,11 @@ class _Site:
             def work(reader: Reader, seconds: float) -> Response:
                 if page.read is not None:
                     read, asked = page.read, self._compared(ask, seconds) if page.compares else ask
-                    return reader.read(
-                        lambda tx: respond(request, page, asked, read(tx, asked), _idle(tx, asked)), timeout=seconds
-                    )
+
+                    def shown(tx: ReadTransaction) -> Response:
+                        return respond(request, page, asked, {"now": tx.now(), **read(tx, asked)}, _idle(tx, asked))
+
+                    return reader.read(shown, timeout=seconds)
                 assert page.run is not None
                 if self._buffer is not None:
                     raise NotThereError(f"this page is of the buffer {self._buffer!r:.100} only, and SQL reads all")

@@ -1,6 +1,6 @@
 """The pages. Each is a function that reads what it shows, in one transaction; `/api/NAME.json` gives the same as JSON.
 
-`draw` adds what only people look at, such as plots.
+The time of the transaction (`now`) is with what it reads. `draw` adds what only people look at, such as plots.
 """
 
 from __future__ import annotations

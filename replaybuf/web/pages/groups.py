@@ -63,7 +63,6 @@ def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     of_buffers = tallies_of(tx, ask.text("buffer")).values()
     tasks = [{"task": one, **numbers} for tallies in of_buffers for one, numbers in of_tasks(tallies).items()]
     data: dict[str, Any] = {
-        "now": tx.now(),
         "where": where,
         "error": None,
         "rows": [],
@@ -217,7 +216,6 @@ def read_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         for one, messages in zip(rollouts, prompts, strict=True):
             one["messages"] = messages
     return {
-        "now": life.now,
         "uid": uid,
         "group": group,
         "life": life,

@@ -51,7 +51,6 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     readings = [one for one in history_of(tx, buffer, first.timestamp()) if one[1] <= end]
     history = _of_task([*readings, *_at([one for one in ends if one <= end], figures, readings)], task)
     return {
-        "now": now,
         "last_worker": last and last.worker,
         "hours": hours,
         "tasks": [
@@ -213,7 +212,7 @@ _CHECKPOINTS = ("step", "buffer", "created_at", "groups", "bytes")
 
 def read_checkpoints(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return the checkpoints, newest first."""
-    return {"now": tx.now(), "rows": newest(tx, "checkpoints", ask.text("buffer"), _MOST_ROWS)}
+    return {"rows": newest(tx, "checkpoints", ask.text("buffer"), _MOST_ROWS)}
 
 
 def draw_checkpoints(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
@@ -238,7 +237,6 @@ def read_events(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     found = newest(tx, "events", ask.text("buffer"), _EVENTS_SHOWN + 1, *conditions, before=before, **given)
     rows = found[:_EVENTS_SHOWN]
     return {
-        "now": tx.now(),
         "kind": ask.text("kind"),
         "rows": rows,
         "counts": {column: _counts(tx, column, given, ask.text("buffer")) for column in _CHOSEN},

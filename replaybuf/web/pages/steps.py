@@ -67,7 +67,6 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     few = bisect_right([*accumulate(one.groups for one in plotted)], _MOST_JUDGED)
     unnamed = newest(tx, "batches", buffer, _SIZE, "step IS NULL") if without and before is None else []
     return {
-        "now": tx.now(),
         "chosen": buffer,
         "buffers": buffers,
         "steps": steps,
@@ -179,7 +178,6 @@ def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     lowest = [lowest_answers(tx, buffer, run, _LOWEST) for run in runs]
     previous, following = neighbours(tx, buffer, step)
     return {
-        "now": tx.now(),
         "chosen": buffer,
         "step": step,
         "previous": previous,
@@ -215,7 +213,7 @@ def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         raise NotThereError(f"there is no draw {number} on record; the oldest are forgotten")
     groups = newest(tx, "batch_groups", None, _MOST_GROUPS, "batch = :batch", batch=number)
     members = [Member(**{name: row[name] for name in Member.__slots__}) for row in groups]
-    return {"now": tx.now(), "batch": found[0], "groups": members, "workers": by_worker(tabulate(members), {})}
+    return {"batch": found[0], "groups": members, "workers": by_worker(tabulate(members), {})}
 
 
 def draw_batch(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
@@ -240,7 +238,6 @@ def read_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     chosen, _ = one_buffer(tx, ask)
     made = [_total(name, steps) for name, steps in steps_by_worker(tx, chosen, _STEPS_OF_WORKERS).items()]
     return {
-        "now": tx.now(),
         "chosen": chosen,
         "workers": newest(tx, "workers", buffer, _MOST_ROWS),
         "made": sorted(made, key=lambda one: (one["lead"], one["name"] or "")),
@@ -316,7 +313,6 @@ def read_worker(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     if found is None and not rows:
         raise NotThereError(f"nothing is known of a worker {name!r:.100} in the buffer {buffer!r:.100}")
     return {
-        "now": tx.now(),
         "chosen": buffer,
         "worker": name,
         "row": rows[0] if rows else None,
