@@ -62,9 +62,9 @@ def create_app(
     from the paths that it asks for or not; raises ConfigError when it is none.
     """
     prefix = check_prefix(prefix)
-    site = _Site(Readings(reader, seconds=seconds), buffer, other_runs(beside), prefix)
+    site = _Site(reader, seconds, buffer, other_runs(beside), prefix)
     pages = Starlette(
-        routes=[*site.static(), *site.pages(), *health_of(reader)],
+        routes=[*site.routes(), *health_of(reader)],
         exception_handlers={HTTPException: site.http_error, ReplayBufError: site.error, Exception: site.defect},
     )
     return Guard(pages, token, site.refusal, prefix)
@@ -73,11 +73,13 @@ def create_app(
 class _Site:
     """Renders pages and errors."""
 
-    def __init__(self, readings: Readings, buffer: str | None, others: Mapping[str, OtherRun], prefix: str) -> None:
-        self._readings = readings
+    def __init__(
+        self, reader: Reader, seconds: float, buffer: str | None, others: Mapping[str, OtherRun], prefix: str
+    ) -> None:
+        self._readings = Readings(reader, seconds=seconds)
         self._prefix = prefix
         self._others = others
-        self._statements = readings.beside(STATEMENTS_AT_ONCE)
+        self._statements = Readings(reader, seconds=seconds, at_once=STATEMENTS_AT_ONCE)
         self._buffer = buffer
         self._files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
         self._templates = Environment(
@@ -90,33 +92,22 @@ class _Site:
         )
         self._templates.globals |= {
             "prefix": prefix,
-            "database": readings.reader.where,
+            "database": reader.where,
             "version": __version__,
             "files": {
                 name: f"{prefix}/static/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
                 for name, content in self._files.items()
             },
-            "figure": units.figure,
-            "short": units.short,
-            "size": units.size,
-            "ago": units.ago,
-            "moment": units.moment,
-            "cell": units.cell,
+            **{name: getattr(units, name) for name in ("figure", "short", "size", "ago", "moment", "cell")},
         }
 
-    def static(self) -> list[Route]:
-        return [Route(f"/static/{name}", self._file(name), name=name) for name in _STATIC]
-
-    def _file(self, name: str) -> Answer:
-        kind = mimetypes.guess_type(name)[0]
+    async def _static(self, request: Request) -> Response:
+        if (content := self._files.get(name := request.path_params["name"])) is None:
+            raise HTTPException(404)
         headers = {"Cache-Control": "private, max-age=31536000, immutable"}  # its URL has its digest
+        return Response(content, media_type=mimetypes.guess_type(name)[0], headers=headers)
 
-        async def answer(request: Request) -> Response:
-            return Response(self._files[name], media_type=kind, headers=headers)
-
-        return answer
-
-    def pages(self) -> list[Route]:
+    def routes(self) -> list[Route]:
         found = []
         for name, page in PAGES.items():
             path = f"/{name}" if page.path == "/" else page.path
@@ -124,7 +115,7 @@ class _Site:
             found.append(Route(f"/api{path}.json", self._page(page, self._json), name=f"{name}.json"))
             if page.rows is not None:
                 found.append(Route(f"/csv{path}.csv", self._page(page, self._csv, CSV_ROWS), name=f"{name}.csv"))
-        return [*found, Route("/metrics", self._metrics, name="metrics")]
+        return [*found, Route("/metrics", self._metrics, name="metrics"), Route("/static/{name}", self._static)]
 
     async def _metrics(self, request: Request) -> Response:
         """Answer Prometheus."""

@@ -107,10 +107,6 @@ class Readings:
         self._at_once = at_once
         self._turns = anyio.Semaphore(at_once)
 
-    def beside(self, at_once: int) -> Readings:
-        """Return readings of the same database with turns of their own."""
-        return Readings(self.reader, seconds=self._seconds, at_once=at_once)
-
     async def run(self, work: Callable[[Reader, float], T]) -> T:
         """Return what a function of the reader, and of the seconds that its read may take, returns.
 
