@@ -284,7 +284,7 @@ def serve(
       replaybuf serve run.db --host 0.0.0.0 --prefix /rl
     """
     try:
-        from replaybuf.web import security, server
+        from replaybuf.web import server
         from replaybuf.web.app import create_app
     except ModuleNotFoundError as error:
         packages = "starlette uvicorn jinja2"
@@ -292,12 +292,12 @@ def serve(
     reader = open_reader(url)
     reader.read(lambda tx: None)
     if token is not None:
-        security.check_token(token)
-    elif not security.is_loopback(host):
-        token = security.new_token()
+        server.check_token(token)
+    elif not server.is_loopback(host):
+        token = server.new_token()
     app = create_app(reader, buffer=buffer, token=token, beside=beside or (), prefix=prefix)
     listening = server.bind(host, port)
-    address = server.address_of(listening, host) + security.check_prefix(prefix).lstrip("/")
+    address = server.address_of(listening, host) + server.check_prefix(prefix).lstrip("/")
     if token is not None:
         address += f"?token={token}"
     server.serve(app, listening, lambda: typer.echo(f"{reader.where} is at {address}  (Ctrl-C ends it)"))

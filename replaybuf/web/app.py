@@ -33,8 +33,7 @@ from replaybuf.web.ask import LARGEST, PARAMETERS, Ask, NotThereError
 from replaybuf.web.other_runs import OtherRun, other_runs
 from replaybuf.web.pages import PAGES, Data, Page
 from replaybuf.web.pages.sql import CSV_ROWS, ROWS
-from replaybuf.web.security import Guard, check_prefix, path_of
-from replaybuf.web.server import READ_SECONDS, STATEMENTS_AT_ONCE, Readings, health_of
+from replaybuf.web.server import READ_SECONDS, STATEMENTS_AT_ONCE, Guard, Readings, check_prefix, health_of, path_of
 
 _HERE = Path(__file__).parent
 _STATIC = ("page.css", "page.js", "plots.js", "complete.js", "icon.svg")
