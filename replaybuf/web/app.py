@@ -29,8 +29,7 @@ from replaybuf.redact import escape, redact_words
 from replaybuf.rules.circumstances import LIVE_SECONDS
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import last_sign_of
-from replaybuf.web.ask import LARGEST, PARAMETERS, Ask, NotThereError
-from replaybuf.web.other_runs import OtherRun, other_runs
+from replaybuf.web.ask import LARGEST, PARAMETERS, Ask, NotThereError, OtherRun, other_runs
 from replaybuf.web.pages import PAGES, Data, Page
 from replaybuf.web.pages.sql import CSV_ROWS, ROWS
 from replaybuf.web.server import READ_SECONDS, STATEMENTS_AT_ONCE, Guard, Readings, check_prefix, health_of, path_of

@@ -26,8 +26,7 @@ from replaybuf.storage.sql.inspection.traces import (
     trace_step,
     trace_worker,
 )
-from replaybuf.web.ask import LARGEST, Ask, NotThereError, listed
-from replaybuf.web.other_runs import MOST_STEPS
+from replaybuf.web.ask import LARGEST, MOST_STEPS, Ask, NotThereError, listed
 from replaybuf.web.pages.overview import one_buffer, read_waits
 from replaybuf.web.plots import STEPS, Across, Plot, lines
 
