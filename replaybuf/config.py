@@ -209,16 +209,13 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
         Raises ConfigError, also for limits with which nothing could ever be drawn.
         """
+        password = None if self.password is None else password_function(self.password)
         try:
             check_task_name(self.name, "name")
             check_history(self.history)
-        except InputError as error:
-            raise ConfigError(str(error)) from None
-        rollout_type = RolloutType(self.rollout_type, **self._of(_OF_TYPE))
-        codec = Codec(rollout_type, **self._of(_OF_CODEC))
-        password = None if self.password is None else password_function(self.password)
-        storage = SQLStorage(self.url, codec, self.rules(), password=password, **self._of(_OF_STORAGE))
-        try:
+            rollout_type = RolloutType(self.rollout_type, **self._of(_OF_TYPE))
+            codec = Codec(rollout_type, **self._of(_OF_CODEC))
+            storage = SQLStorage(self.url, codec, self.rules(), password=password, **self._of(_OF_STORAGE))
             return ReplayBuffer(storage, rollout_type, **self._of(_OF_BUFFER))
         except InputError as error:
             raise ConfigError(str(error)) from None
