@@ -192,7 +192,10 @@ def _second(one: Second, before: Second) -> dict[str, Any]:
 
 def limits_of(results: Results) -> list[str]:
     """Return sentences about what held the load back."""
-    return [*_of_puts(results), *_of_takes(results), *_of_sessions(results)]
+    found, waits = _of_puts(results), results["waits"]["for_groups"]
+    if results["processes"]["trainers"] is not None and waits["part_of_time"] >= _MUCH_WAITING:
+        found.append(f"Trainers waited for groups {waits['part_of_time']:.0%} of their time: takes could be more.")
+    return [*found, *_of_sessions(results)]
 
 
 def _of_puts(results: Results) -> list[str]:
@@ -221,13 +224,6 @@ def _of_puts(results: Results) -> list[str]:
         f"{behind}Workers waited for the answers to their puts, and this machine's processors weren't the limit"
         f"{elsewhere}: the database, its disk or the network was, or the number of workers."
     ]
-
-
-def _of_takes(results: Results) -> list[str]:
-    waits = results["waits"]["for_groups"]
-    if results["processes"]["trainers"] is None or waits["part_of_time"] < _MUCH_WAITING:
-        return []
-    return [f"Trainers waited for groups {waits['part_of_time']:.0%} of their time: takes could be more."]
 
 
 def _of_sessions(results: Results) -> list[str]:

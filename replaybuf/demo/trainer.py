@@ -345,9 +345,8 @@ class Training:
     def _tell_the_end(self, seconds: float) -> None:
         url, secret = argument_of(self.url)
         where = f"The weights are in {self.folder.path}. To look into the run{' (with PGPASSWORD)' if secret else ''}:"
-        for line in result(self.saved, self.figures, self.mode, self.first_step, seconds):
-            self.display.say(line)
-        for line in ("", where, *commands(url, apart=self._apart)):
+        told = result(self.saved, self.figures, self.mode, self.first_step, seconds)
+        for line in (*told, "", where, *commands(url, apart=self._apart)):
             self.display.say(line)
 
     @property

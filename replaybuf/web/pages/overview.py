@@ -18,7 +18,7 @@ from replaybuf.storage.sql.inspection.groups import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.measures import segments_of_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
-from replaybuf.storage.sql.inspection.waits import DrawQuestion, Explained, explain, newest_groups
+from replaybuf.storage.sql.inspection.waits import DrawQuestion, explain, newest_groups
 from replaybuf.units import time_of
 from replaybuf.web.ask import LARGEST, Ask, facet_of, listed
 from replaybuf.web.plots import BARS, Plot, areas, histogram, lines, whole_bins
@@ -49,7 +49,9 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     # What happened after the last minute that was noted happened before the last process ended.
     ends = [now] if last is None else [max(last.time, first), now]
     readings = [one for one in history_of(tx, buffer, first.timestamp()) if one[1] <= end]
-    history = _of_task([*readings, *_at([one for one in ends if one <= end], figures, readings)], task)
+    noted = max((time for _, time, _ in readings), default=first)
+    later = [time for time in ends if time <= end and (time > noted or not readings)]
+    history = _of_task([*readings, *((name, time, of) for time in later for name, of in figures.items())], task)
     return {
         "last_worker": last and last.worker,
         "hours": hours,
@@ -79,12 +81,6 @@ def _range(ask: Ask, now: datetime, hours: int) -> tuple[datetime, datetime]:
     if first is None:
         return now - timedelta(hours=hours), now
     return time_of(first), now if last is None else min(now, time_of(last + 1))
-
-
-def _at(times: Sequence[datetime], figures: Mapping[str, Any], readings: Sequence[_Reading]) -> list[_Reading]:
-    """Return the figures of the buffers as readings at these times, as far as they are later than those there are."""
-    after = max((time for _, time, _ in readings), default=None)
-    return [(name, time, of) for time in times if after is None or time > after for name, of in figures.items()]
 
 
 def _of_task(history: Sequence[_Reading], task: str | None) -> list[dict[str, Any]]:
@@ -196,14 +192,18 @@ def read_waits(tx: ReadTransaction, buffer: str | None, task: str | None = None)
     Of a buffer in which nobody waits, the rows are the draws of one group that somebody might do now, and `asked`.
     """
     found = explain(tx, buffer, DrawQuestion(task), asked=False)
-    rows = [_row(one.buffer, wait, asked=one.asked) for one in found for wait in one.waits]
+    rows = [
+        {
+            **wait.row(one.buffer),
+            "asked": one.asked,
+            "facts": [fact.text for fact in wait.diagnosis.facts],
+            "limits": (wait.limits and in_force(wait.limits)) or {},
+        }
+        for one in found
+        for wait in one.waits
+    ]
     rows.sort(key=lambda row: row["asked"])
     return {"waits": rows[:_MOST_WAITS], "waiting": sum(not row["asked"] for row in rows), "several": len(found) > 1}
-
-
-def _row(buffer: str, one: Explained, *, asked: bool) -> dict[str, Any]:
-    facts = [fact.text for fact in one.diagnosis.facts]
-    return {**one.row(buffer), "asked": asked, "facts": facts, "limits": (one.limits and in_force(one.limits)) or {}}
 
 
 _MOST_ROWS = 10_000
