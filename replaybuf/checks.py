@@ -266,8 +266,7 @@ def check_whole(number: Any, what: str, least: int = 0, error: type[ReplayBufErr
 
 def check_train_step(step: Any, what: str) -> int:
     """Check the number of a train step that is trained on groups: never below 0."""
-    number = check_step(step, what)
-    if number < 0:
+    if (number := check_step(step, what)) < 0:
         raise InputError(f"{what} must be a whole number of at least 0 (a training step), got {number!r:.100}")
     return number
 

@@ -79,13 +79,12 @@ def _converters(value: Any) -> Any:
     converters = _from_json(value)
     if not isinstance(converters, dict):
         return converters
-    return {_imported(kind): _with_functions(entry) for kind, entry in converters.items()}
-
-
-def _with_functions(entry: Any) -> Any:
-    if isinstance(entry, (list, tuple)) and len(entry) == 3:
-        return (entry[0], _imported(entry[1]), _imported(entry[2]))
-    return entry
+    return {
+        _imported(kind): (entry[0], *map(_imported, entry[1:]))
+        if isinstance(entry, (list, tuple)) and len(entry) == 3
+        else entry
+        for kind, entry in converters.items()
+    }
 
 
 def _imported(value: Any) -> Any:
@@ -94,6 +93,20 @@ def _imported(value: Any) -> Any:
         return _IMPORT.validate_python(value)
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"]) from None
+
+
+#: The fields that are passed on under their own names: to the type of rollouts, the codec, the store, ...
+_OF_TYPE = ("types", "fields", "statuses", "reward_key")
+_OF_CODEC = ("compression", "tensors", "object_refs", "object_ref_timeout", "converters")
+_OF_STORAGE = (
+    *("name", "durability", "lock_timeout", "reconnect_timeout", "allow_network_filesystem", "history", "worker"),
+    *("payloads", "payload_threshold"),
+)
+_OF_BUFFER = ("put_timeout", "keep_checkpoints", "free_object_refs", "worker")
+_OF_LIMITS = (
+    *("max_times_sampled", "capacity", "on_full", "min_size", "samples_per_insert", "error_buffer"),
+    "max_deliveries",
+)
 
 
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
@@ -196,51 +209,19 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
         Raises ConfigError, also for limits with which nothing could ever be drawn.
         """
+        password = None if self.password is None else password_function(self.password)
         try:
             check_task_name(self.name, "name")
             check_history(self.history)
+            rollout_type = RolloutType(self.rollout_type, **self._of(_OF_TYPE))
+            codec = Codec(rollout_type, **self._of(_OF_CODEC))
+            storage = SQLStorage(self.url, codec, self.rules(), password=password, **self._of(_OF_STORAGE))
+            return ReplayBuffer(storage, rollout_type, **self._of(_OF_BUFFER))
         except InputError as error:
             raise ConfigError(str(error)) from None
-        rollout_type = RolloutType(
-            self.rollout_type,
-            types=self.types,
-            fields=self.fields,
-            statuses=self.statuses,
-            reward_key=self.reward_key,
-        )
-        codec = Codec(
-            rollout_type,
-            compression=self.compression,
-            tensors=self.tensors,
-            object_refs=self.object_refs,
-            object_ref_timeout=self.object_ref_timeout,
-            converters=self.converters,
-        )
-        storage = SQLStorage(
-            self.url,
-            codec,
-            self.rules(),
-            name=self.name,
-            durability=self.durability,
-            lock_timeout=self.lock_timeout,
-            reconnect_timeout=self.reconnect_timeout,
-            password=None if self.password is None else password_function(self.password),
-            allow_network_filesystem=self.allow_network_filesystem,
-            history=self.history,
-            worker=self.worker,
-            payloads=self.payloads,
-            payload_threshold=self.payload_threshold,
-        )
-        options: dict[str, Any] = {
-            "put_timeout": self.put_timeout,
-            "keep_checkpoints": self.keep_checkpoints,
-            "free_object_refs": self.free_object_refs,
-            "worker": self.worker,
-        }
-        try:
-            return ReplayBuffer(storage, rollout_type, **options)
-        except InputError as error:
-            raise ConfigError(str(error)) from None
+
+    def _of(self, names: Sequence[str]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
 
     def build_sync(self) -> SyncReplayBuffer[R]:
         """Return the buffer as `build` does, for callers without `await`: the same calls, which block."""
@@ -251,17 +232,11 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         groups, seconds = _parse_kept("archive", self.archive)
         unfit_groups, unfit_seconds = _parse_kept("unfit", self.unfit)
         limits = Limits(
-            max_times_sampled=self.max_times_sampled,
-            capacity=self.capacity,
-            on_full=self.on_full,
-            min_size=self.min_size,
-            samples_per_insert=self.samples_per_insert,
-            error_buffer=self.error_buffer,
             archive_groups=groups,
             archive_seconds=seconds,
             unfit_groups=unfit_groups,
             unfit_seconds=unfit_seconds,
-            max_deliveries=self.max_deliveries,
+            **self._of(_OF_LIMITS),
         )
         return Rules(resolve_policy(self.policy, self.seed), resolve_policy(self.remover, self.seed), limits)
 

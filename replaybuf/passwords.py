@@ -92,15 +92,9 @@ async def ask(function: PasswordFunction, seconds: float) -> str:
 
 async def in_thread(function: Callable[[], T]) -> T:
     """Return what a function returns that may block, in a thread that nobody waits for at the end of the process."""
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
-    # Not the future's result: asyncio's debug log shows those.
-    answers: list[T] = []
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    answers: list[T] = []  # not the result of a future: asyncio's debug log shows those
     errors: list[BaseException] = []
-
-    def settle() -> None:
-        if not done.done():
-            done.set_result(None)
 
     def call() -> None:
         try:
@@ -108,10 +102,10 @@ async def in_thread(function: Callable[[], T]) -> T:
         except BaseException as error:
             errors.append(error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle)
+            loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=call, name="replaybuf-password", daemon=True).start()
-    await done
+    await done.wait()
     if errors:
         raise errors[0]
     return answers[0]

@@ -148,18 +148,14 @@ def _recording(span: Any) -> Iterator[None]:
 
 def _record(span: Any, error: BaseException) -> None:
     """Record an error in a span. Tracebacks and causes are left out: drivers quote parameters in theirs."""
-    if span is not None:
-        with _harmless():
-            _record_error(span, error)
-
-
-def _record_error(span: Any, error: BaseException) -> None:
-    if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
-        span.set_attribute("replaybuf.cancelled", True)
+    if span is None:
         return
-    trace = sys.modules[_MODULE]
-    kind = type(error).__name__
-    said = isinstance(error, ReplayBufError) and not isinstance(error, _QUOTING)
-    text = redact_words(str(error)) if said else ""
-    span.add_event("exception", {"exception.type": kind, "exception.message": text})
-    span.set_status(trace.Status(trace.StatusCode.ERROR, f"{kind}: {text}" if text else kind))
+    with _harmless():
+        if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+            span.set_attribute("replaybuf.cancelled", True)
+            return
+        trace, kind = sys.modules[_MODULE], type(error).__name__
+        said = isinstance(error, ReplayBufError) and not isinstance(error, _QUOTING)
+        text = redact_words(str(error)) if said else ""
+        span.add_event("exception", {"exception.type": kind, "exception.message": text})
+        span.set_status(trace.Status(trace.StatusCode.ERROR, f"{kind}: {text}" if text else kind))

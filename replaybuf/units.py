@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any, overload
 
 _SECONDS = ((86_400, "d"), (3600, "h"), (60, "m"))
@@ -34,14 +34,14 @@ def short(value: int | None) -> str:
     """Format a count of tokens: 812, 13.4k, 2.1M."""
     if value is None:
         return "-"
-    return _scaled(value, 1000, ("", "k", "M", "G", "T"), "")
+    return _scaled(value, ("", "k", "M", "G", "T"), "")
 
 
 def size(value: int | None) -> str:
     """Format a number of bytes: 812 B, 13.4 kB, 2.1 MB."""
     if value is None:
         return "-"
-    return _scaled(value, 1000, ("B", "kB", "MB", "GB", "TB"), " ")
+    return _scaled(value, ("B", "kB", "MB", "GB", "TB"), " ")
 
 
 def age(seconds: float | None) -> str:
@@ -54,12 +54,12 @@ def age(seconds: float | None) -> str:
     return f"{max(0, seconds):.0f}s"
 
 
-def _scaled(value: int, step: int, units: tuple[str, ...], space: str) -> str:
+def _scaled(value: int, units: tuple[str, ...], space: str) -> str:
     scaled = float(value)
     for unit in units:
-        if scaled < step or unit == units[-1]:
+        if scaled < 1000 or unit == units[-1]:
             break
-        scaled /= step
+        scaled /= 1000
     text = f"{scaled:.0f}" if unit == units[0] or scaled >= 100 else f"{scaled:.1f}"
     return f"{text}{space}{unit}"
 
@@ -210,16 +210,12 @@ def csv_lines(rows: Sequence[Mapping[str, Any]], *, for_spreadsheets: bool = Fal
 
     Texts that a spreadsheet would take for formulas begin with an apostrophe there, if it is for those.
     """
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
+    writer = csv.writer(SimpleNamespace(write=str), lineterminator="\n")
     for values in (rows[0], *(row.values() for row in rows)) if rows else ():
         cells = [_cell(value) for value in values]
         if for_spreadsheets:
             cells = [f"'{one}" if isinstance(one, str) and one.startswith(_FORMULAS) else one for one in cells]
-        writer.writerow(cells)
-        yield buffer.getvalue()
-        buffer.seek(0)
-        buffer.truncate()
+        yield writer.writerow(cells)
 
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from replaybuf import units
@@ -27,10 +27,11 @@ def _title(results: Results) -> list[str]:
     settings, size = results["settings"], units.size(results["bytes_of_group"])
     who = [units.number_of(settings[f"{role}s"], role) for role in ("worker", "trainer") if settings[f"{role}s"]]
     early = ", ended early" if results["ended_early"] else ""
-    machine = results["machine"]
+    before = results["database_before"]
+    kind = f"{'PostgreSQL' if before['kind'] == 'postgresql' else 'SQLite'} {before['version']}"
     title = (
-        f"{' and '.join(who)}, {results['seconds']:,.0f} s{early}, on {results['database']} "
-        f"({_kind(results['database_before'])}), from {units.number_of(machine['processors'], 'processor')}"
+        f"{' and '.join(who)}, {results['seconds']:,.0f} s{early}, on {results['database']} ({kind}), "
+        f"from {units.number_of(results['machine']['processors'], 'processor')}"
     )
     kind = "lists" if settings["lists"] else "arrays"
     group = f"groups of {settings['rollouts']} x {settings['tokens']:,} tokens as {kind}, {size}"
@@ -47,10 +48,6 @@ def _title(results: Results) -> list[str]:
         *textwrap.wrap(title, _WIDTH),
         *textwrap.wrap(f"{group}; {pace}; {'; '.join([take, *held_back])}", _WIDTH),
     ]
-
-
-def _kind(figures: Mapping[str, Any]) -> str:
-    return f"{'PostgreSQL' if figures['kind'] == 'postgresql' else 'SQLite'} {figures['version']}"
 
 
 def _calls(results: Results) -> Iterator[str]:
@@ -74,19 +71,12 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
         "groups",
         f"{rates['put']:,.1f}/s put{due} ({units.size(round(rates['put_bytes']))}/s), {rates['taken']:,.1f}/s taken",
     )
-    yield (
-        "waits",
-        "; ".join(
-            text
-            for what, who, of in (
-                ("pauses", "workers", "pauses"),
-                ("for_room", "workers", "room"),
-                ("for_groups", "trainers", "groups"),
-            )
-            for text in _waits(waits[what], who, of)
-        )
-        or "none",
-    )
+    waited = [
+        _waits(waits["pauses"], "workers", "pauses"),
+        _waits(waits["for_room"], "workers", "room"),
+        _waits(waits["for_groups"], "trainers", "groups"),
+    ]
+    yield "waits", "; ".join(filter(None, waited)) or "none"
     yield "ledger", _ledger(results["ledger"])
     yield "errors", _said(results["errors"], "error") or "none"
     if results["warnings"]:
@@ -99,20 +89,16 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
     machine = results["machine"]
     if machine["busy"] is not None:
         yield "machine", f"{machine['busy']:.0%} of {machine['processors']} processors busy, load {machine['load']:.1f}"
-    yield from (("database" if first else "", text) for first, text in _numbered(_database(results)))
-    yield from (("limit" if first else "", text) for first, text in _numbered(results["limits"]))
+    for name, texts in (("database", _database(results)), ("limit", results["limits"])):
+        yield from (("" if place else name, text) for place, text in enumerate(texts))
 
 
-def _numbered(texts: Iterable[str]) -> Iterator[tuple[bool, str]]:
-    return ((not place, text) for place, text in enumerate(texts))
-
-
-def _waits(found: Mapping[str, Any], who: str, what: str) -> list[str]:
+def _waits(found: Mapping[str, Any], who: str, what: str) -> str:
     in_vain = found.get("timeouts", 0)
     if not found["count"] and not in_vain:
-        return []
+        return ""
     timeouts = f", {in_vain:,} in vain" if in_vain else ""
-    return [f"{who} {found['part_of_time']:.1%} of their time for {what} ({found['count']:,} times{timeouts})"]
+    return f"{who} {found['part_of_time']:.1%} of their time for {what} ({found['count']:,} times{timeouts})"
 
 
 def _ledger(found: Mapping[str, Any]) -> str:
@@ -197,15 +183,11 @@ def picture_of(results: Results) -> str:
 
     over_time = results["over_time"]
 
-    def series(*path: str) -> list[tuple[float, float]]:
-        found = []
-        for one in over_time:
-            value: Any = one
-            for name in path:
-                value = None if value is None else value.get(name)
-            if value is not None:
-                found.append((float(one["second"]), float(value)))
-        return found
+    def series(name: str, quantile: str | None = None) -> list[tuple[float, float]]:
+        values = [(one["second"], one.get(name)) for one in over_time]
+        if quantile is not None:
+            values = [(second, (of or {}).get(quantile)) for second, of in values]
+        return [(float(second), float(value)) for second, value in values if value is not None]
 
     quantiles = ("p50", "p90", "p99")
     put = "put_due" if results["per_second"]["due"] else "put"

@@ -14,18 +14,19 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from replaybuf import ReplayBuffer
-from replaybuf.bench.counted import Counter, Report
-from replaybuf.bench.loads import Load, train, work
-from replaybuf.bench.settings import TASK, BenchSettings
+from replaybuf.bench.counted import LoadCounter
+from replaybuf.bench.loads import TASK, BenchSettings, Load, train, work
 from replaybuf.errors import ReplayBufError
 
 Role = Literal["worker", "trainer"]
 
+#: From a process that has opened the buffer.
+READY = "ready"
 STOP = "stop"
 #: To workers: that there are enough groups, and that there is room again.
 PAUSE, GO_ON = "pause", "go on"
@@ -44,22 +45,10 @@ class Go:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The process has opened the buffer."""
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """The process ends because of this."""
 
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The process has ended as it should, with its last report."""
-
-    report: Report
 
 
 def main(connection: Connection, role: Role, number: int, settings: BenchSettings) -> None:
@@ -78,7 +67,7 @@ def main(connection: Connection, role: Role, number: int, settings: BenchSetting
 class _Child:
     def __init__(self, connection: Connection, role: Role, number: int, settings: BenchSettings) -> None:
         self._connection, self._role, self._number, self._settings = connection, role, number, settings
-        self._counter = Counter()
+        self._counter = LoadCounter()
         self._go: asyncio.Future[Go] | None = None
         self._stop, self._room = asyncio.Event(), asyncio.Event()
         self._room.set()
@@ -92,12 +81,12 @@ class _Child:
         threading.Thread(target=self._listen, args=(loop,), daemon=True).start()
         async with self._settings.config(f"{self._role}-{self._number}").build() as buffer:
             await buffer.count(TASK, "completed")  # opens it
-            await self._send(Ready())
+            await self._send(READY)
             go = await self._go
             await self._load(buffer, go)
             if self._orphaned:
                 await self._clean_up(buffer)
-        await self._send(Done(self._reported()))
+        await self._report(last=True)
 
     async def _load(self, buffer: ReplayBuffer, go: Go) -> None:
         self._counter.counts_from = go.counts_from
@@ -108,14 +97,14 @@ class _Child:
         running = asyncio.create_task(work(load) if self._role == "worker" else train(load))
         while not running.done():
             await asyncio.wait((running,), timeout=_REPORT_SECONDS)
-            if not self._orphaned:
-                await self._send(self._reported())
+            await self._report()
         await running
 
-    def _reported(self) -> Report:
-        report = self._counter.taken_out()
-        report.cpu, report.memory = time.process_time() - self._cpu, _resident()
-        return report
+    async def _report(self, *, last: bool = False) -> None:
+        counted, cpu = self._counter.report, time.process_time() - self._cpu
+        report = replace(counted, cpu=cpu, memory=_resident(), last=last)
+        counted.latencies = {}  # the others are pickled in another thread
+        await self._send(report)
 
     async def _send(self, message: Any) -> None:
         if not self._orphaned:
@@ -165,7 +154,7 @@ class _Child:
 class _Warnings(logging.Handler):
     """Counts what the log says, so that sixty processes don't write it to one terminal."""
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: LoadCounter) -> None:
         super().__init__(logging.WARNING)
         self._counter = counter
 

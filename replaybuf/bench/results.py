@@ -12,11 +12,9 @@ from typing import Any
 
 import replaybuf
 from replaybuf import RolloutState, units
-from replaybuf.bench.counted import CALLS, UidSums
-from replaybuf.bench.histogram import RELATIVE_ERROR, Histogram
-from replaybuf.bench.loads import MODEL_STEP
+from replaybuf.bench.counted import CALLS, RELATIVE_ERROR, Histogram, Said, UidSums
+from replaybuf.bench.loads import MODEL_STEP, BenchSettings, GroupMaker
 from replaybuf.bench.run import Child, Outcome, Second, said
-from replaybuf.bench.settings import BenchSettings, GroupMaker
 from replaybuf.codec.payload import Codec
 from replaybuf.redact import redact_words
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -56,23 +54,17 @@ def results_of(outcome: Outcome) -> Results:
         "waits": {
             "for_room": _waits(workers, outcome, settings.concurrency),
             "pauses": {
-                "count": sum(child.report.pauses for child in workers),
-                "part_of_time": _part(
-                    sum(child.report.paused for child in workers), workers, outcome, settings.concurrency
-                ),
+                "count": _sum(workers, "pauses"),
+                "part_of_time": _part(_sum(workers, "paused"), workers, outcome, settings.concurrency),
             },
             "for_groups": _waits(trainers, outcome, 1),
         },
-        "late": sum(child.report.late for child in workers),
+        "late": _sum(workers, "late"),
         "ledger": ledger_of(put, taken, outcome),
         "errors": [
-            {"call": call, "error": kind, "count": one.count, "first": redact_words(one.first)}
-            for (call, kind), one in said(outcome, "errors").items()
+            {"call": call, "error": kind, **_told(one)} for (call, kind), one in said(outcome, "errors").items()
         ],
-        "warnings": [
-            {"logger": logger, "count": one.count, "first": redact_words(one.first)}
-            for logger, one in said(outcome, "warnings").items()
-        ],
+        "warnings": [{"logger": logger, **_told(one)} for logger, one in said(outcome, "warnings").items()],
         "notes": [redact_words(note) for note in outcome.notes],
         "failed": [f"{child.name}: {redact_words(child.why)}" for child in outcome.children if child.why],
         "processes": {"workers": _processes(workers, outcome), "trainers": _processes(trainers, outcome)},
@@ -120,18 +112,26 @@ def _calls(settings: BenchSettings) -> list[str]:
 
 
 def _call(found: Histogram | None, seconds: float) -> dict[str, Any]:
-    found = found or Histogram()
-    return {"count": found.count, "per_second": found.count / seconds, **found.figures()}
+    count = (found := found or Histogram()).counts.total()
+    return {"count": count, "per_second": count / seconds, **found.figures()}
 
 
 def _waits(children: Sequence[Child], outcome: Outcome, at_once: int) -> dict[str, Any]:
-    waited = sum(child.report.waited for child in children)
+    waited = _sum(children, "waited")
     return {
-        "count": sum(child.report.waits for child in children),
+        "count": _sum(children, "waits"),
         "seconds": waited,
         "part_of_time": _part(waited, children, outcome, at_once),
-        "timeouts": sum(child.report.refused + child.report.starved for child in children),
+        "timeouts": _sum(children, "refused") + _sum(children, "starved"),
     }
+
+
+def _sum(children: Sequence[Child], name: str) -> Any:
+    return sum(getattr(child.report, name) for child in children)
+
+
+def _told(one: Said) -> dict[str, Any]:
+    return {"count": one.count, "first": redact_words(one.first)}
 
 
 def _part(seconds: float, children: Sequence[Child], outcome: Outcome, at_once: int) -> float:
@@ -145,7 +145,7 @@ def ledger_of(put: UidSums, taken: UidSums, outcome: Outcome) -> dict[str, Any]:
 
     A put whose answer was lost, or whose process was killed, may have been stored: so many groups more may be there.
     """
-    left, in_doubt = outcome.left or UidSums(), sum(child.report.in_doubt for child in outcome.children)
+    left, in_doubt = outcome.left or UidSums(), _sum(outcome.children, "in_doubt")
     killed = sum(child.why is not None for child in outcome.children)
     balanced: bool | None = put == taken + left
     if outcome.settings.joined or outcome.left is None or (not balanced and (in_doubt or killed)):
@@ -166,7 +166,7 @@ def _processes(children: Sequence[Child], outcome: Outcome) -> dict[str, Any] | 
         return None
     return {
         "count": len(children),
-        "processors": sum(child.report.cpu for child in children) / outcome.seconds,
+        "processors": _sum(children, "cpu") / outcome.seconds,
         "memory_first": statistics.median(child.first_memory for child in children),
         "memory_last": statistics.median(child.report.memory for child in children),
         "memory_most": max(child.most_memory for child in children),
@@ -192,7 +192,10 @@ def _second(one: Second, before: Second) -> dict[str, Any]:
 
 def limits_of(results: Results) -> list[str]:
     """Return sentences about what held the load back."""
-    return [*_of_puts(results), *_of_takes(results), *_of_sessions(results)]
+    found, waits = _of_puts(results), results["waits"]["for_groups"]
+    if results["processes"]["trainers"] is not None and waits["part_of_time"] >= _MUCH_WAITING:
+        found.append(f"Trainers waited for groups {waits['part_of_time']:.0%} of their time: takes could be more.")
+    return [*found, *_of_sessions(results)]
 
 
 def _of_puts(results: Results) -> list[str]:
@@ -221,13 +224,6 @@ def _of_puts(results: Results) -> list[str]:
         f"{behind}Workers waited for the answers to their puts, and this machine's processors weren't the limit"
         f"{elsewhere}: the database, its disk or the network was, or the number of workers."
     ]
-
-
-def _of_takes(results: Results) -> list[str]:
-    waits = results["waits"]["for_groups"]
-    if results["processes"]["trainers"] is None or waits["part_of_time"] < _MUCH_WAITING:
-        return []
-    return [f"Trainers waited for groups {waits['part_of_time']:.0%} of their time: takes could be more."]
 
 
 def _of_sessions(results: Results) -> list[str]:

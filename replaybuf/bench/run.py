@@ -15,11 +15,9 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any
 
-from replaybuf.bench.counted import Report, Said, UidSums
-from replaybuf.bench.database_figures import ActivitySampler, figures, refuse_others, uids_left
-from replaybuf.bench.histogram import Histogram
-from replaybuf.bench.process import GO_ON, PAUSE, STOP, Done, Failed, Go, Ready, Role, main
-from replaybuf.bench.settings import TASK, BenchSettings
+from replaybuf.bench.counted import ActivitySampler, Histogram, Report, Said, UidSums, figures, refuse_others, uids_left
+from replaybuf.bench.loads import TASK, BenchSettings
+from replaybuf.bench.process import GO_ON, PAUSE, READY, STOP, Failed, Go, Role, main
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.measures import count_unswept
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
@@ -167,7 +165,7 @@ def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
     outcome.seen = sampler.figures()
     try:
         outcome.after = figures(reader)
-        outcome.left = UidSums().add_all(uids_left(reader, settings.buffer))
+        outcome.left = UidSums().add(*uids_left(reader, settings.buffer))
     except ReplayBufError as error:
         outcome.notes.append(f"the database can't be read any more: {error}")
 
@@ -241,7 +239,9 @@ def _let_go(outcome: Outcome, sampler: ActivitySampler, tell: Tell) -> None:
         while not all(child.ended for child in some):
             _hear(outcome)
             if time.monotonic() > deadline:
-                _give_up([child for child in some if not child.ended])
+                for child in (one for one in some if not one.ended):
+                    child.process.kill()
+                    child.why, child.ended = f"it didn't end within {_ENDING:g} s, and was killed", True
     _note_second(outcome, start, last=True)
 
 
@@ -265,21 +265,20 @@ def _hear(outcome: Outcome) -> None:
             how = f"was killed ({signal.Signals(-code).name})" if killed else f"ended with exit code {code}"
             child.why = child.why or f"it {how}, without a word"
             continue
-        if isinstance(message, Ready):
+        if message == READY:
             child.ready = True
         elif isinstance(message, Failed):
             child.why, child.ended = message.why, True
         else:
-            child.ended = isinstance(message, Done)
-            _take_in(outcome, child, message.report if isinstance(message, Done) else message)
+            child.ended = message.last
+            _take_in(outcome, child, message)
 
 
 def _take_in(outcome: Outcome, child: Child, report: Report) -> None:
     child.report = report
     child.first_memory = child.first_memory or report.memory
     child.most_memory = max(child.most_memory, report.memory)
-    for call, packed in report.latencies.items():
-        found = Histogram.unpacked(packed)
+    for call, found in report.latencies.items():
         for to in (outcome.latencies, outcome.over_time[-1].latencies if outcome.over_time else {}):
             to.setdefault(call, Histogram()).merge(found)
 
@@ -306,12 +305,6 @@ def _progress(outcome: Outcome, at: float) -> str:
     clock, length = (f"{int(seconds) // 60}:{int(seconds) % 60:02d}" for seconds in (at, outcome.settings.seconds))
     line = f"{clock} of {length}: {put:,} groups put, {taken:,} taken, {put - taken:,} in the buffer"
     return line + (f", {errors:,} errors" if errors else "")
-
-
-def _give_up(children: Sequence[Child]) -> None:
-    for child in children:
-        child.process.kill()
-        child.why, child.ended = f"it didn't end within {_ENDING:g} s, and was killed", True
 
 
 def _end(children: Sequence[Child]) -> None:

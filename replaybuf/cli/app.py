@@ -1,22 +1,34 @@
-"""The group of all commands, and how they end: errors on one line; closed pipes and Ctrl-C quietly."""
+"""The group of all commands, how they end (errors on one line; closed pipes and Ctrl-C quietly), shared options."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import inspect
 import io
 import os
+import re
 import sys
+from collections.abc import Awaitable, Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from replaybuf import __version__
-from replaybuf.cli.options import URL_VARIABLE, Command
-from replaybuf.errors import ReplayBufError
-from replaybuf.redact import escape_line, redact_words
+from replaybuf.cli.output import Format, Output
+from replaybuf.errors import InputError, ReplayBufError
+from replaybuf.progress import OnProgress, Progress, progress_bar
+from replaybuf.redact import escape_line, redact, redact_words
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+
+    from replaybuf.codec.payload import Codec
+    from replaybuf.rollouts.statuses import Status
+    from replaybuf.storage.sql.backend import SQLStorage
 
 # click's, which typer has under names of its own, or in another package.
 _UsageError: Any = typer.BadParameter.__base__
@@ -30,22 +42,22 @@ _INTERRUPTED = 128 + 2
 COMMANDS = {
     "stats": ("replaybuf.cli.stats:stats", "Show how many groups there are of each task and status."),
     "metrics": ("replaybuf.cli.stats:metrics", "Print the figures of a database for Prometheus."),
-    "ls": ("replaybuf.cli.ls:ls", "List groups without reading their payloads."),
+    "ls": ("replaybuf.cli.queries:ls", "List groups without reading their payloads."),
     "why": ("replaybuf.cli.why:why", "Say why a trainer or a producer waits."),
     "show": ("replaybuf.cli.show:show", "Show a group with its responses, or the worst and the best ones."),
     "trace": ("replaybuf.cli.trace:trace", "Show what a train step was trained on, and the life of a group."),
     "watch": ("replaybuf.cli.watch:watch", "Watch a database, full screen: who waits and why."),
-    "schema": ("replaybuf.cli.sql:schema", "List the views for SQL, with what their columns mean."),
-    "sql": ("replaybuf.cli.sql:sql", "Run one SQL statement that only reads."),
-    "save": ("replaybuf.cli.snapshots:save", "Write a snapshot of a buffer, while the run goes on."),
-    "resume": ("replaybuf.cli.snapshots:resume", "Load a snapshot into a buffer that is empty."),
+    "schema": ("replaybuf.cli.queries:schema", "List the views for SQL, with what their columns mean."),
+    "sql": ("replaybuf.cli.queries:sql", "Run one SQL statement that only reads."),
+    "save": ("replaybuf.cli.checkpoint:save", "Write a snapshot of a buffer, while the run goes on."),
+    "resume": ("replaybuf.cli.checkpoint:resume", "Load a snapshot into a buffer that is empty."),
     "export": ("replaybuf.cli.files:export", "Write groups with their full texts and tokens to a file."),
     "import": ("replaybuf.cli.files:import_", "Put the groups of a file into a buffer, each exactly once."),
     "checkpoint": ("replaybuf.cli.checkpoint:app", "List, restore or drop step checkpoints."),
     "rm": ("replaybuf.cli.changes:rm", "Delete groups, by a query."),
     "requeue": ("replaybuf.cli.changes:requeue", "Bring back failed, filtered and expired groups, by a query."),
-    "explain": ("replaybuf.cli.explain:explain", "Show a query as SQL, with its plan and the index that it uses."),
-    "serve": ("replaybuf.cli.serve:serve", "Show a database in the browser."),
+    "explain": ("replaybuf.cli.queries:explain", "Show a query as SQL, with its plan and the index that it uses."),
+    "serve": ("replaybuf.cli.watch:serve", "Show a database in the browser."),
     "doctor": ("replaybuf.cli.doctor:doctor", "Check a database, and mend what can be mended."),
     "db": ("replaybuf.cli.doctor:app", "Show or upgrade the schema of a database."),
     "bench": ("replaybuf.cli.bench:bench", "Put load on a database, and say what it does under it."),
@@ -151,3 +163,210 @@ def run() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a prompt in a script that the terminal can't show
     app(prog_name="replaybuf")
+
+
+# Arguments and options that commands share. Each has an environment variable; --help tells of few.
+
+
+URL_VARIABLE = "REPLAYBUF_URL"
+_NAME_VARIABLE = "REPLAYBUF_NAME"
+_MISSING = f"it is missing. It comes after the URL, which may be in the environment variable {URL_VARIABLE} instead."
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        envvar=URL_VARIABLE,
+        help="sqlite:///FILE, postgresql://user@host/database, or the path of a SQLite file.",
+        show_default=False,
+    ),
+]
+
+
+class Command(TyperCommand):
+    """A command with a usage line that is true: the URL may come from its variable, a FILE after it may not."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        names = [f"[{one.metavar}]" if one.envvar else str(one.metavar) for one in arguments]
+        return [str(self.options_metavar), *names]
+
+
+def option(name: str, help: str, variable: str | None = None, **settings: Any) -> Any:
+    """Return an option with its environment variable: REPLAYBUF_ORDER_BY for --order-by. A number is shown as N."""
+    variable = variable or "REPLAYBUF_" + name.removeprefix("--").replace("-", "_").upper()
+    if "min" in settings:
+        settings.setdefault("metavar", "N")
+    return typer.Option(name, help=help, envvar=variable, show_envvar=variable == _NAME_VARIABLE, **settings)
+
+
+def buffer_option(help: str) -> Any:
+    """Return the option --buffer, with the environment variable of configs."""
+    return option("--buffer", help, metavar="NAME", variable=_NAME_VARIABLE)
+
+
+Buffer = Annotated[str | None, buffer_option("Only this buffer of the database; all unless given.")]
+OneBuffer = Annotated[
+    str | None, buffer_option("This buffer of the database; else the only one, or the one named default.")
+]
+
+# What chooses groups, for all commands that take a choice of them.
+Where = Annotated[
+    str | None, option("--where", 'A query: {"reward": {"$gte": 0.9}, "tags.level": 3}.', metavar="QUERY")
+]
+OfTask = Annotated[str | None, option("--task", "Only groups of this task.", metavar="NAME")]
+OfStatus = Annotated[
+    str | None, option("--status", "Only groups of this status: completed, expired, ...", metavar="STATUS")
+]
+OrderBy = Annotated[
+    list[str] | None, option("--order-by", "A field; -FIELD is descending. May be repeated.", metavar="FIELD")
+]
+Limit = Annotated[int, option("--limit", "At most so many groups; 0 for all.", min=0)]
+
+
+def argument(name: str, help: str) -> Any:
+    """Return an argument that comes after a URL (`url_and`)."""
+    return typer.Argument(metavar=name, help=help, show_default=False)
+
+
+_FORMATS: dict[str, tuple[Format, Any]] = {
+    "as_table": ("table", Annotated[bool, option("--table", "Print a table: so it is unless told otherwise.")]),
+    "as_json": ("json", Annotated[bool, option("--json", "Print JSON.")]),
+    "as_nl": ("nl", Annotated[bool, option("--nl", "Print one JSON object a line.")]),
+    "as_csv": ("csv", Annotated[bool, option("--csv", "Print CSV with a header.")]),
+}
+
+
+def listing(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's parameter `output: Output` by the options --table, --json, --nl and --csv."""
+    signature = inspect.signature(command)
+    hints = get_type_hints(command, include_extras=True)
+
+    @functools.wraps(command)
+    def wrapper(ctx: typer.Context, **values: Any) -> None:
+        chosen = [name for name in _FORMATS if values.pop(name)]
+        if len(chosen) > 1:
+            # A variable is only a default: options on the command line override it.
+            sources = {name: ctx.get_parameter_source(name) for name in chosen}
+            chosen = [name for name, one in sources.items() if one and one.name == "COMMANDLINE"] or chosen[:1]
+        if len(chosen) > 1:
+            raise typer.BadParameter("choose one of --table, --json, --nl and --csv", ctx=ctx)
+        command(output=Output(_FORMATS[chosen[0]][0] if chosen else "table", asked=bool(chosen)), **values)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [
+        parameter.replace(annotation=hints[name], kind=keyword)
+        for name, parameter in signature.parameters.items()
+        if name != "output"
+    ]
+    shared = [inspect.Parameter(name, keyword, default=False, annotation=hint) for name, (_, hint) in _FORMATS.items()]
+    context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
+    parameters = [context, *own, *shared]
+    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper
+
+
+def url_and(url: str, value: str | None, name: str) -> tuple[str, str]:
+    """Return the arguments `URL VALUE`; a single one is the value if REPLAYBUF_URL is set."""
+    if value is not None:
+        return url, value
+    variable = os.environ.get(URL_VARIABLE)
+    if not variable or url == variable:
+        raise typer.BadParameter(_MISSING, param_hint=name)
+    return variable, url
+
+
+def url_and_uids(url: str, uids: list[str] | None) -> tuple[str, list[str]]:
+    """Return the arguments `URL UID...`; the first is a uid, too, if REPLAYBUF_URL is set and it is a number."""
+    variable = os.environ.get(URL_VARIABLE)
+    if variable and url != variable and url.isdigit():
+        return variable, [url, *(uids or [])]
+    if not uids:
+        raise typer.BadParameter(f"{_MISSING} --worst N and --best N choose the rollouts instead.", param_hint="UID")
+    return url, uids
+
+
+#: The option --yes of commands that ask.
+YES = option("--yes", "Don't ask.")
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Ask a question on stderr, unless `yes`. Raises InputError when the answer is no, or nobody answers."""
+    if yes:
+        return
+    try:
+        if typer.confirm(escape_line(question), err=True):
+            return
+    except typer.Abort:
+        typer.echo(err=True)
+        raise InputError("nothing was done: nobody answered; give --yes to do it without asking") from None
+    raise InputError("nothing was done")
+
+
+T = TypeVar("T")
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def with_bar(what: str, work: Callable[[OnProgress], T], *, counting: str = "") -> tuple[T, Progress]:
+    """Run `work(tell)` with a progress bar. Return its result and its last progress.
+
+    `counting` is the name of the bar while the total isn't known.
+    """
+    last = Progress(0, 0, 0)
+    with progress_bar(what, counting=counting) as bar:
+
+        def tell(progress: Progress) -> None:
+            nonlocal last
+            last = progress
+            bar(progress.groups, progress.total)
+
+        return work(tell), last
+
+
+def on_storage(
+    url: str | URL, name: str, call: Callable[[SQLStorage], Awaitable[T]], codec: Codec | None = None, **settings: Any
+) -> T:
+    """Open a buffer of a database, return what `call(storage)` does, and close it. Imports all that writes."""
+    import asyncio
+
+    from replaybuf.storage.sql.backend import SQLStorage
+    from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
+
+    async def run() -> T:
+        text = url if isinstance(url, str) else url.render_as_string(hide_password=False)
+        storage = SQLStorage(text, codec or AS_DICTS, name=name, **settings)
+        try:
+            return await call(storage)
+        finally:
+            await storage.close()
+
+    return asyncio.run(run())
+
+
+def whole_number(text: str, name: str) -> int:
+    """Return a whole number that is an argument. Raises a usage error."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{redact(text)!r:.100} is not a whole number.", param_hint=name) from None
+
+
+def status_of(text: str | None) -> Status | None:
+    """Return the status of this name, or None for none. Raises InputError."""
+    from replaybuf.rollouts.statuses import OUR_STATUSES, Status
+
+    status = None if text is None else OUR_STATUSES.get(text)
+    if text is not None and status is None:
+        raise InputError(f"unknown status {redact(text)!r:.100}; there are {', '.join(Status)}")
+    return status
+
+
+def read_size(text: str, option: str) -> int:
+    """Return the bytes that a size such as 500M means. Raises a usage error."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or not float(found[1]):
+        raise typer.BadParameter(f"{text!r} is no size; write 500M or 1G.", param_hint=option)
+    return max(1, int(float(found[1]) * _UNITS[found[2].lower()]))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from replaybuf.cli.options import Url, listing, option, read_size
+from replaybuf.cli.app import Url, listing, option, read_size
 from replaybuf.cli.output import Output, write
 from replaybuf.redact import escape_line
 
@@ -20,48 +20,35 @@ _FAILED = 1
 def bench(
     url: Url,
     output: Output,
-    workers: Annotated[int, option("--workers", metavar="N", min=0, max=1024, help="Processes that put groups.")] = 8,
-    trainers: Annotated[
-        int, option("--trainers", metavar="N", min=0, max=256, help="Processes that take batches.")
-    ] = 1,
+    workers: Annotated[int, option("--workers", "Processes that put groups.", min=0, max=1024)] = 8,
+    trainers: Annotated[int, option("--trainers", "Processes that take batches.", min=0, max=256)] = 1,
     group: Annotated[
-        str, option("--group", metavar="NxTOKENS", help="Rollouts in a group, and response tokens of each.")
+        str, option("--group", "Rollouts in a group, and response tokens of each.", metavar="NxTOKENS")
     ] = "8x4000",
-    minutes: Annotated[float, option("--minutes", metavar="N", help="How long; 0.5 is half a minute.")] = 1.0,
-    groups: Annotated[
-        int, option("--groups", metavar="N", min=0, help="Groups of each worker, then it ends; 0: any number.")
-    ] = 0,
-    rate: Annotated[
-        float, option("--rate", metavar="N", min=0, help="Groups a second of each worker; 0: as fast as it can.")
-    ] = 0.0,
-    concurrency: Annotated[
-        int, option("--concurrency", metavar="N", min=1, max=1024, help="Puts of a worker at once.")
-    ] = 1,
-    take: Annotated[int, option("--take", metavar="N", min=1, help="Groups in a batch.")] = 64,
-    leases: Annotated[bool, option("--leases", help="Lease batches and acknowledge them, instead of taking.")] = False,
-    step_seconds: Annotated[
-        float, option("--step-seconds", metavar="N", min=0, help="How long a trainer trains on a batch.")
-    ] = 0.0,
-    most: Annotated[
-        int, option("--most", metavar="N", min=0, help="Workers pause while there are more groups; 0: never.")
-    ] = 4096,
+    minutes: Annotated[float, option("--minutes", "How long; 0.5 is half a minute.", metavar="N")] = 1.0,
+    groups: Annotated[int, option("--groups", "Groups of each worker, then it ends; 0: any number.", min=0)] = 0,
+    rate: Annotated[float, option("--rate", "Groups a second of each worker; 0: as fast as it can.", min=0)] = 0.0,
+    concurrency: Annotated[int, option("--concurrency", "Puts of a worker at once.", min=1, max=1024)] = 1,
+    take: Annotated[int, option("--take", "Groups in a batch.", min=1)] = 64,
+    leases: Annotated[bool, option("--leases", "Lease batches and acknowledge them, instead of taking.")] = False,
+    step_seconds: Annotated[float, option("--step-seconds", "How long a trainer trains on a batch.", min=0)] = 0.0,
+    most: Annotated[int, option("--most", "Workers pause while there are more groups; 0: never.", min=0)] = 4096,
     capacity: Annotated[
-        int,
-        option("--capacity", metavar="N", min=0, help="Let the buffer hold puts back beyond N groups; 0: it doesn't."),
+        int, option("--capacity", "Let the buffer hold puts back beyond N groups; 0: it doesn't.", min=0)
     ] = 0,
-    lists: Annotated[bool, option("--lists", help="Tokens as Python lists instead of arrays.")] = False,
+    lists: Annotated[bool, option("--lists", "Tokens as Python lists instead of arrays.")] = False,
     extra: Annotated[
-        str | None, option("--extra", metavar="SIZE", help="One more array in each group: 20M for pictures, experts.")
+        str | None, option("--extra", "One more array in each group: 20M for pictures, experts.", metavar="SIZE")
     ] = None,
     payloads: Annotated[
-        str, option("--payloads", metavar="PLACE", help="Keep large payloads in this folder or object store.")
+        str, option("--payloads", "Keep large payloads in this folder or object store.", metavar="PLACE")
     ] = "database",
     join: Annotated[
-        str | None, option("--join", metavar="NAME", help="One load from several hosts: all that give this name.")
+        str | None, option("--join", "One load from several hosts: all that give this name.", metavar="NAME")
     ] = None,
-    keep: Annotated[bool, option("--keep", help="Leave the groups and the buffer behind.")] = False,
+    keep: Annotated[bool, option("--keep", "Leave the groups and the buffer behind.")] = False,
     picture: Annotated[
-        Path | None, option("--picture", metavar="FILE", help="Write a picture (SVG) of rates and latencies.")
+        Path | None, option("--picture", "Write a picture (SVG) of rates and latencies.", metavar="FILE")
     ] = None,
 ) -> None:
     """Put load on a database: processes that put and take groups, as workers and trainers do.
@@ -81,9 +68,10 @@ def bench(
       replaybuf bench URL --join cluster --trainers 0     # on each of several hosts
     """
     from replaybuf.bench import page
+    from replaybuf.bench.counted import PREFIX
+    from replaybuf.bench.loads import BenchSettings, parse_group
     from replaybuf.bench.results import passed, results_of
     from replaybuf.bench.run import run
-    from replaybuf.bench.settings import PREFIX, BenchSettings, parse_group
 
     if picture is not None:
         page.check_picture()

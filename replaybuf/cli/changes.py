@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from replaybuf import units
-from replaybuf.cli.groups import columns
-from replaybuf.cli.options import YES, OfStatus, OfTask, OneBuffer, Url, Where, ask, listing, on_storage, option
+from replaybuf.cli.app import YES, OfStatus, OfTask, OneBuffer, Url, Where, ask, listing, on_storage, option
+from replaybuf.cli.groups import columns, nothing_in, query_of
 from replaybuf.cli.output import Output, print_table
-from replaybuf.cli.queries import nothing_in, query_of
 from replaybuf.errors import InputError
 from replaybuf.query import LogicNode, Node, ScalarNode, SetNode
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.group_queries import Removable, removable
 from replaybuf.storage.sql.inspection.groups import choose
-from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.storage.sql.inspection.reader import open_reader
 
 T = TypeVar("T")
-
-Uids = Annotated[list[int] | None, option("--uid", metavar="UID", help="Only this group. May be repeated.")]
-Everything = Annotated[bool, option("--all", help="All groups, if no condition is given.")]
-
-
-@dataclass(frozen=True, slots=True)
-class MatchingGroups:
-    """The groups of a buffer that match a query, found out before anything changes."""
-
-    reader: Reader
-    buffer: str
-    query: Node
-    found: Removable
+Uids = Annotated[list[int] | None, option("--uid", "Only this group. May be repeated.", metavar="UID")]
+Everything = Annotated[bool, option("--all", "All groups, if no condition is given.")]
 
 
 def _query(
@@ -56,12 +43,34 @@ def _is_everything(query: Node) -> bool:
     return isinstance(query, LogicNode) and query.relation == "$and" and all(map(_is_everything, query.conditions))
 
 
-def _choose(
-    url: str, buffer: str | None, task: str | None, query: Node, output: Output, whatever: Node | None = None
-) -> MatchingGroups:
-    """Return the groups that are chosen; show people which they are, by task and status, and which are leased.
+def _others(found: Removable) -> str:
+    """Return which groups match, where none of them can be brought back."""
+    numbers: dict[str, int] = {}
+    for row in found.rows:
+        numbers[row["status"]] = numbers.get(row["status"], 0) + row["groups"]
+    said = [f"{_groups(count)} {status}" for status, count in sorted(numbers.items())]
+    said += [f"{_groups(found.leased)} leased"] if found.leased else []
+    return f"what matches can't be brought back: {', '.join(said)}; failed, filtered and expired groups can"
 
-    `whatever` is the query without the statuses that the command can change.
+
+def _change(
+    url: str,
+    output: Output,
+    buffer: str | None,
+    task: str | None,
+    query: Node,
+    verb: str,
+    work: Callable[[SQLStorage, Node], Awaitable[T]],
+    *,
+    dry_run: bool,
+    yes: bool,
+    whatever: Node | None = None,
+) -> tuple[dict[str, Any], T | None]:
+    """Show people which groups are chosen, ask, and do something with them. Raises InputError for a no.
+
+    Returns what programs are told of them, and what `work` returned; None when there was nothing to do, or in a dry
+    run. Groups that are put after the others were counted are left alone. `whatever` is the query without the statuses
+    that the command can change.
     """
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
@@ -74,37 +83,20 @@ def _choose(
     elif not found.groups and output.for_people:
         others = None if whatever is None else reader.read(lambda tx: removable(tx, name, whatever))
         output.note(_others(others) if others and (others.groups or others.leased) else nothing_in(reader, name, task))
-    return MatchingGroups(reader, name, query, found)
+    row = {"url": reader.where, "buffer": name, "groups": found.groups, "leased": found.leased}
+    if not found.groups or dry_run:
+        return row, None
+    ask(f"{verb} {_groups(found.groups)} of buffer {name} in {reader.where}?", yes=yes)
+    until_now = LogicNode("$and", (query, ScalarNode("uid", "$lte", found.last)))
+    return row, on_storage(reader.url, name, lambda storage: work(storage, until_now))
 
 
-def _others(found: Removable) -> str:
-    """Return which groups match, where none of them can be brought back."""
-    numbers: dict[str, int] = {}
-    for row in found.rows:
-        numbers[row["status"]] = numbers.get(row["status"], 0) + row["groups"]
-    said = [f"{_groups(count)} {status}" for status, count in sorted(numbers.items())]
-    said += [f"{_groups(found.leased)} leased"] if found.leased else []
-    return f"what matches can't be brought back: {', '.join(said)}; failed, filtered and expired groups can"
-
-
-def _change(choice: MatchingGroups, verb: str, work: Callable[[SQLStorage, Node], Awaitable[T]], *, yes: bool) -> T:
-    """Ask, do something with the groups that are chosen, and return what that returns. Raises InputError for a no.
-
-    Groups that are put after the others were counted are left alone.
-    """
-    ask(f"{verb} {_groups(choice.found.groups)} of buffer {choice.buffer} in {choice.reader.where}?", yes=yes)
-    until_now = LogicNode("$and", (choice.query, ScalarNode("uid", "$lte", choice.found.last)))
-    return on_storage(choice.reader.url, choice.buffer, lambda storage: work(storage, until_now))
-
-
-def _tell(choice: MatchingGroups, output: Output, done: Mapping[str, int], what: str, *, dry_run: bool) -> None:
-    """Print the numbers for programs; tell people that nothing was done in a dry run."""
-    found = choice.found
+def _tell(output: Output, row: dict[str, Any], done: str) -> None:
+    """Print the numbers for programs, and for people what was done."""
     if not output.for_people:
-        counts = {"groups": found.groups, "leased": found.leased, **done}
-        output.rows([{"url": choice.reader.where, "buffer": choice.buffer, **counts}], [])
-    elif dry_run:
-        output.note(f"nothing was {what} (--dry-run)")
+        output.rows([row], [])
+    elif done:
+        output.note(done)
 
 
 def _groups(count: int) -> str:
@@ -121,7 +113,7 @@ def rm(
     uid: Uids = None,
     everything: Everything = False,
     buffer: OneBuffer = None,
-    dry_run: Annotated[bool, option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only say what would be deleted.")] = False,
     yes: Annotated[bool, YES] = False,
 ) -> None:
     """Delete groups, as buffer.delete() does, after asking with their exact number.
@@ -136,11 +128,11 @@ def rm(
       replaybuf rm run.db --uid 17 --uid 23 --yes
     """
     query = _query(where, task, status, uid, everything, "this deletes all")
-    choice, deleted = _choose(url, buffer, task, query, output), 0
-    if choice.found.groups and not dry_run:
-        deleted = _change(choice, "Delete", lambda storage, chosen: storage.delete(chosen), yes=yes)
-        output.note(f"{_groups(deleted)} deleted")
-    _tell(choice, output, {"deleted": deleted}, "deleted", dry_run=dry_run)
+    row, deleted = _change(
+        url, output, buffer, task, query, "Delete", lambda storage, of: storage.delete(of), dry_run=dry_run, yes=yes
+    )
+    nothing = "nothing was deleted (--dry-run)" if dry_run else ""
+    _tell(output, row | {"deleted": deleted or 0}, nothing if deleted is None else f"{_groups(deleted)} deleted")
 
 
 _SET_ASIDE = ("failed", "filtered", "expired")
@@ -153,12 +145,12 @@ def requeue(
     where: Where = None,
     task: OfTask = None,
     status: Annotated[
-        str | None, option("--status", metavar="STATUS", help="Only groups that are failed, filtered or expired.")
+        str | None, option("--status", "Only groups that are failed, filtered or expired.", metavar="STATUS")
     ] = None,
     uid: Uids = None,
     everything: Everything = False,
     buffer: OneBuffer = None,
-    dry_run: Annotated[bool, option("--dry-run", help="Only say what would come back.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only say what would come back.")] = False,
     yes: Annotated[bool, YES] = False,
 ) -> None:
     """Bring back groups that are failed, filtered or expired, after asking with their exact number.
@@ -179,11 +171,14 @@ def requeue(
     if status is not None and status not in _SET_ASIDE:
         raise typer.BadParameter(f"{status!r:.100} is none of {', '.join(_SET_ASIDE)}.", param_hint="--status")
     query = _query(where, task, status, uid, everything, "all of them come back")
-    chosen, query = query, LogicNode("$and", (query, SetNode("status", "$in", _SET_ASIDE)))
-    choice, back = _choose(url, buffer, task, query, output, chosen), dict[str, int]()
-    if choice.found.groups and not dry_run:
-        moved = _change(choice, "Requeue", lambda storage, chosen: storage.requeue(chosen), yes=yes)
-        back = {str(name): number for name, number in moved.items()}
-        told = "; ".join(f"{_groups(number)} now {name}" for name, number in sorted(back.items()))
-        output.note(told or "none is left")
-    _tell(choice, output, {"completed": 0, "aborted": 0, **back}, "changed", dry_run=dry_run)
+    set_aside = LogicNode("$and", (query, SetNode("status", "$in", _SET_ASIDE)))
+    row, moved = _change(
+        *(url, output, buffer, task, set_aside, "Requeue", lambda storage, of: storage.requeue(of)),
+        dry_run=dry_run,
+        yes=yes,
+        whatever=query,
+    )
+    back = {str(name): number for name, number in (moved or {}).items()}
+    told = "; ".join(f"{_groups(number)} now {name}" for name, number in sorted(back.items())) or "none is left"
+    nothing = "nothing was changed (--dry-run)" if dry_run else ""
+    _tell(output, row | {"completed": 0, "aborted": 0, **back}, nothing if moved is None else told)

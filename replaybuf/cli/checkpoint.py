@@ -1,4 +1,4 @@
-"""`replaybuf checkpoint`: listing, restoring and dropping step checkpoints.
+"""`replaybuf checkpoint`, `replaybuf save`, `replaybuf resume`: step checkpoints, and copies of a buffer in files.
 
 What writes is imported by the commands that do: listing takes none of it."""
 
@@ -6,30 +6,39 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
 from replaybuf import units
-from replaybuf.cli.groups import columns
-from replaybuf.cli.options import (
+from replaybuf.cli.app import (
     YES,
     Buffer,
     Command,
     OneBuffer,
     Url,
+    argument,
     ask,
+    buffer_option,
     listing,
     on_storage,
     option,
     url_and,
     whole_number,
+    with_bar,
 )
+from replaybuf.cli.groups import columns
 from replaybuf.cli.output import Column, Output, iso
+from replaybuf.errors import ConfigError
+from replaybuf.storage.sql.inspection.groups import DEFAULT, choose
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint, read_checkpoints
+from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint, find_stored, read_checkpoints, since
 from replaybuf.units import time_of
+
+if TYPE_CHECKING:
+    from replaybuf.progress import OnProgress
 
 #: How checkpoints are listed.
 COLUMNS = [
@@ -75,9 +84,7 @@ class _Verbs(TyperGroup):
 app = typer.Typer(cls=_Verbs, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command("ls", cls=Command)(ls)
 
-_Step = Annotated[
-    str | None, typer.Argument(metavar="STEP", help="The train step of the checkpoint.", show_default=False)
-]
+_Step = Annotated[str | None, argument("STEP", "The train step of the checkpoint.")]
 _Yes = Annotated[bool, YES]
 
 
@@ -92,7 +99,7 @@ def restore(
     url: Url,
     output: Output,
     step: _Step = None,
-    keep_new: Annotated[bool, option("--keep-new", help="Keep the groups that were put since the checkpoint.")] = False,
+    keep_new: Annotated[bool, option("--keep-new", "Keep the groups that were put since the checkpoint.")] = False,
     buffer: OneBuffer = None,
     yes: _Yes = False,
 ) -> None:
@@ -110,8 +117,6 @@ def restore(
       replaybuf checkpoint restore run.db 400
       replaybuf checkpoint restore postgresql://rl@db/run7 400 --keep-new --yes
     """
-    from replaybuf.storage.sql.inspection.run_records import since
-
     reader, name, made = _find(url, step, buffer)
     found = reader.read(lambda tx: since(tx, made))
     _ask_to_restore(reader, made, found, keep_new=keep_new, yes=yes)
@@ -139,9 +144,6 @@ def drop(url: Url, output: Output, step: _Step = None, buffer: OneBuffer = None,
 
 def _find(url: str, step: str | None, buffer: str | None) -> tuple[Reader, str, StoredCheckpoint]:
     """Return the database, the buffer and the checkpoint that arguments name."""
-    from replaybuf.storage.sql.inspection.groups import choose
-    from replaybuf.storage.sql.inspection.run_records import find_stored
-
     url, number = url_and(url, step, "STEP")
     wanted = whole_number(number, "STEP")
     reader = open_reader(url)
@@ -167,3 +169,111 @@ def _tell(output: Output, reader: Reader, made: StoredCheckpoint) -> None:
     row = {"url": reader.where, **asdict(made), "created_at": time_of(made.created_at)}
     del row["id"]
     output.rows([row], COLUMNS)
+
+
+# Copies in files
+
+Folder = Annotated[str | None, argument("FOLDER", "The folder of the snapshot.")]
+_Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into the one named default.")]
+_COPIES = columns("buffer", "file", "groups", "bytes")
+_NAMES = "fifo, lifo, staleness, uniform, prioritized, or module:Class."
+_Of = Annotated[str | None, option("--policy", f"Only for buffers of this policy: {_NAMES}", metavar="NAME")]
+_Payloads = Annotated[
+    Literal["copy", "keep"],
+    option("--payloads", "Payloads kept apart: copy them, or keep them where they are.", metavar="HOW"),
+]
+_Place = Annotated[
+    str, option("--payloads", "Keep large payloads apart, in this folder or object store.", metavar="PLACE")
+]
+_For = Annotated[str | None, option("--policy", f"For a run of another policy: {_NAMES}", metavar="NAME")]
+
+
+@listing
+def save(
+    url: Url,
+    output: Output,
+    folder: Folder = None,
+    buffer: OneBuffer = None,
+    policy: _Of = None,
+    payloads: _Payloads = "copy",
+) -> None:
+    """Write a snapshot of a buffer into a folder, while the run goes on.
+
+    It is the same that buffer.save() writes: one SQLite file, whichever database the buffer is in, that buffer.resume()
+    and "replaybuf resume" load into another. It appears under its name only when it is complete, over an older one.
+    Leased groups are in it as if they had been given back.
+
+    A buffer resumes from a snapshot of its own policy only. The database doesn't know the policy of its run: with
+    --policy the snapshot is for buffers of that one, without it for those of any.
+
+    Payloads that are kept apart from the database are in the snapshot, too. With --payloads keep it only refers to
+    them, and is good until the run goes on: to move a run that has stopped to another database.
+
+    \b
+    Examples:
+      replaybuf save run.db backup
+      replaybuf save postgresql://rl@db/run7 backup --buffer eval --policy staleness
+    """
+    from replaybuf.buffer.copies import snapshot_file
+    from replaybuf.rules.policies import resolve_policy
+    from replaybuf.storage.sql.inspection.writer import save_snapshot
+
+    url, folder = url_and(url, folder, "FOLDER")
+    reader = open_reader(url)
+    name = reader.read(lambda tx: choose(tx, buffer))
+    about = {"policy": resolve_policy(policy).name} if policy else {}
+    file = snapshot_file(Path(folder), make=True)
+    whole = payloads == "copy"
+    _, done = with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), about, tell, whole=whole))
+    row = {"url": reader.where, "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
+    output.rows([row], _COPIES)
+
+
+@listing
+def resume(
+    url: Url,
+    output: Output,
+    folder: Folder = None,
+    buffer: _Loaded = None,
+    policy: _For = None,
+    payloads: _Place = "database",
+) -> None:
+    """Load a snapshot into a buffer that is empty.
+
+    All of it or nothing: a snapshot that was cut short or damaged is refused. Snapshots go from any database to any. A
+    SQLite file that isn't there is made.
+
+    The snapshot's own policy is taken, whatever it is, and goes on as it would have; build the buffer with it.
+    --policy is for a run that goes on with another one.
+
+    All payloads are in the database then, or the large ones in the place that --payloads names, which the run is to be
+    given, too; the snapshot isn't needed any more, nor what it refers to.
+
+    \b
+    Examples:
+      replaybuf resume new.db backup
+      replaybuf resume postgresql://rl@db/run8 backup --buffer train
+    """
+    from replaybuf.buffer.copies import snapshot_file
+    from replaybuf.rules.limits import Rules
+    from replaybuf.rules.policies import resolve_policy
+    from replaybuf.storage.sql.inspection.writer import Target, policy_of
+
+    url, folder = url_and(url, folder, "FOLDER")
+    target, name = Target.at(url), buffer or DEFAULT
+    file = str(snapshot_file(Path(folder)))
+    saved = policy_of(file)
+    try:
+        rules = Rules(resolve_policy(wanted)) if (wanted := policy or saved) else Rules()
+    except ConfigError:
+        if policy:
+            raise
+        rules = Rules()  # of a user's own policy only the name is known, which is enough
+
+    def load(tell: OnProgress) -> None:
+        on_storage(target.url, name, lambda storage: storage.resume(file, {}, tell), rules=rules, payloads=payloads)
+
+    _, done = with_bar("loaded", load)
+    row = {"url": target.where, "buffer": name, "file": file, "groups": done.groups, "bytes": done.bytes}
+    own = Column("policy", lambda r: r["policy"] or "any", right=False)
+    output.rows([row | {"policy": policy or saved}], [*_COPIES, own])

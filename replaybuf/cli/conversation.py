@@ -12,7 +12,6 @@ from replaybuf.cli.output import Row, console
 from replaybuf.redact import escape, escape_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
 
@@ -34,11 +33,10 @@ def print_rollouts(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]], l
 
     Of rollouts that have other names for these, every field is printed.
     """
-    out = console()
     if not all(map(names_are_ours, rollouts, decoded)):
         for row, rollout in zip(rollouts, decoded, strict=True):
-            _heading(out, f"rollout {row['position']}", summary(row), status_style(row))
-            _print_fields(out, fields_of(rollout))
+            _heading_of(row)
+            _print_fields(fields_of(rollout))
         return
     prompts = [rollout.get("message") for rollout in decoded]
     shared = len({units.as_text(prompt) for prompt in prompts}) == 1  # what is compared may be arrays
@@ -50,22 +48,21 @@ def print_rollouts(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]], l
         print_beside(answers_of(rollouts, decoded, ""), layout)
         return
     for row, rollout, prompt in zip(rollouts, decoded, prompts, strict=True):
-        _heading(out, f"rollout {row['position']}", summary(row), status_style(row))
+        _heading_of(row)
         if not shared:
-            _print_messages(out, prompt)
-            _role(out, "response")
-        _print_text(out, rollout.get("response"))
+            _print_messages(prompt)
+            _role("response")
+        _print_text(rollout.get("response"))
         for name in _BELOW:
             if _is_there(rollout.get(name)):
-                _role(out, name)
-                _print_text(out, rollout[name])
+                _role(name)
+                _print_text(rollout[name])
 
 
 def print_prompt(prompt: Any, of: str = "") -> None:
     """Print the messages of a prompt."""
-    out = console()
-    _heading(out, f"prompt{of}", "")
-    _print_messages(out, prompt)
+    _say(f"\nprompt{of}", "bold")
+    _print_messages(prompt)
 
 
 def names_are_ours(row: Row, rollout: dict[Any, Any]) -> bool:
@@ -74,62 +71,55 @@ def names_are_ours(row: Row, rollout: dict[Any, Any]) -> bool:
     return rollout.get("message") is not None and response_is_there
 
 
-def _print_fields(out: Console, fields: dict[str, Any]) -> None:
+def _print_fields(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         if value is None or (isinstance(value, (str, list, dict)) and not value):
             continue
-        _role(out, name)
+        _role(name)
         if isinstance(value, list) and len(value) > _FEW_NUMBERS and isinstance(value[0], int | float):
-            _print_text(out, f"{len(value):,} numbers")
+            _print_text(f"{len(value):,} numbers")
         elif isinstance(value, list) and all(isinstance(one, dict) and "role" in one for one in value):
-            _print_messages(out, value)
+            _print_messages(value)
         else:
-            _print_text(out, value)
+            _print_text(value)
 
 
-def _print_messages(out: Console, messages: Any) -> None:
-    if not isinstance(messages, list):
-        _print_text(out, messages)
-        return
-    for message in messages:
-        if isinstance(message, dict):
-            _role(out, str(message.get("role", "message")))
-            rest = {name: value for name, value in message.items() if name not in ("role", "content")}
-            rest = {name: value for name, value in rest.items() if _is_there(value)}
-            _print_text(out, message.get("content"))
-            if rest:
-                _print_text(out, rest)
-        else:
-            _print_text(out, message)
+def _print_messages(messages: Any) -> None:
+    for message in messages if isinstance(messages, list) else [messages]:
+        if not isinstance(message, dict) or message is messages:
+            _print_text(message)
+            continue
+        _role(str(message.get("role", "message")))
+        _print_text(message.get("content"))
+        rest = {name: one for name, one in message.items() if name not in ("role", "content") and _is_there(one)}
+        if rest:
+            _print_text(rest)
 
 
-def _print_text(out: Console, value: Any) -> None:
+def _print_text(value: Any) -> None:
     """A text as it is; anything else as JSON. Long lines are left to the terminal."""
+    _say("(none)", "dim") if value is None else _say(units.as_text(units.joined_parts(value)))
+
+
+def _role(role: str) -> None:
+    _say(f"[{escape(role)}]", "dim")
+
+
+def _say(text: str, style: str = "") -> None:
     from rich.text import Text
 
-    if value is None:
-        out.print(Text("(none)", style="dim"))
-        return
-    out.print(Text(escape(units.as_text(units.joined_parts(value)), keep=_LINES)), soft_wrap=True)
+    console().print(Text(escape(text, keep=_LINES), style=style), soft_wrap=True)
 
 
 def _is_there(value: Any) -> bool:
     return units.is_there(value) and not (isinstance(value, int) and not value)
 
 
-def _heading(out: Console, title: str, summary: str, style: str = "") -> None:
+def _heading_of(row: Row) -> None:
     from rich.text import Text
 
-    line = Text(f"\n{title}", style="bold")
-    if summary:
-        line.append("  ").append(escape(summary), style=f"not bold {style}")
-    out.print(line, soft_wrap=True)
-
-
-def _role(out: Console, role: str) -> None:
-    from rich.text import Text
-
-    out.print(Text(f"[{escape(role)}]", style="dim"))
+    line = Text(f"\nrollout {row['position']}", style="bold").append("  ")
+    console().print(line.append(escape(summary(row)), style=f"not bold {status_style(row)}"), soft_wrap=True)
 
 
 def summary(row: Row) -> str:
@@ -197,12 +187,7 @@ def print_beside(answers: Sequence[ShownRollout], layout: Layout) -> None:
         grid = Table.grid(expand=True, padding=(0, _GAP, 0, 0))
         for _ in range(many):
             grid.add_column(ratio=1, overflow="fold", vertical="top")
-        cells = []
-        for one in row:
-            cell, meanings = _cell(one, layout)
-            cells.append(cell)
-            legend |= {meaning: style for style, meaning in meanings}
-        grid.add_row(*cells, *([Text()] * (many - len(cells))))
+        grid.add_row(*(_cell(one, layout, legend) for one in row))
         _print(grid, width)
     if legend:
         line = Text("colours: ", style="dim")
@@ -220,7 +205,8 @@ def _print(grid: Any, width: int) -> None:
     out.file.write("\n".join(line if out.is_terminal else line.rstrip() for line in lines))
 
 
-def _cell(one: ShownRollout, layout: Layout) -> tuple[Text, Sequence[tuple[str, str]]]:
+def _cell(one: ShownRollout, layout: Layout, legend: dict[str, str]) -> Text:
+    """Return an answer as a cell; add the styles of its colours to the `legend`, by what they mean."""
     from rich.text import Text
 
     cell = Text()
@@ -229,16 +215,12 @@ def _cell(one: ShownRollout, layout: Layout) -> tuple[Text, Sequence[tuple[str, 
     response = one.fields.get("response")
     if response is None:  # of classes with other names the beginning is known
         response = one.row["response"]
-    tokens = None
-    if layout.colour is not None:
-        tokens = coloured(one.fields, response, layout.colour, full=layout.full)
-        cell.append_text(tokens.text)
-    if tokens is None or not tokens.is_response:
+    if layout.colour is None or not _append_tokens(cell, one.fields, response, layout.colour, legend, full=layout.full):
         cell.append(shown(response, full=layout.full)).append("\n")
     for name in _BELOW:
         if _is_there(one.fields.get(name)):
             cell.append(f"[{name}]\n", style="dim").append(shown(one.fields[name], full=layout.full)).append("\n")
-    return cell, () if tokens is None else tokens.legend
+    return cell
 
 
 def shown(value: Any, *, full: bool) -> str:
@@ -266,41 +248,33 @@ _FEW, _FEW_IDS = 500, 50
 _MOST = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class Coloured:
-    """Tokens in colours: whether they are the text of the response, and pairs of a style and what it means."""
-
-    text: Text
-    is_response: bool
-    legend: Sequence[tuple[str, str]] = ()
-
-
-def coloured(rollout: Mapping[str, Any], response: Any, by: str, *, full: bool) -> Coloured:
-    """Return the tokens of a response, or the first of them.
+def _append_tokens(
+    cell: Text, rollout: Mapping[str, Any], response: Any, by: str, legend: dict[str, str], *, full: bool
+) -> bool:
+    """Append the tokens of a response, or the first of them, in colours; return whether they are its text.
 
     Where the rollout doesn't say which part of the text is which token, they are shown by their ids. Where there is
     nothing to colour by, the text says what is missing.
     """
-    from rich.text import Text
-
     from replaybuf.tokens import strip
 
     found = strip(rollout, response, BY[by], _MOST if full else _FEW)
     if found is None:
-        return Coloured(Text("(no colours: the rollout has no response_ids)\n", style="dim"), is_response=False)
+        cell.append("(no colours: the rollout has no response_ids)\n", style="dim")
+        return False
     if found.by != BY[by]:
         there = ", ".join(name for name, own in BY.items() if own in found.shades) or "nothing else"
-        missing = f"(no colours: the rollout has no {by} of its tokens, but {there})\n"
-        return Coloured(Text(missing, style="dim"), is_response=False)
-    text = Text()
+        cell.append(f"(no colours: the rollout has no {by} of its tokens, but {there})\n", style="dim")
+        return False
     if not found.texts:
-        text.append("(ids of tokens: their texts aren't in the rollout)\n", style="dim")
+        cell.append("(ids of tokens: their texts aren't in the rollout)\n", style="dim")
     tokens = found.tokens if full or found.texts else found.tokens[:_FEW_IDS]
     for token in tokens:
-        text.append(escape(token.text, keep=_LINES), style=_STYLES.get(token.shade, ""))
+        cell.append(escape(token.text, keep=_LINES), style=_STYLES.get(token.shade, ""))
         if not found.texts:
-            text.append(" ")
+            cell.append(" ")
     if found.count > len(tokens):
-        text.append(f"… {found.count - len(tokens):,} more tokens (--full)", style="dim")
-    legend = tuple((_STYLES.get(shade, ""), meaning) for shade, meaning in found.legend)
-    return Coloured(text.append("\n"), found.texts, legend)
+        cell.append(f"… {found.count - len(tokens):,} more tokens (--full)", style="dim")
+    legend.update({meaning: _STYLES.get(shade, "") for shade, meaning in found.legend})
+    cell.append("\n")
+    return found.texts

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from replaybuf.cli.app import Command, Url, listing, option
 from replaybuf.cli.groups import columns
-from replaybuf.cli.options import Command, Url, listing, option
-from replaybuf.cli.output import Column, Output, console
+from replaybuf.cli.output import Column, Output
 from replaybuf.errors import InputError
 from replaybuf.progress import progress_bar
 from replaybuf.redact import escape
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
     from replaybuf.doctor import Finding
 
 
-_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+_STYLES: dict[str, Any] = {"ok": {"fg": "green"}, "warning": {"fg": "yellow"}, "problem": {"fg": "red", "bold": True}}
+_INDENT = 26
 
 
 @listing
@@ -30,15 +34,15 @@ def doctor(
     url: Url,
     output: Output,
     quick: Annotated[
-        bool, option("--quick", help="Read a sample of the payloads only, and leave out what takes long.")
+        bool, option("--quick", "Read a sample of the payloads only, and leave out what takes long.")
     ] = False,
-    repair: Annotated[bool, option("--repair", help="Mend what is safe to mend, also while a run goes on.")] = False,
+    repair: Annotated[bool, option("--repair", "Mend what is safe to mend, also while a run goes on.")] = False,
     take_over: Annotated[
-        bool, option("--take-over", help="Make places for payloads this copy's: nobody may use the original any more.")
+        bool, option("--take-over", "Make places for payloads this copy's: nobody may use the original any more.")
     ] = False,
     rescue: Annotated[
         Path | None,
-        option("--rescue", metavar="FOLDER", help="Save what can be read of a damaged SQLite file into this folder."),
+        option("--rescue", "Save what can be read of a damaged SQLite file into this folder.", metavar="FOLDER"),
     ] = None,
 ) -> None:
     """Check a database: schema, integrity, orphans, checksums, counts, leases, places of payloads, disk, settings.
@@ -74,7 +78,10 @@ def doctor(
         _rescue(reader, rescue, output)
         return
     if take_over:
-        _take_over(reader, output)
+        from replaybuf.doctor.check_places import take_over_places
+
+        for line in take_over_places(reader) or ["all places of this database are its own"]:
+            output.note(f"take-over: {line}")
     rows = []
     for finding in _examined(reader, output, quick=quick, mend=repair):
         rows.append({**asdict(finding), "level": str(finding.level), "mend": finding.mend or None})
@@ -96,13 +103,6 @@ def _rescue(reader: Reader, folder: Path, output: Output) -> None:
     output.rows([asdict(one) for one in found], columns("buffer", "file", "groups", "bytes", "lost"))
     if any(one.lost for one in found):
         raise typer.Exit(1)
-
-
-def _take_over(reader: Reader, output: Output) -> None:
-    from replaybuf.doctor.check_places import take_over_places
-
-    for line in take_over_places(reader) or ["all places of this database are its own"]:
-        output.note(f"take-over: {line}")
 
 
 def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Iterator[Finding]:
@@ -131,28 +131,15 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
 
 def print_finding(finding: Finding) -> None:
     """Print a finding on one line, and how to mend it on another; on a terminal, in columns that are as wide as it."""
-    if not sys.stdout.isatty():  # saves the import
-        typer.echo(f"{finding.level!s:<7}  {finding.check:<15}  {escape(finding.text)}")
-        if finding.mend:
-            typer.echo(f"{'':<26}-> {escape(finding.mend)}")
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    out = console()
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(width=7)
-    grid.add_column(width=15)
-    grid.add_column(overflow="fold")
-    grid.add_row(
-        Text(str(finding.level), style=_STYLES[finding.level]), Text(finding.check), Text(escape(finding.text))
-    )
+    room = max(20, shutil.get_terminal_size().columns - _INDENT) if sys.stdout.isatty() else sys.maxsize
+    level = typer.style(f"{finding.level!s:<7}", **_STYLES[finding.level])
+    lines = textwrap.wrap(escape(finding.text), room, drop_whitespace=room < sys.maxsize) or [""]
     if finding.mend:
-        grid.add_row("", "", Text(f"-> {escape(finding.mend)}", style="dim"))
-    with out.capture() as captured:
-        out.print(grid)
-    for line in captured.get().splitlines():
-        typer.echo(line.rstrip())
+        mend = textwrap.wrap(f"-> {escape(finding.mend)}", room, drop_whitespace=room < sys.maxsize)
+        lines += [typer.style(one, dim=True) for one in mend]
+    for place, line in enumerate(lines):
+        start = " " * _INDENT if place else f"{level}  {finding.check:<15}  "
+        typer.echo(start + line, color=False if os.environ.get("NO_COLOR") else None)
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)

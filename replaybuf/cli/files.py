@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from replaybuf import units
-from replaybuf.cli.groups import columns
-from replaybuf.cli.options import (
+from replaybuf.cli.app import (
     Limit,
     OfStatus,
     OfTask,
@@ -22,8 +21,8 @@ from replaybuf.cli.options import (
     OrderBy,
     Url,
     Where,
+    argument,
     buffer_option,
-    file_argument,
     listing,
     on_storage,
     option,
@@ -32,8 +31,8 @@ from replaybuf.cli.options import (
     url_and,
     with_bar,
 )
+from replaybuf.cli.groups import columns, nothing_in, order_of, query_of
 from replaybuf.cli.output import Output
-from replaybuf.cli.queries import nothing_in, query_of
 from replaybuf.errors import InputError
 from replaybuf.files.exporting import TREES, Exported, ExportQuery, export_files, export_rows, writer_to
 from replaybuf.files.foreign_rows import ColumnMapping
@@ -41,14 +40,13 @@ from replaybuf.files.importing import Imported, ImportOptions, Survey, import_fr
 from replaybuf.files.sources import RolloutFile, is_sqlite
 from replaybuf.progress import OnProgress
 from replaybuf.redact import escape_line, redact, redact_path
-from replaybuf.rules.policies import parse_order
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.groups import DEFAULT, choose
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
 
 _ToFile = Annotated[
-    str | None, file_argument("NAME.jsonl (.gz, .zst), NAME.parquet, NAME.arrow; - for JSONL on stdout.")
+    str | None, argument("FILE", "NAME.jsonl (.gz, .zst), NAME.parquet, NAME.arrow; - for JSONL on stdout.")
 ]
 _UNREADABLE_SHOWN = 5
 
@@ -65,12 +63,12 @@ def export(
     order_by: OrderBy = None,
     limit: Limit = 0,
     rows: Annotated[
-        Literal["rollouts", "groups"], option("--rows", metavar="KIND", help="A row is one of the rollouts or groups.")
+        Literal["rollouts", "groups"], option("--rows", "A row is one of the rollouts or groups.", metavar="KIND")
     ] = "rollouts",
     max_bytes: Annotated[
-        str | None, option("--max-bytes", metavar="SIZE", help="Begin another file from this size on: 500M, 1G.")
+        str | None, option("--max-bytes", "Begin another file from this size on: 500M, 1G.", metavar="SIZE")
     ] = None,
-    force: Annotated[bool, option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
 ) -> None:
     """Write groups with their full texts and tokens to a file, while the run goes on.
 
@@ -86,9 +84,7 @@ def export(
       replaybuf export run.db - --limit 1 | jq .response
     """
     url, file = url_and(url, file, "FILE")
-    chosen = ExportQuery(
-        query_of(where, task, status), parse_order([redact(term) for term in order_by or ()]), limit or None, rows
-    )
+    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), limit or None, rows)
     size = None if max_bytes is None else read_size(max_bytes, "--max-bytes")
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
@@ -123,7 +119,7 @@ def export(
 
 
 _FromFile = Annotated[
-    str | None, file_argument("JSONL, Parquet, Arrow, or xtuner's saved buffer; - for JSONL on stdin.")
+    str | None, argument("FILE", "JSONL, Parquet, Arrow, or xtuner's saved buffer; - for JSONL on stdin.")
 ]
 _Imported = Annotated[
     str | None, buffer_option("Put the groups into the buffer of this name; else into the one named default.")
@@ -135,31 +131,29 @@ def import_(
     url: Url,
     output: Output,
     file: _FromFile = None,
-    dry_run: Annotated[bool, option("--dry-run", help="Only say what would be imported.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only say what would be imported.")] = False,
     buffer: _Imported = None,
     task: OfTask = None,
     status: OfStatus = None,
     field: Annotated[
         list[str] | None,
-        option("--field", metavar="OURS=THEIRS", help="The column of a field, as response=completion. Repeatable."),
+        option("--field", "The column of a field, as response=completion. Repeatable.", metavar="OURS=THEIRS"),
     ] = None,
-    as_task: Annotated[
-        str | None, option("--as-task", metavar="NAME", help="The task of rows that don't name one.")
-    ] = None,
+    as_task: Annotated[str | None, option("--as-task", "The task of rows that don't name one.", metavar="NAME")] = None,
     as_status: Annotated[
-        str | None, option("--as-status", metavar="STATUS", help="The status of others' rows, whatever they say.")
+        str | None, option("--as-status", "The status of others' rows, whatever they say.", metavar="STATUS")
     ] = None,
     key: Annotated[
         str | None,
-        option("--key", metavar="COLUMN", help="The column with the group's key: one of the same key is replaced."),
+        option("--key", "The column with the group's key: one of the same key is replaced.", metavar="COLUMN"),
     ] = None,
     as_they_are: Annotated[
-        bool, option("--as-they-are", help="Keep unknown columns as fields, for rollouts that are dicts.")
+        bool, option("--as-they-are", "Keep unknown columns as fields, for rollouts that are dicts.")
     ] = False,
     partial: Annotated[
-        bool, option("--partial", help="Import what is whole of a file that was cut short; else nothing.")
+        bool, option("--partial", "Import what is whole of a file that was cut short; else nothing.")
     ] = False,
-    again: Annotated[bool, option("--again", help="Import once more what was imported before.")] = False,
+    again: Annotated[bool, option("--again", "Import once more what was imported before.")] = False,
 ) -> None:
     """Put the groups of a file into a buffer, each exactly once.
 

@@ -156,32 +156,26 @@ def panels_of(found: Sequence[Glance]) -> list[Panel]:
             panels.append(_waiting(one, several))
         batches = [_batch(row, now) for row in one.batches[:_MOST]] or [line("nothing was drawn yet")]
         events = [_event(row) for row in one.events[:_MOST]] or [line("none")]
-        for title, lines, least in (
-            (f"workers{of}", worker_lines(one.about), 3),
-            (f"groups{of}, rates of the last minute", _tasks(one), 4),
-            (f"last draws{of}", batches, 2),
-            (f"staleness, reward{of} of the {one.sample.groups:,} put last", _distributions(one), 4),
-            (f"events{of}", events, 2),
-        ):
-            panels.append(Panel(title, lines, least, of=one.buffer))
+        title = f"staleness, reward{of} of the {one.sample.groups:,} put last"
+        panels += [
+            Panel(f"workers{of}", worker_lines(one.about), 3, of=one.buffer),
+            Panel(f"groups{of}, rates of the last minute", _tasks(one), 4, of=one.buffer),
+            Panel(f"last draws{of}", batches, 2, of=one.buffer),
+            Panel(title, _distributions(one), 4, of=one.buffer),
+            Panel(f"events{of}", events, 2, of=one.buffer),
+        ]
     return panels
 
 
-def _waiting(one: Glance, several: bool) -> Panel:
-    title = f"waiting of {one.buffer}" if several else "waiting"
-    return Panel(title, _waits(one), least=4, wraps=True, of=one.buffer)
-
-
-def _waits(found: Glance) -> list[Text]:
-    if not found.waits:
-        return [line(("nobody waits", "green"))]
+def _waiting(found: Glance, several: bool) -> Panel:
     lines = []
     for one in found.waits:
         since = "" if one.wait.since is None else f" {units.age(found.about.now - one.wait.since)}"
         what = "" if one.wait.kind == "groups" else f" for {'room' if one.wait.kind == 'room' else 'the trainer'}"
         who = f"{one.wait.worker or 'somebody'} waits{what}{since}: "
         lines.append(line((who, "bold yellow"), one.diagnosis.sentence))
-    return lines
+    title, lines = f"waiting of {found.buffer}" if several else "waiting", lines or [line(("nobody waits", "green"))]
+    return Panel(title, lines, least=4, wraps=True, of=found.buffer)
 
 
 def _tasks(found: Glance) -> list[Text]:
@@ -222,7 +216,7 @@ def _per_minute(per_second: float | None) -> str:
 
 
 def _distributions(found: Glance) -> list[Text]:
-    staleness = _bars([(str(value), n) for value, n in binned(found.sample.staleness).items()])
+    staleness = _bars([*binned(found.sample.staleness).items()])
     rewards = _bars(histogram(found.sample.rewards))
     if not staleness:
         return [line("no completed groups")]
@@ -244,10 +238,9 @@ def binned(counts: Mapping[int, int]) -> dict[str, int]:
     """Return counts by value, the highest values together where there are too many."""
     values = sorted(counts)
     kept = values if len(values) <= _BINS else values[: _BINS - 1]
-    shown = {str(value): counts[value] for value in kept}
-    if rest := values[len(kept) :]:
-        shown[f"{rest[0]}+"] = sum(counts[value] for value in rest)
-    return shown
+    rest = values[len(kept) :]
+    more = {f"{rest[0]}+": sum(counts[value] for value in rest)} if rest else {}
+    return {str(value): counts[value] for value in kept} | more
 
 
 def histogram(values: Sequence[float]) -> list[tuple[str, int]]:
@@ -307,7 +300,6 @@ def _event(row: Mapping[str, Any]) -> Text:
 
 def _cell(name: str, width: int = _NAME) -> str:
     """Return a name that takes exactly so much of a line."""
-    from rich.cells import cell_len, set_cell_size
-
-    shown = one_line(name)
-    return set_cell_size(shown, width) if cell_len(shown) <= width else f"{set_cell_size(shown, width - 1)}…"
+    shown = line(name)
+    shown.truncate(width, overflow="ellipsis", pad=True)
+    return shown.plain

@@ -61,7 +61,8 @@ class Output:
         if self.for_people:
             print_table(rows, columns)
         elif self.format == "csv":
-            self._csv(rows)
+            keep = "\n" if sys.stdout.isatty() else None
+            write(line if keep is None else escape(line, keep=keep) for line in csv_lines(rows))
         elif self.format == "nl":
             write(encode(row) + "\n" for row in rows)
         else:
@@ -85,10 +86,6 @@ class Output:
         if self.for_people:
             sys.stdout.flush()  # the output comes before the note
             typer.echo(escape_line(text), err=True)
-
-    def _csv(self, rows: Sequence[Row]) -> None:
-        keep = "\n" if sys.stdout.isatty() else None
-        write(line if keep is None else escape(line, keep=keep) for line in csv_lines(rows))
 
 
 def write(texts: Iterable[str]) -> None:
@@ -219,8 +216,5 @@ def fit(natural: Sequence[int], texts: Sequence[bool], available: int) -> tuple[
 
 def encode(value: Any, indent: int | None = None) -> str:
     """Return a value as JSON."""
-    return escape_json(json.dumps(plain(value), ensure_ascii=not _speaks_unicode(), indent=indent))
-
-
-def _speaks_unicode() -> bool:
-    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    speaks_unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    return escape_json(json.dumps(plain(value), ensure_ascii=not speaks_unicode, indent=indent))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replaybuf import units
+from replaybuf.cli.app import Buffer, OfTask, Url, Where, argument, listing, option, url_and_uids, whole_number
 from replaybuf.cli.conversation import (
     Layout,
     ShownRollout,
@@ -22,10 +22,8 @@ from replaybuf.cli.conversation import (
     print_rollouts,
     reward_text,
 )
-from replaybuf.cli.groups import ARCHIVE, columns, gone_of, status_style
-from replaybuf.cli.options import Buffer, OfTask, Url, Where, listing, option, url_and_uids, whole_number
+from replaybuf.cli.groups import ARCHIVE, columns, gone_of, query_of, status_style
 from replaybuf.cli.output import Column, Output, console, print_facts, print_table, write
-from replaybuf.cli.queries import query_of
 from replaybuf.errors import InputError
 from replaybuf.redact import escape_line
 from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts, facts_of
@@ -36,56 +34,44 @@ if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.group_arrays import StoredArray
 
 Rollouts = list[dict[Any, Any]]
-T = TypeVar("T")
 
 
-def read(reader: Reader, uid: int) -> Described:
-    """Return the metadata of a group. Raises InputError when it isn't there."""
-    return _read(reader, uid, lambda tx: None)[0]
+def read(reader: Reader, uid: int, *, full: bool = True) -> tuple[Described, Rollouts, list[StoredArray]]:
+    """Return the metadata of a group; if `full`, also its rollouts as they were put, and what is known of their arrays.
 
-
-def read_full(reader: Reader, uid: int) -> tuple[Described, Rollouts]:
-    """Return the metadata of a group and its rollouts as they were put. Raises InputError and DecodeError.
-
-    Arrays that are kept apart and can't be read are left out, which is told on stderr.
+    Arrays that are kept apart and can't be read are left out, which is told on stderr. Raises InputError when the group
+    isn't there, and DecodeError.
     """
-    found, rollouts, _ = read_with_arrays(reader, uid)
-    return found, rollouts
+    if full:
+        from replaybuf.storage.sql.inspection.group_arrays import arrays_of
+        from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 
+    def work(tx: ReadTransaction) -> tuple[Described, Any] | str:
+        found = describe_group(tx, uid)
+        return why_missing(tx, uid) if found is None else (found, read_payload(tx, uid) if full else None)
 
-def read_with_arrays(reader: Reader, uid: int) -> tuple[Described, Rollouts, list[StoredArray]]:
-    """Do the same as `read_full`, and return what is known of the arrays of the group."""
-    from replaybuf.storage.sql.inspection.group_arrays import arrays_of
-    from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
-
-    found, stored = _read(reader, uid, lambda tx: read_payload(tx, uid))
+    seen = reader.read(work)
+    if isinstance(seen, str):
+        keep = f" (replaybuf trace {reader.where} uid {uid} tells its life); {ARCHIVE} after training"
+        raise InputError(f"there is no group {uid} in {reader.where}: {seen}{keep if seen.startswith('gone') else ''}")
+    found, stored = seen
+    if not full:
+        return found, [], []
     rollouts, missing = decode_payload(uid, stored)
     if missing is not None:
         typer.echo(escape_line(missing), err=True)
     return found, rollouts, arrays_of(stored)
 
 
-def _read(reader: Reader, uid: int, more: Callable[[ReadTransaction], T]) -> tuple[Described, T]:
-    def work(tx: ReadTransaction) -> tuple[Described, T] | str:
-        found = describe_group(tx, uid)
-        return why_missing(tx, uid) if found is None else (found, more(tx))
-
-    read = reader.read(work)
-    if isinstance(read, str):
-        keep = f" (replaybuf trace {reader.where} uid {uid} tells its life); {ARCHIVE} after training"
-        raise InputError(f"there is no group {uid} in {reader.where}: {read}{keep if read.startswith('gone') else ''}")
-    return read
-
-
 def show_several(reader: Reader, uids: list[int], output: Output, layout: Layout) -> None:
     """Show several groups: the best rollouts of each side by side, then the worst."""
-    groups = [read_full(reader, uid) for uid in uids]
+    groups = [read(reader, uid)[:2] for uid in uids]
     chosen = []
     for kind, pick in (("best", max), ("worst", min)):
         of_groups = [
             answers_of(one.rollouts, decoded, f"{kind} of group {one.group['uid']}: ") for one, decoded in groups
         ]
-        chosen.append([pick(answers, key=_reward_of) for answers in of_groups if answers])
+        chosen.append([pick(answers, key=lambda one: _number(one.row["reward"])) for answers in of_groups if answers])
     if not output.for_people:
         _print_rows([one for answers in chosen for one in answers], output)
         return
@@ -98,9 +84,8 @@ def show_several(reader: Reader, uids: list[int], output: Output, layout: Layout
         print_beside(answers, layout)
 
 
-def _reward_of(one: ShownRollout) -> float:
-    reward = one.row["reward"]
-    return -math.inf if reward is None else float(reward)
+def _number(reward: float | None) -> float:
+    return -math.inf if reward is None else reward
 
 
 def show_extremes(
@@ -128,7 +113,7 @@ def show_extremes(
     answers, prompts, left = [], {}, 0
     for uid, position in places:
         try:
-            found, decoded = read_full(reader, uid)
+            found, decoded, _ = read(reader, uid)
         except InputError:  # taken since its place was read
             left += 1
             continue
@@ -171,7 +156,7 @@ class Colours(StrEnum):
 
 Colour = Annotated[
     Colours | None,
-    option("--colour", metavar="BY", help="Colour tokens by logprobs, mask or steps (of the model that made them)."),
+    option("--colour", "Colour tokens by logprobs, mask or steps (of the model that made them).", metavar="BY"),
 ]
 
 
@@ -179,22 +164,17 @@ Colour = Annotated[
 def show(
     url: Url,
     output: Output,
-    uids: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[UID]...", help="The uids of groups, from replaybuf ls.", show_default=False),
-    ] = None,
+    uids: Annotated[list[str] | None, argument("[UID]...", "The uids of groups, from replaybuf ls.")] = None,
     full: Annotated[
-        bool, option("--full", help="Decode the payload: messages and responses in full, all fields with --json.")
+        bool, option("--full", "Decode the payload: messages and responses in full, all fields with --json.")
     ] = False,
-    columns: Annotated[
-        int | None, option("--columns", metavar="N", min=1, max=50, help="So many responses side by side.")
-    ] = None,
+    columns: Annotated[int | None, option("--columns", "So many responses side by side.", min=1, max=50)] = None,
     colour: Colour = None,
     worst: Annotated[
-        int | None, option("--worst", metavar="N", min=1, max=100, help="The lowest rewards, one of each group first.")
+        int | None, option("--worst", "The lowest rewards, one of each group first.", min=1, max=100)
     ] = None,
     best: Annotated[
-        int | None, option("--best", metavar="N", min=1, max=100, help="The highest rewards, one of each group first.")
+        int | None, option("--best", "The highest rewards, one of each group first.", min=1, max=100)
     ] = None,
     where: Where = None,
     task: OfTask = None,
@@ -239,16 +219,15 @@ def show(
     if len(wanted) > 1:
         show_several(reader, wanted, output, layout)
         return
-    found, decoded, arrays = (
-        read_with_arrays(reader, wanted[0]) if full or beside else (read(reader, wanted[0]), None, [])
-    )
+    decodes = full or beside
+    found, decoded, arrays = read(reader, wanted[0], full=decodes)
     group, rollouts = found.group, found.rollouts
     shown_arrays = {"arrays": [_facts_of(one) for one in arrays]} if full else {}
-    if decoded is not None and not output.for_people:
+    if decodes and not output.for_people:
         rollouts = [{**row, **fields_of(rollout)} for row, rollout in zip(rollouts, decoded, strict=True)]
     if output.printed(lambda: {**group, "rollouts": rollouts, **shown_arrays}, lambda: rollouts):
         return
-    if decoded is None:
+    if not decodes:
         print_group(found, with_prompt=True)
         write("\n")
         print_table(rollouts, _columns())

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from replaybuf import units
 from replaybuf.buffer.metrics import TOTALS
+from replaybuf.cli.app import Buffer, Url, listing, option
 from replaybuf.cli.groups import age_of, columns, trainer_text
-from replaybuf.cli.options import Buffer, Url, listing, option
 from replaybuf.cli.output import Column, Output, Row, print_table, write
 from replaybuf.observe.exposition import SCANNED, prometheus, read_figures, run_progress, samples_of, tasks_of
 from replaybuf.redact import escape
@@ -100,7 +100,8 @@ def _print(found: dict[str, Any], now: datetime) -> None:
     ]
     if totals:
         write(["\nsince the beginning\n"] if rows else ["since the beginning\n"])
-        print_table(totals, _columns_of_totals(totals, several))
+        names = [name for name in TOTALS if name in _ALWAYS or any(row[name] for row in totals)]
+        print_table(totals, columns(*(["buffer"] if several else []), "task_name", *names))
     size = units.size(database["database_bytes"])
     waiting = units.number(database["unswept_payloads"])
     lines = [] if rows else ["The buffer is empty."]
@@ -142,17 +143,14 @@ def _where(metrics: dict[str, Any], of: str) -> list[str]:
 
 
 def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    counts = (
-        *("groups", "leased", "overdue", "rollouts", "unreadable_rewards"),
-        *("prompt_tokens", "response_tokens", "bytes"),
-    )
-    total: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in counts}
-    for name in ("reward", "staleness"):
-        total[name] = None  # a mean over tasks says nothing
-    total["max_staleness"] = max(row["max_staleness"] for row in rows)
-    total["oldest"] = min(row["oldest"] for row in rows)
-    total["newest"] = max(row["newest"] for row in rows)
-    return {"buffer": "", "task_name": _TOTAL, "status": "", **total}
+    total: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in _ADDED_UP}
+    total |= {name: max(row[name] for row in rows) for name in ("max_staleness", "newest")}
+    total |= {"oldest": min(row["oldest"] for row in rows)}
+    # A mean over tasks says nothing.
+    return {"buffer": "", "task_name": _TOTAL, "status": "", "reward": None, "staleness": None, **total}
+
+
+_ADDED_UP = ("groups", "leased", "overdue", "rollouts", "unreadable_rewards", "response_tokens", "bytes")
 
 
 def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[Column]:
@@ -179,21 +177,16 @@ def _leased(row: Row) -> str:
     return units.number(row["leased"]) + overdue
 
 
-def _columns_of_totals(rows: list[dict[str, Any]], several: bool) -> list[Column]:
-    names = [name for name in TOTALS if name in _ALWAYS or any(row[name] for row in rows)]
-    return columns(*(["buffer"] if several else []), "task_name", *names)
-
-
 _Scanned = Annotated[
     int,
     option(
-        *("--scanned",),
+        "--scanned",
+        "Leave out staleness, draws, rewards and bytes of buffers with more groups: they look at every group.",
         metavar="N",
         min=0,
-        help="Leave out staleness, draws, rewards and bytes of buffers with more groups: they look at every group.",
     ),
 ]
-_Only = Annotated[str, option("--only", metavar="NAME", help="Only the metrics whose names begin like this.")]
+_Only = Annotated[str, option("--only", "Only the metrics whose names begin like this.", metavar="NAME")]
 
 
 @listing

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf import units
+from replaybuf.cli.app import URL_VARIABLE, OneBuffer, Url, argument, listing, option, whole_number
 from replaybuf.cli.groups import age_of, columns
-from replaybuf.cli.options import URL_VARIABLE, OneBuffer, Url, listing, option, whole_number
 from replaybuf.cli.output import Column, Output, Row
 from replaybuf.cli.traced import (
     group_rows,
@@ -43,15 +43,8 @@ _KINDS = ("steps", "step", "uid", "worker")
 _STEPS, _GROUPS = 20, 10
 _NAMED = 10
 
-_What = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="WHAT", help="steps, step, uid or worker, or a step; steps if left out.", show_default=False
-    ),
-]
-_Which = Annotated[
-    str | None, typer.Argument(metavar="WHICH", help="The step, the uid or the worker's name.", show_default=False)
-]
+_What = Annotated[str | None, argument("WHAT", "steps, step, uid or worker, or a step; steps if left out.")]
+_Which = Annotated[str | None, argument("WHICH", "The step, the uid or the worker's name.")]
 
 
 @listing
@@ -61,18 +54,12 @@ def trace(
     what: _What = None,
     which: _Which = None,
     buffer: OneBuffer = None,
-    before: Annotated[
-        int | None, option("--before", metavar="STEP", help="With steps: only those before this one.")
-    ] = None,
+    before: Annotated[int | None, option("--before", "With steps: only those before this one.", metavar="STEP")] = None,
     limit: Annotated[
-        int | None,
-        option(
-            "--limit", metavar="N", min=0, help="At most so many steps (20), or groups and workers (10); 0 for all."
-        ),
+        int | None, option("--limit", "At most so many steps (20), or groups and workers (10); 0 for all.", min=0)
     ] = None,
     worst: Annotated[
-        int | None,
-        option("--worst", metavar="N", min=1, max=100, help="With step: also the N answers with the lowest rewards."),
+        int | None, option("--worst", "With step: also the N answers with the lowest rewards.", min=1, max=100)
     ] = None,
 ) -> None:
     """Show what a train step was trained on, who made it, and what became of a group.

@@ -22,53 +22,42 @@ _GROUPS = 10
 
 def steps_rows(found: Sequence[StepSummary], limit: int | None) -> list[dict[str, Any]]:
     """Return rows of steps, newest first, with the change of the reward from the step before in the same run."""
-    rows = []
     kept = sorted({one.step for one in found}, reverse=True)[:limit]
-    for one, change in zip(found, changes(found), strict=True):
-        if one.step in kept:
-            rows.append({**asdict(one), "change": change})
-    return rows
+    pairs = zip(found, changes(found), strict=True)
+    return [{**asdict(one), "change": change} for one, change in pairs if one.step in kept]
 
 
 def step_value(runs: Sequence[StepTrace], lowest: Sequence[Sequence[Row]] | None = None) -> dict[str, Any]:
     """Return a step for programs; with the lowest answers of each run if they were asked for."""
-    values = [_run_value(run) for run in runs]
+    values = [
+        {
+            **asdict(run.summary),
+            "reward_before": run.before,
+            "steps_before": run.steps_before,
+            "verdict": run.verdict,
+            "workers": [part_row(part, "worker") for part in run.workers],
+            "tasks": [part_row(part, "task_name") for part in run.tasks],
+            "batches": [batch_row(one) for one in run.batches],
+            "groups": group_rows(run),
+        }
+        for run in runs
+    ]
     if lowest is not None:
         values = [value | {"worst": answers} for value, answers in zip(values, lowest, strict=True)]
     return {"step": runs[0].summary.step, "runs": values}
 
 
-def _run_value(run: StepTrace) -> dict[str, Any]:
-    return {
-        **asdict(run.summary),
-        "reward_before": run.before,
-        "steps_before": run.steps_before,
-        "verdict": run.verdict,
-        "workers": [part_row(part, "worker") for part in run.workers],
-        "tasks": [part_row(part, "task_name") for part in run.tasks],
-        "batches": [batch_row(one) for one in run.batches],
-        "groups": group_rows(run),
-    }
-
-
 def part_row(part: Part, name: str) -> dict[str, Any]:
     """Return a worker's or a task's groups of a step as a row."""
-    return {
-        name: part.name,
-        "groups": part.groups,
-        "reward": part.reward,
-        "others": part.others,
-        "below": part.below,
-        "staleness": part.staleness,
-        "stands_out": part.stands_out,
-    }
+    return {name: part.name, **{one: getattr(part, one) for one in _OF_PARTS}}
+
+
+_OF_PARTS = ("groups", "reward", "others", "below", "staleness", "stands_out")
 
 
 def batch_row(one: Batch) -> dict[str, Any]:
     """Return a draw as a row, without its members."""
-    values = asdict(one)
-    del values["members"]
-    return values
+    return {name: value for name, value in asdict(one).items() if name != "members"}
 
 
 def group_rows(run: StepTrace) -> list[dict[str, Any]]:
@@ -113,11 +102,7 @@ def _print_some(rows: Sequence[Row], columns: Sequence[Column], limit: int | Non
 
 
 def _title(one: StepSummary) -> str:
-    run = ""
-    if one.undone:
-        run = ", before a restore undid it"
-    elif one.resumed:
-        run = f", after restore {one.restores}"
+    run = ", before a restore undid it" if one.undone else f", after restore {one.restores}" if one.resumed else ""
     batches = "1 batch" if one.batches == 1 else f"{units.number(one.batches)} batches"
     return f"step {one.step}{run}: {units.number(one.groups)} groups in {batches}"
 
@@ -257,12 +242,11 @@ def worker_value(worker: str, found: WorkerTrace) -> dict[str, Any]:
 
 def worker_rows(found: WorkerTrace) -> list[dict[str, Any]]:
     """Return the steps that were trained on a worker's groups as rows."""
-    rows = []
-    for one in found.steps:
-        row = part_row(one.part, "worker")
-        del row["worker"]
-        rows.append({"step": one.summary.step, "restores": one.summary.restores, "of": one.summary.groups, **row})
-    return rows
+    return [
+        {"step": one.summary.step, "restores": one.summary.restores, "of": one.summary.groups}
+        | {name: getattr(one.part, name) for name in _OF_PARTS}
+        for one in found.steps
+    ]
 
 
 def print_worker(worker: str, found: WorkerTrace, now: datetime) -> None:

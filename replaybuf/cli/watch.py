@@ -1,4 +1,4 @@
-"""`replaybuf watch`: how it stands with a database, live."""
+"""`replaybuf watch`, `replaybuf serve`: a database, live, in the terminal and in the browser."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from replaybuf import units
+from replaybuf.cli.app import Buffer, Url, option
 from replaybuf.cli.frame import Panel, arrange, line, one_line, panels_of
-from replaybuf.cli.options import Buffer, Url, option
 from replaybuf.cli.output import console, write
-from replaybuf.errors import ReplayBufError
+from replaybuf.errors import MissingDriverError, ReplayBufError
 from replaybuf.rules.rates import RATE_SECONDS
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
@@ -83,9 +85,9 @@ def watch(
     url: Url,
     buffer: Buffer = None,
     interval: Annotated[
-        float, option("--interval", metavar="S", min=0.1, max=3600, help="Read every so many seconds.")
+        float, option("--interval", "Read every so many seconds.", metavar="S", min=0.1, max=3600)
     ] = 2.0,
-    once: Annotated[bool, option("--once", help="Print one frame and end, as on a pipe.")] = False,
+    once: Annotated[bool, option("--once", "Print one frame and end, as on a pipe.")] = False,
 ) -> None:
     """Watch a database, full screen: who waits and why, what goes in and out, staleness, rewards, workers, events.
 
@@ -184,33 +186,24 @@ class Watched:
         return arrange(self.head(width), panels, line(("q quit  ? help", "dim")), width, height)
 
 
-class _Reading(threading.Thread):
-    """Reads when it is asked to, so that keys are answered though the database is not."""
+#: What was read, what was wrong, and the seconds that it took.
+_News = tuple[Sequence["Glance"], str, float]
 
-    def __init__(self, reader: Reader, buffer: str | None) -> None:
-        super().__init__(daemon=True)
-        self._reader, self._buffer = reader, buffer
-        self._wanted = threading.Event()
-        self.news: queue.SimpleQueue[tuple[Sequence[Glance], str, float]] = queue.SimpleQueue()
 
-    def ask(self) -> None:
-        self._wanted.set()
+def _begin_reading(reader: Reader, buffer: str | None, news: queue.SimpleQueue[_News]) -> None:
+    """Read in a thread of its own, so that keys are answered though the database is not."""
 
-    def run(self) -> None:
+    def read() -> None:
         import replaybuf.storage.sql.inspection.waits  # noqa: F401  # its import isn't what a reading costs
 
-        while self._wanted.wait():
-            self._wanted.clear()
-            self.news.put(self._read())
-
-    def _read(self) -> tuple[Sequence[Glance], str, float]:
         started = time.monotonic()
         try:
-            return _read(self._reader, self._buffer), "", time.monotonic() - started
-        except ReplayBufError as wrong:
-            return (), str(wrong), 0.0
+            news.put((_read(reader, buffer), "", time.monotonic() - started))
         except Exception as wrong:  # whatever it is: the next reading may go well
-            return (), f"{type(wrong).__name__}: {wrong}", 0.0
+            kind = "" if isinstance(wrong, ReplayBufError) else f"{type(wrong).__name__}: "
+            news.put(((), f"{kind}{wrong}", 0.0))
+
+    threading.Thread(target=read, daemon=True).start()
 
 
 def _live(reader: Reader, buffer: str | None, interval: float) -> None:
@@ -219,8 +212,7 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
     from rich.text import Text
 
     state = Watched(reader.where, interval)
-    reading = _Reading(reader, buffer)
-    reading.start()
+    news: queue.SimpleQueue[_News] = queue.SimpleQueue()
     out = console()
     shown, asked_at, waiting = None, float("-inf"), False
     with keys() as pressed, Live(console=out, screen=True, auto_refresh=False) as live:
@@ -228,10 +220,10 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
             now = time.monotonic()
             if not waiting and now - asked_at >= state.pause:
                 asked_at, waiting = now, True
-                reading.ask()
-            while not reading.news.empty():
+                _begin_reading(reader, buffer, news)
+            while not news.empty():
                 waiting = False
-                state.take(*reading.news.get())
+                state.take(*news.get())
             out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS wouldn't follow it
             lines = state.lines(*out.size)
             if (out.size, lines) != shown:
@@ -244,3 +236,68 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
                     state.helping = not state.helping
                 case "r" | "R":
                     asked_at = float("-inf")
+
+
+# In the browser
+
+PORT = 8321
+_LOCALHOST = "127.0.0.1"
+
+
+def serve(
+    url: Url,
+    port: Annotated[int, option("--port", "The port; 0 for one that is free.", min=0, max=65535)] = PORT,
+    host: Annotated[
+        str, option("--host", "Where to listen; all but 127.0.0.1 and ::1 need a token.", metavar="ADDRESS")
+    ] = _LOCALHOST,
+    token: Annotated[
+        str | None,
+        option(
+            "--token",
+            "Ask for this token; without it one is made, where one is needed. Rather set REPLAYBUF_TOKEN: what is "
+            "typed here other users of the machine can see.",
+            metavar="TEXT",
+        ),
+    ] = None,
+    buffer: Buffer = None,
+    prefix: Annotated[
+        str, option("--prefix", "The path under which a proxy has the page, such as /rl.", metavar="PATH")
+    ] = "",
+    beside: Annotated[
+        list[str] | None,
+        option("--beside", "Another database, or an export, to be plotted over this one. Repeatable.", metavar="RUN"),
+    ] = None,
+) -> None:
+    """Show a database in the browser, on a page of this machine.
+
+    The page only reads, and the run doesn't notice. It is at http://127.0.0.1:8321/ and for this machine only; on a
+    server, forward the port: ssh -L 8321:localhost:8321 HOST. With --host 0.0.0.0 others reach it, too, with the token
+    that is printed. Ctrl-C ends it. It needs pip install starlette uvicorn jinja2.
+
+    \b
+    Examples:
+      replaybuf serve run.db
+      replaybuf serve run.db --port 8080
+      replaybuf serve postgresql://reader@db.cluster/rl --buffer train
+      replaybuf serve run.db --beside yesterday.db --beside lr-2e-6.parquet
+      replaybuf serve run.db --host 0.0.0.0
+      replaybuf serve run.db --host 0.0.0.0 --prefix /rl
+    """
+    try:
+        from replaybuf.web import server
+        from replaybuf.web.app import create_app
+    except ModuleNotFoundError as error:
+        packages = "starlette uvicorn jinja2"
+        raise MissingDriverError(f"the page needs the package {error.name}: pip install {packages}") from error
+    reader = open_reader(url)
+    reader.read(lambda tx: None)
+    if token is not None:
+        server.check_token(token)
+    elif not server.is_loopback(host):
+        token = server.new_token()
+    app = create_app(reader, buffer=buffer, token=token, beside=beside or (), prefix=prefix)
+    listening = server.bind(host, port)
+    address = server.address_of(listening, host) + server.check_prefix(prefix).lstrip("/")
+    if token is not None:
+        address += f"?token={token}"
+    server.serve(app, listening, lambda: typer.echo(f"{reader.where} is at {address}  (Ctrl-C ends it)"))

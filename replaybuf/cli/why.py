@@ -10,13 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from replaybuf import units
-from replaybuf.cli.groups import columns, trainer_text
-from replaybuf.cli.options import URL_VARIABLE, Buffer, Url, Where, listing, option, status_of
-from replaybuf.cli.output import Column, Output, Row, print_table, write
-from replaybuf.cli.queries import query_of
+from replaybuf.cli.app import URL_VARIABLE, Buffer, Url, Where, argument, listing, option, status_of
+from replaybuf.cli.groups import columns, query_of, trainer_text
+from replaybuf.cli.output import Column, Output, print_table, write
 from replaybuf.redact import escape_line
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import Circumstances, in_force
@@ -30,11 +27,9 @@ from replaybuf.units import time_of
 _MOST_WAITS = 20
 _MOST_WORKERS = 20
 
-Task = Annotated[
-    str | None, typer.Argument(metavar="[TASK]", help="Only waits for groups of this task.", show_default=False)
-]
-Size = Annotated[int | None, option("--size", metavar="N", min=1, help="Ask for a draw of so many groups.")]
-OfStatus = Annotated[str | None, option("--status", metavar="STATUS", help="Ask for a draw of groups of this status.")]
+Task = Annotated[str | None, argument("[TASK]", "Only waits for groups of this task.")]
+Size = Annotated[int | None, option("--size", "Ask for a draw of so many groups.", min=1)]
+OfStatus = Annotated[str | None, option("--status", "Ask for a draw of groups of this status.", metavar="STATUS")]
 
 
 @listing
@@ -66,7 +61,9 @@ def why(
       replaybuf why run.db math --where '{"reward": {"$gte": 0.9}}'
       replaybuf why run.db --json | jq -r '.[].waits[].reason'
     """
-    url, task = _url_and_task(url, task)
+    variable = os.environ.get(URL_VARIABLE)
+    if task is None and variable and url != variable and "://" not in url and not Path(url).exists():
+        url, task = variable, url  # a single argument that is no database is the task, if the variable is set
     query_of(where, None, None)  # what is wrong with it is said before the database is opened
     question = DrawQuestion(task, size or 1, status_of(status) or Status.COMPLETED, where)
     asked = not (size is None and status is None and where is None)
@@ -77,14 +74,6 @@ def why(
         for number, one in enumerate(found):
             write(["\n"] if number else [])
             _print(one, several=len(found) > 1, about_a_draw=asked or task is not None)
-
-
-def _url_and_task(url: str, task: str | None) -> tuple[str, str | None]:
-    """Return the arguments `URL [TASK]`; a single one that is no database is the task if REPLAYBUF_URL is set."""
-    variable = os.environ.get(URL_VARIABLE)
-    if task is None and variable and url != variable and "://" not in url and not Path(url).exists():
-        return variable, url
-    return url, task
 
 
 # For programs
@@ -200,25 +189,23 @@ def _tasks(about: Circumstances) -> list[dict[str, Any]]:
     rows = []
     for task in sorted({task for task, _, _ in about.tallies}):
         there = {str(status): about.count(task, status) for status in Status}
-        leased = sum(about.count(task, status, Tally.LEASED) for status in Status)
-        put = sum(about.count(task, status, Tally.PUT) for status in Status if status != Status.INIT)
-        drawn = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
-        drawn_often = sum(about.count(task, Status.COMPLETED, name) for name in drawn)
-        last = about.last_put.get(task)
         rows.append(
             {
                 "task_name": task,
                 **there,
-                "leased": leased,
+                "leased": sum(about.count(task, status, Tally.LEASED) for status in Status),
                 "prompts": about.count(task, Status.INIT, Tally.PUT),
-                "put": put,
-                "drawn": drawn_often,
+                "put": sum(about.count(task, status, Tally.PUT) for status in Status if status != Status.INIT),
+                "drawn": sum(about.count(task, Status.COMPLETED, name) for name in _DRAWN),
                 "completed_per_hour": about.hourly(task, Status.COMPLETED),
-                "last_put": time_of(last),
+                "last_put": time_of(about.last_put.get(task)),
                 "refreshed_to": about.steps.get(task),
             }
         )
     return rows
+
+
+_DRAWN = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
 
 
 def _task_columns(about: Circumstances) -> list[Column]:
@@ -249,11 +236,10 @@ def _worker_columns(about: Circumstances) -> list[Column]:
         Column("worker", lambda r: r["name"], right=False, text=True),
         Column("pid", lambda r: str(r["pid"])),
         *([Column("host", lambda r: r["host"], right=False, text=True)] if len(hosts) > 1 else []),
-        Column("state", lambda r: r["state"], right=False, style=_state_style),
+        Column("state", lambda r: r["state"], right=False, style=lambda r: _STATES.get(r["state"], "")),
         Column("seen", lambda r: f"{units.age(about.now - r['seen_at'])} ago"),
         *columns("groups", "failures", "taken", groups="put", failures="failed", taken="drawn"),
     ]
 
 
-def _state_style(row: Row) -> str:
-    return {"alive": "green", "quiet": "yellow", "silent": "red"}.get(row["state"], "")
+_STATES = {"alive": "green", "quiet": "yellow", "silent": "red"}

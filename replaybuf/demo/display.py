@@ -17,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from replaybuf.demo import Mode
-from replaybuf.demo.run_folder import Run
-from replaybuf.demo.run_settings import BATCH_GROUPS, STALE_THRESHOLD, TASK
+from replaybuf.demo.run_folder import BATCH_GROUPS, STALE_THRESHOLD, TASK, Run
 from replaybuf.produce import ProduceSummary
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.rules.transitions import Tallies, Tally

@@ -29,12 +29,13 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.demo import Mode
 from replaybuf.demo.display import Display, Figures, commands, result
 from replaybuf.demo.policy import Policy
-from replaybuf.demo.run_folder import Run, RunFolder
-from replaybuf.demo.run_settings import (
+from replaybuf.demo.run_folder import (
     BATCH_GROUPS,
     DEFAULT_SECONDS,
     DEFAULT_STEPS,
     TASK,
+    Run,
+    RunFolder,
     buffer_config,
     colocated_strategy,
     made_place,
@@ -344,9 +345,8 @@ class Training:
     def _tell_the_end(self, seconds: float) -> None:
         url, secret = argument_of(self.url)
         where = f"The weights are in {self.folder.path}. To look into the run{' (with PGPASSWORD)' if secret else ''}:"
-        for line in result(self.saved, self.figures, self.mode, self.first_step, seconds):
-            self.display.say(line)
-        for line in ("", where, *commands(url, apart=self._apart)):
+        told = result(self.saved, self.figures, self.mode, self.first_step, seconds)
+        for line in (*told, "", where, *commands(url, apart=self._apart)):
             self.display.say(line)
 
     @property

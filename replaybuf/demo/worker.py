@@ -32,13 +32,13 @@ from replaybuf.demo.policy import (
     rows_of,
     verify,
 )
-from replaybuf.demo.run_folder import RunFolder
-from replaybuf.demo.run_settings import (
+from replaybuf.demo.run_folder import (
     BATCH_GROUPS,
     EXPERTS,
     LAGS,
     LAYERS,
     TOP_K,
+    RunFolder,
     buffer_config,
     sampler_of,
     worker_strategy,

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from replaybuf.observe.catalogue import METRICS as METRICS
     from replaybuf.observe.catalogue import Metric as Metric
-    from replaybuf.observe.collector import Collector as Collector
     from replaybuf.observe.completions import Completions as Completions
     from replaybuf.observe.completions import batch_metrics as batch_metrics
     from replaybuf.observe.completions import completions_table as completions_table
     from replaybuf.observe.exposition import CONTENT_TYPE as CONTENT_TYPE
     from replaybuf.observe.exposition import OPENMETRICS_CONTENT_TYPE as OPENMETRICS_CONTENT_TYPE
+    from replaybuf.observe.exposition import Collector as Collector
     from replaybuf.observe.exposition import prometheus as prometheus
     from replaybuf.observe.exposition import read_figures as read_figures
 
 _NAMES = {
     "catalogue": ("METRICS", "Metric"),
-    "collector": ("Collector",),
     "completions": ("Completions", "batch_metrics", "completions_table"),
-    "exposition": ("CONTENT_TYPE", "OPENMETRICS_CONTENT_TYPE", "prometheus", "read_figures"),
+    "exposition": ("CONTENT_TYPE", "Collector", "OPENMETRICS_CONTENT_TYPE", "prometheus", "read_figures"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -98,9 +98,8 @@ class Completions:
 
 @dataclass(frozen=True, slots=True)
 class _Rollout:
-    """A rollout on its way into the table, with its place in the batch."""
+    """A rollout on its way into the table."""
 
-    place: int
     position: int
     item: StorageItem
     rollout: Any
@@ -170,15 +169,12 @@ def _rollouts(
     items: Sequence[StorageItem], advantages: Sequence[float] | None, get: _Get, reward_key: str
 ) -> Iterator[_Rollout]:
     total = sum(len(item.item) for item in items)
-    given = None if advantages is None else [float(one) for one in advantages]
-    if given is not None and len(given) != total:
+    given = [None] * total if advantages is None else [float(one) for one in advantages]
+    if len(given) != total:
         raise InputError(f"there are {total} rollouts, and {len(given)} advantages: give one for each, in their order")
-    place = 0
-    for item in items:
-        for position, rollout in enumerate(item.item):
-            advantage = None if given is None else given[place]
-            yield _Rollout(place, position, item, rollout, advantage, reward_value(get(rollout, "reward"), reward_key))
-            place += 1
+    there = ((item, position, rollout) for item in items for position, rollout in enumerate(item.item))
+    for (item, position, rollout), advantage in zip(there, given, strict=True):
+        yield _Rollout(position, item, rollout, advantage, reward_value(get(rollout, "reward"), reward_key))
 
 
 def _chosen(there: Sequence[_Rollout], rows: int, choose: Choice, rng: random.Random) -> list[_Rollout]:
@@ -186,7 +182,7 @@ def _chosen(there: Sequence[_Rollout], rows: int, choose: Choice, rng: random.Ra
     if choose == "first":
         return list(there[:rows])
     if choose == "random":
-        return sorted(rng.sample(there, min(rows, len(there))), key=lambda one: one.place)
+        return [there[place] for place in sorted(rng.sample(range(len(there)), min(rows, len(there))))]
     # Those without a reward are neither good nor bad; equals come in an order by chance, not by their place.
     ranked = [(one, rng.random()) for one in there if one.reward is not None]
     ranked.sort(key=lambda pair: (-(pair[0].reward or 0.0), pair[1]))
@@ -241,19 +237,19 @@ def _content(content: Any) -> str:
     return "" if content is None else str(content)
 
 
+def _length(values: Any) -> int | None:
+    try:
+        return len(values)
+    except TypeError:
+        return None
+
+
 def _text(value: Any, characters: int) -> str | None:
     """Return a text, or its beginning, in a form that every JSON has."""
     if not isinstance(value, str):
         return None
     short = value if len(value) <= characters else value[:characters] + "…"
     return short.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
-
-
-def _length(values: Any) -> int | None:
-    try:
-        return len(values)
-    except TypeError:
-        return None
 
 
 def as_markdown(text: str) -> str:

@@ -79,11 +79,11 @@ def answer(url: str, statement: str, seconds: float, most: int, ours: bool) -> A
     Raises what `run_apart` does, without its last limit.
     """
     names, rows = run_statement(open_reader(url), statement, seconds, most=most + 1, guarded=not ours)
-    kept: list[list[Any]] = []
+    kept: list[Sequence[Any]] = []
     size = 0
     for row in rows[:most]:
-        kept.append([_portable(value) for value in row])
-        size += sum(len(value) for value in kept[-1] if isinstance(value, str | bytes))
+        kept.append(row)
+        size += sum(len(value) for value in row if isinstance(value, str | bytes))
         if size > ANSWER:
             kept.pop()
             break
@@ -91,20 +91,15 @@ def answer(url: str, statement: str, seconds: float, most: int, ours: bool) -> A
 
 
 def _portable(value: Any) -> Any:
-    """Return a value of a database as msgpack takes it."""
+    """Return a value of a database that msgpack has no form for as one that it has."""
     if isinstance(value, Decimal):
-        value = int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        is_whole = value.is_finite() and value == value.to_integral_value() and abs(value) < 2**63
+        return int(value) if is_whole else float(value)
+    if isinstance(value, int):  # of more than 64 bits
         return float(value)
-    if isinstance(value, datetime):
-        return value.replace(tzinfo=value.tzinfo or UTC)
-    if isinstance(value, list | tuple):
-        return [_portable(one) for one in value]
-    if isinstance(value, dict):
-        return {str(name): _portable(one) for name, one in value.items()}
-    if isinstance(value, date):
-        return value.isoformat()
-    return value if value is None or isinstance(value, bool | int | float | str | bytes) else str(value)
+    if isinstance(value, datetime):  # without a time zone
+        return value.replace(tzinfo=UTC)
+    return value.isoformat() if isinstance(value, date) else str(value)
 
 
 def _main() -> None:
@@ -121,7 +116,7 @@ def _main() -> None:
         told = [type(error).__name__ if known else StorageError.__name__, str(error)]
     except MemoryError:
         told = [QueryError.__name__, "the statement needs too much memory: name fewer columns, or fewer rows by LIMIT"]
-    sys.stdout.buffer.write(msgpack.packb(told, datetime=True, unicode_errors="surrogatepass"))
+    sys.stdout.buffer.write(msgpack.packb(told, datetime=True, unicode_errors="surrogatepass", default=_portable))
 
 
 if __name__ == "__main__":

@@ -27,15 +27,12 @@ from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageErro
 from replaybuf.observe import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.redact import escape, redact_words
 from replaybuf.rules.circumstances import LIVE_SECONDS
-from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import last_sign_of
-from replaybuf.web.ask import LARGEST, PARAMETERS, Ask, NotThereError
-from replaybuf.web.health import health_of
-from replaybuf.web.other_runs import OtherRun, other_runs
+from replaybuf.web.ask import LARGEST, PARAMETERS, Ask, NotThereError, OtherRun, other_runs
 from replaybuf.web.pages import PAGES, Data, Page
 from replaybuf.web.pages.sql import CSV_ROWS, ROWS
-from replaybuf.web.security import Guard, check_prefix, path_of
-from replaybuf.web.server import READ_SECONDS, STATEMENTS_AT_ONCE, Readings
+from replaybuf.web.server import READ_SECONDS, STATEMENTS_AT_ONCE, Guard, Readings, check_prefix, health_of, path_of
 
 _HERE = Path(__file__).parent
 _STATIC = ("page.css", "page.js", "plots.js", "complete.js", "icon.svg")
@@ -63,9 +60,9 @@ def create_app(
     from the paths that it asks for or not; raises ConfigError when it is none.
     """
     prefix = check_prefix(prefix)
-    site = _Site(Readings(reader, seconds=seconds), buffer, other_runs(beside), prefix)
+    site = _Site(reader, seconds, buffer, other_runs(beside), prefix)
     pages = Starlette(
-        routes=[*site.static(), *site.pages(), *health_of(reader)],
+        routes=[*site.routes(), *health_of(reader)],
         exception_handlers={HTTPException: site.http_error, ReplayBufError: site.error, Exception: site.defect},
     )
     return Guard(pages, token, site.refusal, prefix)
@@ -74,11 +71,13 @@ def create_app(
 class _Site:
     """Renders pages and errors."""
 
-    def __init__(self, readings: Readings, buffer: str | None, others: Mapping[str, OtherRun], prefix: str) -> None:
-        self._readings = readings
+    def __init__(
+        self, reader: Reader, seconds: float, buffer: str | None, others: Mapping[str, OtherRun], prefix: str
+    ) -> None:
+        self._readings = Readings(reader, seconds=seconds)
         self._prefix = prefix
         self._others = others
-        self._statements = readings.beside(STATEMENTS_AT_ONCE)
+        self._statements = Readings(reader, seconds=seconds, at_once=STATEMENTS_AT_ONCE)
         self._buffer = buffer
         self._files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
         self._templates = Environment(
@@ -91,33 +90,22 @@ class _Site:
         )
         self._templates.globals |= {
             "prefix": prefix,
-            "database": readings.reader.where,
+            "database": reader.where,
             "version": __version__,
-            "files": {name: self._href(name) for name in _STATIC},
-            "figure": units.figure,
-            "short": units.short,
-            "size": units.size,
-            "ago": units.ago,
-            "moment": units.moment,
-            "cell": units.cell,
+            "files": {
+                name: f"{prefix}/static/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
+                for name, content in self._files.items()
+            },
+            **{name: getattr(units, name) for name in ("figure", "short", "size", "ago", "moment", "cell")},
         }
 
-    def _href(self, name: str) -> str:
-        return f"{self._prefix}/static/{name}?v={hashlib.sha256(self._files[name]).hexdigest()[:12]}"
-
-    def static(self) -> list[Route]:
-        return [Route(f"/static/{name}", self._file(name), name=name) for name in _STATIC]
-
-    def _file(self, name: str) -> Answer:
-        kind = mimetypes.guess_type(name)[0]
+    async def _static(self, request: Request) -> Response:
+        if (content := self._files.get(name := request.path_params["name"])) is None:
+            raise HTTPException(404)
         headers = {"Cache-Control": "private, max-age=31536000, immutable"}  # its URL has its digest
+        return Response(content, media_type=mimetypes.guess_type(name)[0], headers=headers)
 
-        async def answer(request: Request) -> Response:
-            return Response(self._files[name], media_type=kind, headers=headers)
-
-        return answer
-
-    def pages(self) -> list[Route]:
+    def routes(self) -> list[Route]:
         found = []
         for name, page in PAGES.items():
             path = f"/{name}" if page.path == "/" else page.path
@@ -125,7 +113,7 @@ class _Site:
             found.append(Route(f"/api{path}.json", self._page(page, self._json), name=f"{name}.json"))
             if page.rows is not None:
                 found.append(Route(f"/csv{path}.csv", self._page(page, self._csv, CSV_ROWS), name=f"{name}.csv"))
-        return [*found, Route("/metrics", self._metrics, name="metrics")]
+        return [*found, Route("/metrics", self._metrics, name="metrics"), Route("/static/{name}", self._static)]
 
     async def _metrics(self, request: Request) -> Response:
         """Answer Prometheus."""
@@ -146,9 +134,11 @@ class _Site:
             def work(reader: Reader, seconds: float) -> Response:
                 if page.read is not None:
                     read, asked = page.read, self._compared(ask, seconds) if page.compares else ask
-                    return reader.read(
-                        lambda tx: respond(request, page, asked, read(tx, asked), _idle(tx, asked)), timeout=seconds
-                    )
+
+                    def shown(tx: ReadTransaction) -> Response:
+                        return respond(request, page, asked, {"now": tx.now(), **read(tx, asked)}, _idle(tx, asked))
+
+                    return reader.read(shown, timeout=seconds)
                 assert page.run is not None
                 if self._buffer is not None:
                     raise NotThereError(f"this page is of the buffer {self._buffer!r:.100} only, and SQL reads all")

@@ -81,10 +81,6 @@ def _round_step(least: float) -> float:
     return next(power * one for one in (1, 2, 5, 10) if power * one >= least * (1 - 1e-9))
 
 
-def _step_ticks(low: float, high: float) -> list[float]:
-    return _multiples(max(1, round(_round_step((high - low) / _MOST_TICKS))), low, high)
-
-
 def _time_ticks(low: float, high: float) -> list[float]:
     step = next((one for one in _TIME_STEPS if (high - low) / one <= _MOST_TIMES), _TIME_STEPS[-1])
     return _multiples(step, low, high)
@@ -105,7 +101,10 @@ def _write_time(seconds: float, span: float) -> str:
 
 
 #: Train steps, and times in seconds since the epoch.
-STEPS = Scale(lambda value, span: f"{value:,.0f}", _step_ticks)
+STEPS = Scale(
+    lambda value, span: f"{value:,.0f}",
+    lambda low, high: _multiples(max(1, round(_round_step((high - low) / _MOST_TICKS))), low, high),
+)
 TIMES = Scale(_write_time, _time_ticks)
 
 
@@ -180,9 +179,7 @@ def lines(
     return frame.plot(title, shapes, dots, styles, thinned)
 
 
-def areas(
-    title: str, series: Mapping[str, Points], classes: Classes | None = None, *, across: Across = Across()
-) -> Plot | None:
+def areas(title: str, series: Mapping[str, Points], classes: Classes | None = None) -> Plot | None:
     """Return a plot of areas above each other, of series with the same times; None when there are fewer than two."""
     kept = {name: points for name, points in series.items() if any(value for _, value in points)}
     if not kept or min(map(len, kept.values())) < 2:
@@ -196,7 +193,7 @@ def areas(
         roof = [below + value for below, (_, value) in zip(floor, points, strict=True)]
         stacked[name] = (list(zip(times, floor, strict=True)), list(zip(times, roof, strict=True)))
         floor = roof
-    frame = _Frame.of({title: [*zip(times, floor, strict=True)]}, across, fitted=False)
+    frame = _Frame.of({title: [*zip(times, floor, strict=True)]}, Across(), fitted=False)
     styles = _styles(thinned, classes)
     shapes = [
         f'<polygon class="area {styles[name]}" points="{frame.path(roof)} {frame.path(below[::-1])}">'

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from replaybuf.bench.loads import BenchSettings, GroupMaker, parse_group
 from replaybuf.bench.results import limits_of, passed
-from replaybuf.bench.settings import BenchSettings, GroupMaker, parse_group
 from replaybuf.errors import InputError
 
 

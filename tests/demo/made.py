@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from replaybuf.demo.policy import Policy, encode
-from replaybuf.demo.run_settings import GROUP_SIZE
+from replaybuf.demo.run_folder import GROUP_SIZE
 from replaybuf.demo.worker import Engine
 from replaybuf.rollouts.rollout import RolloutState
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 import replaybuf
-from replaybuf.demo.run_folder import Run, RunFolder
-from replaybuf.demo.run_settings import BATCH_GROUPS
+from replaybuf.demo.run_folder import BATCH_GROUPS, Run, RunFolder
 
 ROOT = Path(replaybuf.__file__).parents[1]
 RUN = "demo.run"

@@ -15,7 +15,7 @@ from sqlalchemy import make_url
 
 from replaybuf import Status
 from replaybuf.demo import Mode
-from replaybuf.demo.run_settings import BATCH_GROUPS, PAYLOAD_THRESHOLD, TASK, buffer_config
+from replaybuf.demo.run_folder import BATCH_GROUPS, PAYLOAD_THRESHOLD, TASK, buffer_config
 from replaybuf.demo.worker import experts_of
 from tests.demo.running import ROOT, RUN, Demo, assert_trained_once, is_alive, run_demo
 

@@ -16,8 +16,7 @@ from replaybuf import RolloutState, Status
 from replaybuf.demo import Mode
 from replaybuf.demo.display import Display, Figures, commands, result, verdict
 from replaybuf.demo.policy import Policy
-from replaybuf.demo.run_folder import Run
-from replaybuf.demo.run_settings import BATCH_GROUPS, TASK
+from replaybuf.demo.run_folder import BATCH_GROUPS, TASK, Run
 from replaybuf.demo.trainer import argument_of
 from replaybuf.produce import ProduceSummary
 from replaybuf.rules.transitions import Tally

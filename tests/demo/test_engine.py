@@ -8,7 +8,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, Status
 from replaybuf.demo.policy import END, Policy, decode, is_over, rows_of, verify
-from replaybuf.demo.run_settings import TASK, sampler_of
+from replaybuf.demo.run_folder import TASK, sampler_of
 from replaybuf.demo.worker import TOKEN_SECONDS, Engine, token_seconds
 from tests.demo.made import generated, new_group, tokens_of
 

@@ -10,8 +10,7 @@ from replaybuf import ConfigError, FencedError, ReplayBufError, RolloutState, St
 from replaybuf.demo import Mode, trainer
 from replaybuf.demo.display import Display
 from replaybuf.demo.policy import Policy
-from replaybuf.demo.run_folder import Run, RunFolder
-from replaybuf.demo.run_settings import TASK, buffer_config, sampler_of
+from replaybuf.demo.run_folder import TASK, Run, RunFolder, buffer_config, sampler_of
 from replaybuf.demo.trainer import Disaggregated, Training, begin, clear, default_folder
 from replaybuf.demo.worker import WorkerSettings
 from replaybuf.produce import TrainState, publish, published

@@ -6,8 +6,7 @@ import pytest
 
 from replaybuf import ReplayBufError, Status
 from replaybuf.demo.policy import answer_of, prompt_of
-from replaybuf.demo.run_folder import RunFolder
-from replaybuf.demo.run_settings import BATCH_GROUPS, TASK, buffer_config
+from replaybuf.demo.run_folder import BATCH_GROUPS, TASK, RunFolder, buffer_config
 from replaybuf.demo.trainer import begin
 from replaybuf.demo.worker import Engine, WorkerSettings, work
 from replaybuf.produce import TrainState, publish

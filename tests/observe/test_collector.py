@@ -50,7 +50,7 @@ async def test_an_open_buffer_is_collected_while_its_loop_goes_on(tmp_path: Path
 
 
 def test_it_gives_what_the_text_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replaybuf.observe.collector.read_figures", lambda *_, **__: EVERYTHING)
+    monkeypatch.setattr("replaybuf.observe.exposition.read_figures", lambda *_, **__: EVERYTHING)
     assert collected(Collector("run.db")) == numbers(parse(prometheus(EVERYTHING)))
 
 

@@ -14,7 +14,7 @@ import pytest
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.web import health
+from replaybuf.web import server
 from replaybuf.web.app import create_app
 from tests.cli.test_db import execute
 from tests.web.conftest import Client, client_of
@@ -96,7 +96,7 @@ def test_health_needs_no_token_and_says_nothing(filled: str) -> None:
 
 
 def test_it_is_not_ready_while_the_database_cant_be_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(server, "FRESH_SECONDS", 0.0)
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         buffer.count("math", "completed")
     client = client_of(url)
@@ -119,7 +119,7 @@ def test_a_database_that_doesnt_answer_is_not_waited_for(filled: str, monkeypatc
         asked += 1
         time.sleep(1)
 
-    monkeypatch.setattr(health, "READY_SECONDS", 0.1)
+    monkeypatch.setattr(server, "READY_SECONDS", 0.1)
     monkeypatch.setattr(reader, "read", slow)
     client = Client(create_app(reader), "localhost")
     assert [client.get("/readyz").status_code for _ in range(3)] == [503, 503, 503]

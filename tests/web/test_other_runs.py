@@ -10,7 +10,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import FileError, InputError, UnreachableError
-from replaybuf.web.other_runs import other_runs
+from replaybuf.web.ask import other_runs
 from tests.web.conftest import client_of
 
 

@@ -10,9 +10,8 @@ import typer
 
 from replaybuf.cli.app import app
 from replaybuf.web.pages import PAGES
-from replaybuf.web.pages.group import CUT, CUT_ALL_TOKENS, CUT_ROLLOUTS, CUT_TOKENS
-from replaybuf.web.security import MIN_TOKEN
-from replaybuf.web.server import AT_ONCE, READ_SECONDS
+from replaybuf.web.pages.groups import CUT, CUT_ALL_TOKENS, CUT_ROLLOUTS, CUT_TOKENS
+from replaybuf.web.server import AT_ONCE, MIN_TOKEN, READ_SECONDS
 from tests.pages import Page
 
 PAGE = Page("web.md", "## For programs")

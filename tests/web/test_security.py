@@ -6,7 +6,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import ConfigError
-from replaybuf.web.security import check_token, is_loopback
+from replaybuf.web.server import check_token, is_loopback
 from tests.web.conftest import client_of
 
 TOKEN = "a-token-that-is-long-enough"

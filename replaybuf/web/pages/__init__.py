@@ -1,6 +1,6 @@
 """The pages. Each is a function that reads what it shows, in one transaction; `/api/NAME.json` gives the same as JSON.
 
-`draw` adds what only people look at, such as plots.
+The time of the transaction (`now`) is with what it reads. `draw` adds what only people look at, such as plots.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ from typing import Any
 
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.web.ask import Ask
-from replaybuf.web.pages.group import draw_group, read_group
-from replaybuf.web.pages.groups import draw_groups, read_groups
-from replaybuf.web.pages.overview import draw_overview, read_overview
-from replaybuf.web.pages.records import draw_checkpoints, draw_events, read_checkpoints, read_events
+from replaybuf.web.pages.groups import draw_group, draw_groups, read_group, read_groups
+from replaybuf.web.pages.overview import (
+    draw_checkpoints,
+    draw_events,
+    draw_overview,
+    read_checkpoints,
+    read_events,
+    read_overview,
+)
 from replaybuf.web.pages.sql import draw_statement, rows_of_statement, run_typed
 from replaybuf.web.pages.steps import (
     draw_batch,

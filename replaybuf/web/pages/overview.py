@@ -1,4 +1,4 @@
-"""The first page: what there is, how fast it comes and goes, and who waits for what."""
+"""The first page: what there is, how fast it comes and goes, who waits for what; checkpoints and events."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.circumstances import in_force
 from replaybuf.rules.rates import rate
 from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.inspection.groups import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.measures import segments_of_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
-from replaybuf.storage.sql.inspection.waits import newest_groups
+from replaybuf.storage.sql.inspection.waits import DrawQuestion, explain, newest_groups
 from replaybuf.units import time_of
-from replaybuf.web.ask import Ask, listed
-from replaybuf.web.pages.records import read_waits
+from replaybuf.web.ask import LARGEST, Ask, facet_of, listed
 from replaybuf.web.plots import BARS, Plot, areas, histogram, lines, whole_bins
 
 #: The columns by which tasks are ordered, beside the numbers of groups of each status.
@@ -48,9 +49,10 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     # What happened after the last minute that was noted happened before the last process ended.
     ends = [now] if last is None else [max(last.time, first), now]
     readings = [one for one in history_of(tx, buffer, first.timestamp()) if one[1] <= end]
-    history = _of_task([*readings, *_at([one for one in ends if one <= end], figures, readings)], task)
+    noted = max((time for _, time, _ in readings), default=first)
+    later = [time for time in ends if time <= end and (time > noted or not readings)]
+    history = _of_task([*readings, *((name, time, of) for time in later for name, of in figures.items())], task)
     return {
-        "now": now,
         "last_worker": last and last.worker,
         "hours": hours,
         "tasks": [
@@ -79,12 +81,6 @@ def _range(ask: Ask, now: datetime, hours: int) -> tuple[datetime, datetime]:
     if first is None:
         return now - timedelta(hours=hours), now
     return time_of(first), now if last is None else min(now, time_of(last + 1))
-
-
-def _at(times: Sequence[datetime], figures: Mapping[str, Any], readings: Sequence[_Reading]) -> list[_Reading]:
-    """Return the figures of the buffers as readings at these times, as far as they are later than those there are."""
-    after = max((time for _, time, _ in readings), default=None)
-    return [(name, time, of) for time in times if after is None or time > after for name, of in figures.items()]
 
 
 def _of_task(history: Sequence[_Reading], task: str | None) -> list[dict[str, Any]]:
@@ -183,3 +179,88 @@ def _of_batches(batches: list[dict[str, Any]], *names: str) -> dict[str, list[tu
 def _stacked(history: list[dict[str, Any]], by: str) -> dict[str, list[tuple[float, float]]]:
     names = sorted({name for minute in history for name in minute[by]})
     return {name: [(one["time"].timestamp(), one[by].get(name, 0)) for one in history] for name in names}
+
+
+# Waits, checkpoints, events; and which buffer a page is about
+
+_MOST_WAITS = 50
+
+
+def read_waits(tx: ReadTransaction, buffer: str | None, task: str | None = None) -> dict[str, Any]:
+    """Return a row for each wait, those that last longest first, their number, and whether there are several buffers.
+
+    Of a buffer in which nobody waits, the rows are the draws of one group that somebody might do now, and `asked`.
+    """
+    found = explain(tx, buffer, DrawQuestion(task), asked=False)
+    rows = [
+        {
+            **wait.row(one.buffer),
+            "asked": one.asked,
+            "facts": [fact.text for fact in wait.diagnosis.facts],
+            "limits": (wait.limits and in_force(wait.limits)) or {},
+        }
+        for one in found
+        for wait in one.waits
+    ]
+    rows.sort(key=lambda row: row["asked"])
+    return {"waits": rows[:_MOST_WAITS], "waiting": sum(not row["asked"] for row in rows), "several": len(found) > 1}
+
+
+_MOST_ROWS = 10_000
+_CHECKPOINTS = ("step", "buffer", "created_at", "groups", "bytes")
+
+
+def read_checkpoints(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return the checkpoints, newest first."""
+    return {"rows": newest(tx, "checkpoints", ask.text("buffer"), _MOST_ROWS)}
+
+
+def draw_checkpoints(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    """Return a page of the checkpoints in the order that is asked for."""
+    return {"page": listed(data["rows"], ask, _CHECKPOINTS)}
+
+
+_EVENTS_SHOWN = 100
+#: The columns by which events are chosen, and the parameters that say so.
+_CHOSEN = {"kind": "kind", "task_name": "task", "worker": "worker"}
+_COUNTED = "SELECT {column}, count(*) FROM events WHERE {where} GROUP BY 1"
+
+
+def read_events(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return a page of events, newest first, of a kind, task and worker if asked for; and how many there are of each.
+
+    `counts` are those of events that the other conditions choose.
+    """
+    given = {column: text for column, name in _CHOSEN.items() if (text := ask.text(name)) is not None}
+    conditions = ["id < :before", *(f"{column} = :{column}" for column in given)]
+    before = ask.number("before", LARGEST)
+    found = newest(tx, "events", ask.text("buffer"), _EVENTS_SHOWN + 1, *conditions, before=before, **given)
+    rows = found[:_EVENTS_SHOWN]
+    return {
+        "kind": ask.text("kind"),
+        "rows": rows,
+        "counts": {column: _counts(tx, column, given, ask.text("buffer")) for column in _CHOSEN},
+        "next": rows[-1]["id"] if len(found) > _EVENTS_SHOWN else None,
+    }
+
+
+def _counts(tx: ReadTransaction, column: str, given: dict[str, str], buffer: str | None) -> dict[str, int]:
+    """Return how many events there are of each value of a column, of those that the other conditions choose."""
+    values = {name: text for name, text in given.items() if name != column}
+    if buffer is not None:
+        values["buffer"] = buffer
+    where = " AND ".join([f"{column} IS NOT NULL", *(f"{name} = :{name}" for name in values)])
+    return {value: int(n) for value, n in tx.tuples(_COUNTED.format(column=column, where=where), **values)}
+
+
+def draw_events(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    """Return what events can be chosen by."""
+    counts = {_CHOSEN[column]: numbers for column, numbers in data["counts"].items()}
+    return {"facets": [facet_of(name, numbers, ask, parameter=name) for name, numbers in counts.items()]}
+
+
+def one_buffer(tx: ReadTransaction, ask: Ask) -> tuple[str, list[str]]:
+    """Return the buffer that is asked for, or the first, and all that there are. Raises InputError."""
+    buffer, buffers = ask.text("buffer"), buffers_of(tx)
+    check_buffer(tx, buffer)
+    return buffer or next(iter(buffers), "default"), buffers

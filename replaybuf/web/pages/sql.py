@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -98,10 +98,11 @@ def plot_of(answer: Answer) -> Plot | None:
     if _is_numbers(first) or _is_times(first):
         at = [_number(value) for value in first]
         across = Across(TIMES, zoom=None) if _is_times(first) else Across(STEPS, answer.names[0], None)
-        if len(columns) > 2 and _is_texts(columns[1]):
-            series = _by_name(at, columns[1], columns[values[0]])
+        second = columns[1]
+        if len(columns) > 2 and all(isinstance(one, str | None) for one in second) and not _is_times(second):
+            series = _by_name(at, second, columns[values[0]])
         else:
-            series = {answer.names[place]: _points(at, columns[place]) for place in values[:_LINES]}
+            series = {answer.names[place]: _points(zip(at, columns[place], strict=True)) for place in values[:_LINES]}
             title = ", ".join(series)
         return lines(title, series, across=across, fitted=True)
     named = [(str(name), value) for name, value in zip(first, columns[values[0]], strict=True) if value is not None]
@@ -113,17 +114,13 @@ def _by_name(at: Sequence[float | None], names: Sequence[Any], values: Sequence[
     found: dict[str, list[tuple[float, float]]] = {}
     for x, name, y in zip(at, names, values, strict=True):
         if x is not None and y is not None and (name in found or len(found) < _LINES):
-            found.setdefault(str(name), []).append((x, float(y)))
-    return {name: _single(points) for name, points in found.items()}
+            found.setdefault(str(name), []).append((x, y))
+    return {name: _points(points) for name, points in found.items()}
 
 
-def _points(at: Sequence[float | None], values: Sequence[Any]) -> list[tuple[float, float]]:
-    return _single([(x, float(y)) for x, y in zip(at, values, strict=True) if x is not None and y is not None])
-
-
-def _single(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points in order; none where several lie above one another, which is no line."""
-    ordered = sorted(points)
+def _points(pairs: Iterable[tuple[float | None, Any]]) -> list[tuple[float, float]]:
+    """Return the points that are known in order; none where several lie above one another, which is no line."""
+    ordered = sorted((x, float(y)) for x, y in pairs if x is not None and y is not None)
     return [] if any(one[0] == other[0] for one, other in pairwise(ordered)) else ordered
 
 
@@ -136,10 +133,6 @@ def _number(value: Any) -> float | None:
 def _is_numbers(column: Sequence[Any]) -> bool:
     known = [value for value in column if value is not None]
     return bool(known) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
-
-
-def _is_texts(column: Sequence[Any]) -> bool:
-    return all(isinstance(value, str | None) for value in column) and not _is_times(column)
 
 
 #: SQLite's times, as the views write them.

@@ -26,9 +26,8 @@ from replaybuf.storage.sql.inspection.traces import (
     trace_step,
     trace_worker,
 )
-from replaybuf.web.ask import LARGEST, Ask, NotThereError, listed
-from replaybuf.web.other_runs import MOST_STEPS
-from replaybuf.web.pages.records import one_buffer, read_waits
+from replaybuf.web.ask import LARGEST, MOST_STEPS, Ask, NotThereError, listed
+from replaybuf.web.pages.overview import one_buffer, read_waits
 from replaybuf.web.plots import STEPS, Across, Plot, lines
 
 _SIZE = 50
@@ -63,9 +62,10 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     more = len(numbers) > _SIZE
     steps = [one for one in plotted if not more or one.step > numbers[_SIZE]]
     without = recorded(tx, buffer).without_step
+    # At least those on the page are judged, and more of them as long as few groups are to be read for it.
+    few = bisect_right([*accumulate(one.groups for one in plotted)], _MOST_JUDGED)
     unnamed = newest(tx, "batches", buffer, _SIZE, "step IS NULL") if without and before is None else []
     return {
-        "now": tx.now(),
         "chosen": buffer,
         "buffers": buffers,
         "steps": steps,
@@ -75,18 +75,12 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "beside": wanted([one for one in compared if before is None or one.step < before]),
         "judged": [
             {"step": step, "restores": restores, **asdict(one)}
-            for (step, restores), one in judge_steps(tx, buffer, _to_be_judged(plotted, len(steps))).items()
+            for (step, restores), one in judge_steps(tx, buffer, plotted[: max(len(steps), few)]).items()
         ],
         "unnamed": unnamed,
         "unnamed_count": without,
         "next": numbers[_SIZE - 1] if more else None,
     }
-
-
-def _to_be_judged(steps: Sequence[StepSummary], least: int) -> Sequence[StepSummary]:
-    """Return at least so many of the steps, and more of them as long as few groups are to be read for it."""
-    groups = [*accumulate(one.groups for one in steps)]
-    return steps[: max(least, bisect_right(groups, _MOST_JUDGED))]
 
 
 def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
@@ -183,7 +177,6 @@ def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     lowest = [lowest_answers(tx, buffer, run, _LOWEST) for run in runs]
     previous, following = neighbours(tx, buffer, step)
     return {
-        "now": tx.now(),
         "chosen": buffer,
         "step": step,
         "previous": previous,
@@ -219,7 +212,7 @@ def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         raise NotThereError(f"there is no draw {number} on record; the oldest are forgotten")
     groups = newest(tx, "batch_groups", None, _MOST_GROUPS, "batch = :batch", batch=number)
     members = [Member(**{name: row[name] for name in Member.__slots__}) for row in groups]
-    return {"now": tx.now(), "batch": found[0], "groups": members, "workers": by_worker(tabulate(members), {})}
+    return {"batch": found[0], "groups": members, "workers": by_worker(tabulate(members), {})}
 
 
 def draw_batch(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
@@ -244,7 +237,6 @@ def read_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     chosen, _ = one_buffer(tx, ask)
     made = [_total(name, steps) for name, steps in steps_by_worker(tx, chosen, _STEPS_OF_WORKERS).items()]
     return {
-        "now": tx.now(),
         "chosen": chosen,
         "workers": newest(tx, "workers", buffer, _MOST_ROWS),
         "made": sorted(made, key=lambda one: (one["lead"], one["name"] or "")),
@@ -320,7 +312,6 @@ def read_worker(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     if found is None and not rows:
         raise NotThereError(f"nothing is known of a worker {name!r:.100} in the buffer {buffer!r:.100}")
     return {
-        "now": tx.now(),
         "chosen": buffer,
         "worker": name,
         "row": rows[0] if rows else None,
