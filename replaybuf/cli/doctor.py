@@ -116,7 +116,7 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
             return
         found = list(examine(reader, context))
         if any(finding.repairable and finding.level != Severity.OK for finding in found):
-            from replaybuf.doctor.mending import repair
+            from replaybuf.doctor.repairs import repair
 
             for line in repair(reader, context):
                 output.note(f"repair: {line}")

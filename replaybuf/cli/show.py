@@ -33,7 +33,7 @@ from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.group_arrays import StoredArray
+    from replaybuf.storage.sql.inspection.group_payloads import StoredArray
 
 Rollouts = list[dict[Any, Any]]
 T = TypeVar("T")
@@ -55,8 +55,7 @@ def read_full(reader: Reader, uid: int) -> tuple[Described, Rollouts]:
 
 def read_with_arrays(reader: Reader, uid: int) -> tuple[Described, Rollouts, list[StoredArray]]:
     """Do the same as `read_full`, and return what is known of the arrays of the group."""
-    from replaybuf.storage.sql.inspection.group_arrays import arrays_of
-    from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
+    from replaybuf.storage.sql.inspection.group_payloads import arrays_of, decode_payload, read_payload
 
     found, stored = _read(reader, uid, lambda tx: read_payload(tx, uid))
     rollouts, missing = decode_payload(uid, stored)
@@ -265,7 +264,7 @@ def _facts_of(array: StoredArray) -> dict[str, Any]:
 
 
 def _print_arrays(arrays: list[StoredArray]) -> None:
-    from replaybuf.storage.sql.inspection.group_arrays import IN_DATABASE, footnotes
+    from replaybuf.storage.sql.inspection.group_payloads import IN_DATABASE, footnotes
 
     write("\n")
     if large := [one for one in arrays if not one.small]:

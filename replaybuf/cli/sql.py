@@ -13,7 +13,7 @@ import typer
 from replaybuf.cli.options import Url, listing, option, url_and
 from replaybuf.cli.output import Column, Output, Row, write
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.statement import run_statement
+from replaybuf.storage.sql.inspection.user_sql import run_statement
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
 from replaybuf.units import cell
 

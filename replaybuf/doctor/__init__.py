@@ -1,7 +1,7 @@
 """`replaybuf doctor`: what is wrong with a database, and what can be done about it.
 
-A module `check_...` for each area has its questions in SQL and the findings, and `mend_...` the repairs: `mending` has
-all of them. `rescue` saves what is left of a damaged file.
+A module `check_...` for each area has its questions in SQL and the findings, `repairs` what mends them. `rescue` saves
+what is left of a damaged file.
 """
 
 from replaybuf.doctor.examine import examine

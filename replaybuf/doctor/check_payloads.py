@@ -15,13 +15,13 @@ from replaybuf.codec.payload_header import is_apart, verify
 from replaybuf.doctor.check_groups import FORGET, MISSING
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, groups, problem, repairable, warning
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
-from replaybuf.segments.extents import Extent
+from replaybuf.segments.store import Extent
 from replaybuf.storage.sql.inspection.groups import rows_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.units import some
 
 if TYPE_CHECKING:
-    from replaybuf.codec.tails import Places
+    from replaybuf.codec.stored import Places
 
 #: The text columns by table, and whether they are JSON.
 _COLUMNS = {
@@ -218,7 +218,7 @@ def reasons_of(
 def _tails_of(payloads: Sequence[bytes | None], places: Places) -> Sequence[Any]:
     if not any(type(data) is bytes and is_apart(data) for data in payloads):  # saves the import
         return [None] * len(payloads)
-    from replaybuf.codec.tails import read_tails
+    from replaybuf.codec.stored import read_tails
 
     return read_tails(payloads, places)
 

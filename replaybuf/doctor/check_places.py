@@ -17,14 +17,12 @@ from typing import Final
 from sqlalchemy import insert, select, update
 
 from replaybuf import units
-from replaybuf.codec.tails import PATIENCE
+from replaybuf.codec.stored import PATIENCE
 from replaybuf.doctor.check_file import LITTLE_SPACE
 from replaybuf.doctor.findings import CheckContext, Finding, Severity, fine, problem, repairable, warning
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
-from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
-from replaybuf.segments.markers import Home, Marker, described, recognise, take_over
-from replaybuf.segments.places import open_place
-from replaybuf.segments.store import SegmentStore, StoredSegment
+from replaybuf.segments.places import Home, Marker, described, open_place, recognise, take_over
+from replaybuf.segments.store import EXTENT_BYTES, Extent, SegmentStore, StoredSegment, file_name
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.schema.tables import IDENTITY, payload, segment

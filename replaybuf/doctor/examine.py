@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from replaybuf.doctor import check_counts, check_file, check_groups, check_payloads, check_schema
+from replaybuf.doctor import check_file, check_groups, check_payloads, check_schema
 from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, problem
 from replaybuf.errors import NotADatabaseError, ReplayBufError
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
@@ -51,7 +51,7 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
         yield from _check(check, reader, context)
     yield from _named(_PLACES, lambda: _check_places(reader, context), context)
     yield from _named(_CHECKSUMS, lambda: check_payloads.check_checksums(reader, context), context)
-    for check in (*check_counts.CHECKS, *own.LAST):
+    for check in (*check_groups.COUNT_CHECKS, *own.LAST):
         yield from _check(check, reader, context)
 
 
@@ -97,7 +97,7 @@ def _check_engine(reader: Reader) -> Sequence[Finding]:
 
 
 def _check_hosts(reader: Reader) -> Sequence[Finding]:
-    from replaybuf.doctor.check_hosts import check_hosts  # needs asyncpg
+    from replaybuf.doctor.check_server import check_hosts  # needs asyncpg
 
     return check_hosts(reader)
 

@@ -18,9 +18,8 @@ from sqlalchemy import insert
 
 from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.checks import check_no_url
-from replaybuf.codec.tails import Places, joined, read_tails
-from replaybuf.doctor.mend_groups import LOST, WHY_LOST
-from replaybuf.doctor.mend_payloads import marks_anew
+from replaybuf.codec.stored import Places, joined, read_tails
+from replaybuf.doctor.repairs import LOST, WHY_LOST, marks_anew
 from replaybuf.doctor.salvage import ERRORS, Salvage, opened
 from replaybuf.errors import NotADatabaseError, PayloadStoreError, ReplayBufError, SnapshotError
 from replaybuf.redact import redact_path

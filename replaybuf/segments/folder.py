@@ -16,16 +16,18 @@ import numpy as np
 
 from replaybuf.errors import DecodeError, DiskFullError, PayloadStoreError
 from replaybuf.segments.filesystems import filesystem_type, is_network
-from replaybuf.segments.frames import ALIGNMENT, GoneError, check_frame
 from replaybuf.segments.store import (
+    ALIGNMENT,
     MARKER,
     SEGMENTS,
+    GoneError,
     Range,
     SegmentLostError,
     SegmentStore,
     SegmentWriter,
     StoredSegment,
     TakenError,
+    check_frame,
 )
 
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))

@@ -15,8 +15,7 @@ import numpy as np
 
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
 from replaybuf.redact import redact
-from replaybuf.segments.frames import GoneError
-from replaybuf.segments.store import MARKER, SEGMENTS, Range, SegmentStore, SegmentWriter, StoredSegment
+from replaybuf.segments.store import MARKER, SEGMENTS, GoneError, Range, SegmentStore, SegmentWriter, StoredSegment
 
 #: The schemes of URLs, with what people call them.
 SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}

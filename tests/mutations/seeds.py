@@ -251,7 +251,7 @@ _VIEWS = [
     ("text-of-another", "codec/texts.py", "at = max(start, since)", "at = since", "a text is that of its own rollout"),
     ("text-with-nul", "codec/texts.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
-    ("doctor-loses-places", "doctor/mend_payloads.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
+    ("doctor-loses-places", "doctor/repairs.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
 ]  # fmt: skip
 
 _DIAGNOSIS = [

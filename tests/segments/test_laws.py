@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaybuf.errors import DecodeError
-from replaybuf.segments.extents import EXTENT_BYTES, Extent
-from replaybuf.segments.frames import ALIGNMENT, Frame, GoneError, check_frame, scan
+from replaybuf.segments.store import ALIGNMENT, EXTENT_BYTES, Extent, Frame, GoneError, check_frame, scan
 
 NUMBERS = st.integers(0, 2**64 - 1)
 DATABASE = bytes(range(16))

@@ -10,8 +10,13 @@ from typing import Any
 from replaybuf import units
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.files.foreign_rows import SYNONYMS
-from replaybuf.storage.sql.inspection.group_arrays import StoredArray, arrays_of, footnotes
-from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
+from replaybuf.storage.sql.inspection.group_payloads import (
+    StoredArray,
+    arrays_of,
+    decode_payload,
+    footnotes,
+    read_payload,
+)
 from replaybuf.storage.sql.inspection.groups import describe_group, facts_of
 from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
 from replaybuf.storage.sql.inspection.reader import ReadTransaction

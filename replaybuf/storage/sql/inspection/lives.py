@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf.rollouts.statuses import Status
-from replaybuf.storage.sql.inspection.drawn_batches import Batch, batch_of_lease, batches_with
 from replaybuf.storage.sql.inspection.groups import buffers_of, lease_text, read_metadata
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.run_records import Batch, batch_of_lease, batches_with
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.units import time_of
 

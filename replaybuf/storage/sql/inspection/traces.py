@@ -20,7 +20,9 @@ from replaybuf.rules.comparison import (
     tabulate,
     verdict,
 )
-from replaybuf.storage.sql.inspection.drawn_batches import (
+from replaybuf.storage.sql.inspection.groups import extreme_rollouts, rows_of
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.run_records import (
     GONE,
     STEPS_BEFORE,
     Batch,
@@ -32,8 +34,6 @@ from replaybuf.storage.sql.inspection.drawn_batches import (
     next_step,
     whereabouts,
 )
-from replaybuf.storage.sql.inspection.groups import extreme_rollouts, rows_of
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import last_uid as last_uid
 
 _DRAWS_SHOWN = 20

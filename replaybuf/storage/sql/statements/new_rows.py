@@ -20,7 +20,7 @@ from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.policies import PRIORITIZED, UNIFORM
 from replaybuf.rules.transitions import LaneName
 from replaybuf.rules.wording import brief, listed
-from replaybuf.segments.extents import EXTENT_BYTES, Extent
+from replaybuf.segments.store import EXTENT_BYTES, Extent
 from replaybuf.storage.sql.engine.transaction import Row, Transaction, insertion
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements import row_arrays
