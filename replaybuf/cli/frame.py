@@ -13,8 +13,7 @@ from replaybuf.cli.groups import status_style, trainer_text
 from replaybuf.cli.output import console
 from replaybuf.redact import escape
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.rates import rate
-from replaybuf.rules.transitions import Tally
+from replaybuf.rules.transitions import Tally, rate
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -182,12 +182,8 @@ async def _notifications(bench: Bench) -> str:
 
 async def _settings(bench: Bench) -> str:
     lost = []
-    for name, unset in (
-        ("lock_timeout", "0"),
-        ("idle_in_transaction_session_timeout", "0"),
-        ("synchronous_commit", "off"),
-    ):
-        if (value := await bench.one.fetchval("SELECT current_setting($1, true)", name)) in (unset, None, ""):
+    for name in ("lock_timeout", "idle_in_transaction_session_timeout", "synchronous_commit"):
+        if (value := await bench.one.fetchval("SELECT current_setting($1, true)", name)) in ("0", "off", None, ""):
             lost.append(f"{name} is {value or 'unknown'}")
     return f"they don't reach the server: {', '.join(lost)}" if lost else ""
 
@@ -384,28 +380,20 @@ PARTS = (
 def check_engine(reader: Reader) -> Sequence[Finding]:
     """Try all parts, and say which are missing. Raises ReplayBufError when there are no two connections to be had."""
     has_tables = reader.read_any(lambda tx: tx.revision()) is not None
-    parts = [part for part in PARTS if not (has_tables and part.shown_by_tables)]
-    found: list[Sequence[tuple[EnginePart, str, bool]]] = []
-
-    async def work() -> None:
-        found.append(await _try_all(reader, parts, has_tables=has_tables))
-
-    asyncio.run(work())
-    return _findings(found[0])
+    return _findings(asyncio.run(_try_all(reader, has_tables=has_tables)))
 
 
-async def _try_all(
-    reader: Reader, parts: Sequence[EnginePart], *, has_tables: bool
-) -> Sequence[tuple[EnginePart, str, bool]]:
+async def _try_all(reader: Reader, *, has_tables: bool) -> Sequence[tuple[EnginePart, str, bool]]:
     """Return each part, what is wrong with it (or why it wasn't tried), and whether it was tried."""
     with translated(reader.url, LOCK_TIMEOUT):
         pool = Pool(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=False)
-        lent = []
+        lent: list[Any] = []
         try:
-            lent = [await pool.take(), await pool.take()]
+            lent += [await pool.take(), await pool.take()]
             bench, tried = Bench(lent[0], lent[1], has_tables), []
-            for part in parts:
-                tried.append((part, *await _try(part, bench)))
+            for part in PARTS:
+                if not (has_tables and part.shown_by_tables):
+                    tried.append((part, *await _try(part, bench)))
                 if part.comes_first and tried[-1][1]:
                     break
             return tried

@@ -106,8 +106,7 @@ def some_of(bad: Sequence[BadText]) -> str:
     return some([f"{one.column} of {one.uid}" for one in bad])
 
 
-CHECKS = (Check("texts", find_texts),)
-
+TEXTS = (Check("texts", find_texts),)
 
 #: How many payloads are read with `--quick`.
 SAMPLE = 200
@@ -258,6 +257,8 @@ def _findings(tx: ReadTransaction, damaged: dict[int, str], note: str) -> list[F
         findings.append(problem(found, "buffer.drop_checkpoint(step), or restore without them"))
     return findings
 
+
+CHECKSUMS = Check("checksums", alone=check_checksums)
 
 _ASIDE = "SELECT uid FROM rb_group WHERE uid IN ({uids}) AND error IS NOT NULL"
 

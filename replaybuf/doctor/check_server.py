@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from replaybuf import units
+from replaybuf.doctor.check_engine import check_engine
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, warning
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine import standbys
@@ -227,6 +228,7 @@ _ALWAYS = (
     Check("settings", find_settings),
     Check("connections", find_connections),
     Check("replication", find_replication),
+    Check("engine", alone=lambda reader, _: check_engine(reader)),
 )
 BEFORE = (Check("access", find_may_make_tables), *_ALWAYS)
 FIRST = (Check("access", find_access), *_ALWAYS)
@@ -258,17 +260,17 @@ class _Server(NamedTuple):
     system: str | None = None
 
 
-def check_hosts(reader: Reader) -> Sequence[Finding]:
+def check_hosts(reader: Reader, context: CheckContext) -> Sequence[Finding]:
     """Say of each server what it is, or why it can't be used; nothing for a URL that names one."""
     hosts = list(dict.fromkeys(hosts_of(reader.url)))
-    found: list[_Server | str] = []
 
-    async def ask() -> None:
-        found.extend(await asyncio.gather(*(_ask(reader, host) for host in hosts)))
+    async def ask() -> list[_Server | str]:
+        return await asyncio.gather(*(_ask(reader, host) for host in hosts))
 
-    if hosts:
-        asyncio.run(ask())
-    return findings(dict(zip(map(str, hosts), found, strict=True)))
+    return findings(dict(zip(map(str, hosts), asyncio.run(ask()), strict=True))) if hosts else []
+
+
+HOSTS = Check("hosts", alone=check_hosts)
 
 
 class _Answers(str):

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from replaybuf import units
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
 
 class Severity(StrEnum):
@@ -46,17 +46,20 @@ class CheckContext:
     tell: Callable[[int, int], None] = lambda done, total: None
     damaged: dict[int, str] = field(default_factory=dict)  # why a group's payload can't be read, by uid
     out_of_reach: set[int] = field(default_factory=set)  # places for payloads, by number
-    unnamed: dict[int, list[str]] = field(
-        default_factory=dict
-    )  # segments that no row names, by the number of the place
+    unnamed: dict[int, list[str]] = field(default_factory=dict)  # segments that no row names, by number of the place
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: `find` reads, in one read transaction."""
+    """One check: `find` reads, in one read transaction; or `alone` opens as many as it needs."""
 
     name: str
-    find: Callable[[ReadTransaction, CheckContext], Sequence[Finding]]
+    find: Callable[[ReadTransaction, CheckContext], Sequence[Finding]] = lambda tx, context: ()
+    alone: Callable[[Reader, CheckContext], Sequence[Finding]] | None = None
+
+    def run(self, reader: Reader, context: CheckContext) -> Sequence[Finding]:
+        """Return the findings."""
+        return self.alone(reader, context) if self.alone else reader.read_any(lambda tx: self.find(tx, context))
 
 
 def fine(text: str) -> Finding:

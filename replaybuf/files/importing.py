@@ -165,7 +165,6 @@ IMPORT: Final = "import "
 #: Groups and bytes of payloads that are put in one transaction.
 _GROUPS: Final = 128
 _BYTES: Final = 16 << 20
-_ODD_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,22 @@ from enum import StrEnum
 from replaybuf import units
 from replaybuf.errors import ConfigError
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.circumstances import Circumstances, Counted, Held, Wait
+from replaybuf.rules.circumstances import (
+    Circumstances,
+    Counted,
+    Held,
+    Wait,
+    brief,
+    clock,
+    groups,
+    joined,
+    listed,
+    named,
+    since,
+    until,
+)
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.transitions import Tally, levels
-from replaybuf.rules.wording import brief, clock, groups, joined, listed, named, since, until
 
 
 class Reason(StrEnum):

@@ -11,8 +11,7 @@ from typing import Any
 from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rules.rates import rate
-from replaybuf.rules.transitions import Tally
+from replaybuf.rules.transitions import Tally, rate
 from replaybuf.storage.sql.inspection.measures import segments_of_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from replaybuf.errors import NotADatabaseError
-from replaybuf.rules.wording import brief
+from replaybuf.rules.circumstances import brief
 from replaybuf.storage.sql.engine.sqlite_files import quote_path
 from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
 
