@@ -134,7 +134,21 @@ class HoldingReader(OutOfBandReader):
         self._deferring = deferred
 
 
-class DeferredReader:
+class _PartialReader:
+    """What readers of a payload do whose tail isn't read, or not as a whole, unless they say otherwise."""
+
+    def small(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return an array that is in the msgpack, or what takes its place."""
+        return array
+
+    def defer(self, deferred: bool) -> None:
+        """Do nothing: there are no handles."""
+
+    def finish(self) -> None:
+        """Do nothing: how many arrays there are isn't known."""
+
+
+class DeferredReader(_PartialReader):
     """Reads arrays from their pieces, and makes handles of those in fields that are deferred."""
 
     def __init__(self, table: ArrayTable, pieces: Pieces, handles: Deferring) -> None:
@@ -146,7 +160,6 @@ class DeferredReader:
         self._deferring = False
 
     def small(self, array: np.ndarray[Any, Any]) -> Any:
-        """Return an array that is in the msgpack, or its handle."""
         return self._handles.held(array) if self._deferring else array
 
     def read(self, head: bytes) -> Any:
@@ -168,20 +181,11 @@ class DeferredReader:
             raise ValueError("its lengths don't add up")
 
 
-class MissingReader:
+class MissingReader(_PartialReader):
     """Reads None for each array, of a payload whose tail can't be read."""
-
-    def small(self, array: np.ndarray[Any, Any]) -> Any:
-        return array
 
     def read(self, head: bytes) -> Any:
         return None
-
-    def defer(self, deferred: bool) -> None:
-        """Do nothing: there are no handles."""
-
-    def finish(self) -> None:
-        """Do nothing: how many arrays there are isn't known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +201,7 @@ class ArrayFacts(StandIn):
         return ArrayFacts(name, tuple(shape), self.nbytes, self.out_of_band)
 
 
-class FactsReader:
+class FactsReader(_PartialReader):
     """Reads what is known of each array, whose bytes need not be there."""
 
     def small(self, array: np.ndarray[Any, Any]) -> Any:
@@ -206,12 +210,6 @@ class FactsReader:
     def read(self, head: bytes) -> Any:
         dtype, shape = read_head(head)
         return ArrayFacts(str(dtype), shape, int(np.prod(shape, dtype=object)) * dtype.itemsize, out_of_band=True)
-
-    def defer(self, deferred: bool) -> None:
-        """Do nothing: no array is read."""
-
-    def finish(self) -> None:
-        """Do nothing: how many arrays there are isn't known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

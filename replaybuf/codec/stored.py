@@ -44,10 +44,17 @@ def decode_stored(
     """
     if payload is None:
         raise DecodeError(f"group {uid}: its payload is missing")
-    if deferral is None:
-        rollouts = _decode(codec, uid, payload, verified, tail)
+    if isinstance(tail, DecodeError) and (deferral is not None or is_apart(payload)):
+        raise DecodeError(f"group {uid}: {tail}") from tail
+    if deferral is not None:
+        rollouts = codec.decode_deferred(payload, deferral.fields, tail or {}, deferral.of(uid, payload))
+    elif not is_apart(payload):
+        rollouts = codec.decode(payload, verified=verified, owned=True)
     else:
-        rollouts = _decode_deferred(codec, uid, payload, tail, deferral)
+        extent = Extent.at_end_of(payload)
+        if tail is None:
+            raise DecodeError(f"group {uid}: its arrays are in the segment {extent.name}, which was not read")
+        rollouts = codec.decode(memoryview(payload)[:-EXTENT_BYTES], verified=verified, owned=True, tail=tail)
     bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
     return rollouts
 
@@ -63,23 +70,6 @@ def bring_up_to_date(codec: Codec, uid: int, rollouts: list[Any], marks: str, re
         raise
     except DAMAGE as error:
         raise damaged(uid, error) from error
-
-
-def _decode(codec: Codec, uid: int, payload: bytes, verified: bool, tail: Any) -> list[Any]:
-    if not is_apart(payload):
-        return codec.decode(payload, verified=verified, owned=True)
-    if isinstance(tail, DecodeError):
-        raise DecodeError(f"group {uid}: {tail}") from tail
-    extent = Extent.at_end_of(payload)
-    if tail is None:
-        raise DecodeError(f"group {uid}: its arrays are in the segment {extent.name}, which was not read")
-    return codec.decode(memoryview(payload)[:-EXTENT_BYTES], verified=verified, owned=True, tail=tail)
-
-
-def _decode_deferred(codec: Codec, uid: int, payload: bytes, pieces: Any, deferral: Deferral) -> list[Any]:
-    if isinstance(pieces, DecodeError):
-        raise DecodeError(f"group {uid}: {pieces}") from pieces
-    return codec.decode_deferred(payload, deferral.fields, pieces or {}, deferral.of(uid, payload))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.inspection.groups import buffers_of
 from replaybuf.storage.sql.inspection.reader import Reader
-from replaybuf.storage.sql.inspection.writer import Writer, open_writer
+from replaybuf.storage.sql.inspection.writer import open_writer
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
 from replaybuf.storage.sql.schema.tables import counter, group, lane, payload
 from replaybuf.storage.sql.statements.columns import uid_in
@@ -160,7 +160,9 @@ def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
     """Return the replacement of a text, and why its group must be set aside, if it must."""
     if bad.column not in _NOTHING:
         return None, None
-    status, data = _status_and_payload(tx, bad.uid)
+    of = payload.outerjoin(group, group.c.uid == payload.c.uid).outerjoin(lane, lane.c.id == group.c.lane)
+    row = tx.execute(select(lane.c.status, payload.c.data).select_from(of).where(payload.c.uid == bad.uid)).first()
+    status, data = (row.status or "", row.data) if row else ("", b"")
     [tail] = read_tails([data], tx.places())
     try:
         rollouts = AS_DICTS.decode(joined(data, tail))
@@ -181,12 +183,6 @@ def marks_anew(rollouts: Sequence[Any], status: str) -> Marks:
     nothing: list[Any] = [None] * len(rollouts)
     staleness = [int(rollout.get("seq_staleness", 0) or 0) for rollout in rollouts]
     return Marks(nothing, nothing, nothing, [True] * len(rollouts), staleness)
-
-
-def _status_and_payload(tx: Transaction, uid: int) -> tuple[str, bytes]:
-    of = payload.outerjoin(group, group.c.uid == payload.c.uid).outerjoin(lane, lane.c.id == group.c.lane)
-    row = tx.execute(select(lane.c.status, payload.c.data).select_from(of).where(payload.c.uid == uid)).first()
-    return (row.status or "", row.data) if row else ("", b"")
 
 
 def repair_checksums(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -293,15 +289,11 @@ def repair(reader: Reader, context: CheckContext) -> list[str]:
     done: list[str] = []
     with open_writer(reader) as writer:
         for name, mend in ((_OF_FILES if reader.path else {}) | _REPAIRS).items():
-            done += _mend(writer, name, mend, context)
+            try:
+                done += writer.write(lambda tx, mend=mend: mend(tx, context))  # type: ignore[misc]
+            except FAILURES as error:
+                done.append(f"could not mend {name}: {text_of(error)}")
         if reader.path and check_file.is_log_large(context):
             emptied = writer.empty_log()
             done.append("emptied the log" if emptied else "could not empty the log: another process reads from it")
     return done
-
-
-def _mend(writer: Writer, name: str, mend: Repair, context: CheckContext) -> Sequence[str]:
-    try:
-        return writer.write(lambda tx: mend(tx, context))
-    except FAILURES as error:
-        return [f"could not mend {name}: {text_of(error)}"]

@@ -243,7 +243,10 @@ async def over_sqlalchemy(url: URL, work: Callable[[Connection], T], lock_timeou
 
 
 def _transact(connection: Connection, work: Callable[[Connection], T], *begin: str) -> T:
-    event.listen(connection, "before_cursor_execute", _on_statement)
+    def tell(_connection: Any, _cursor: Any, sql: str, values: Any, _context: Any, many: bool) -> None:
+        on_statement(sql, values, many=many)
+
+    event.listen(connection, "before_cursor_execute", tell)
     for statement in begin:
         connection.exec_driver_sql(statement)
     result = work(connection)
@@ -251,10 +254,6 @@ def _transact(connection: Connection, work: Callable[[Connection], T], *begin: s
     connection.commit()
     after_commit()
     return result
-
-
-def _on_statement(_connection: Any, _cursor: Any, sql: str, values: Any, _context: Any, many: bool) -> None:
-    on_statement(sql, values, many=many)
 
 
 class _SqlalchemySession(Session):
