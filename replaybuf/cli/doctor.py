@@ -107,7 +107,8 @@ def _take_over(reader: Reader, output: Output) -> None:
 
 def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Iterator[Finding]:
     """Yield the findings; with `mend`, those that are left after the repair."""
-    from replaybuf.doctor import CheckContext, Severity, examine
+    from replaybuf.doctor import CheckContext, Severity
+    from replaybuf.doctor.examine import examine
 
     with progress_bar("payloads") as bar:
         context = CheckContext(reader.where, path=reader.path, quick=quick, tell=bar)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replaybuf import units
-from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, groups, problem, repairable, warning
+from replaybuf.doctor import Check, CheckContext, Finding, Severity, fine, groups, problem, repairable, warning
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.measures import tallies_of, unreadable_rewards

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic_core import from_json
 
 from replaybuf.codec.payload_header import is_apart, verify
+from replaybuf.doctor import Check, CheckContext, Finding, fine, groups, problem, repairable, warning
 from replaybuf.doctor.check_groups import FORGET, MISSING
-from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, groups, problem, repairable, warning
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.segments.store import Extent
 from replaybuf.storage.sql.inspection.groups import rows_of

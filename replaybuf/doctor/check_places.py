@@ -18,8 +18,8 @@ from sqlalchemy import insert, select, update
 
 from replaybuf import units
 from replaybuf.codec.stored import PATIENCE
+from replaybuf.doctor import CheckContext, Finding, Severity, fine, problem, repairable, warning
 from replaybuf.doctor.check_file import LITTLE_SPACE
-from replaybuf.doctor.findings import CheckContext, Finding, Severity, fine, problem, repairable, warning
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
 from replaybuf.segments.places import Home, Marker, described, open_place, recognise, take_over
 from replaybuf.segments.store import EXTENT_BYTES, Extent, SegmentStore, StoredSegment, file_name

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from replaybuf import units
+from replaybuf.doctor import Check, CheckContext, Finding, fine, problem, warning
 from replaybuf.doctor.check_engine import check_engine
-from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, warning
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine import standbys
 from replaybuf.storage.sql.engine.errors import says_unknown, translated

@@ -11,8 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from replaybuf.doctor import check_file, check_groups, check_payloads, check_schema
-from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, problem
+from replaybuf.doctor import (
+    Check,
+    CheckContext,
+    Finding,
+    Severity,
+    check_file,
+    check_groups,
+    check_payloads,
+    check_schema,
+    fine,
+    problem,
+)
 from replaybuf.errors import NotADatabaseError, ReplayBufError
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 

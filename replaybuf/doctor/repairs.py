@@ -13,7 +13,7 @@ from sqlalchemy import and_, insert, select, text, update
 
 from replaybuf.codec.stored import joined, read_tails
 from replaybuf.codec.texts import Texts
-from replaybuf.doctor import check_file, check_places
+from replaybuf.doctor import CheckContext, Severity, check_file, check_places, groups
 from replaybuf.doctor.check_file import integrity_messages, only_of_indexes
 from replaybuf.doctor.check_groups import (
     BARE,
@@ -29,7 +29,6 @@ from replaybuf.doctor.check_groups import (
 from replaybuf.doctor.check_payloads import BadText, count_of, reasons_of, set_aside_already, some_of, unreadable
 from replaybuf.doctor.check_schema import find_revision, missing_views, wrong_indexes
 from replaybuf.doctor.examine import FAILURES, text_of
-from replaybuf.doctor.findings import CheckContext, Severity, groups
 from replaybuf.errors import DecodeError, SchemaError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -170,20 +170,15 @@ def fenced(wait: Wait, about: Circumstances) -> Cause | None:
 def too_large(need: Need, about: Circumstances) -> Cause | None:
     """The limits never allow a draw of this size."""
     limits = about.limits
-    if limits is None or need.status != Status.COMPLETED:
-        return None
-    largest = limits.largest_batch
-    if largest is None or need.least <= largest:
+    largest = None if limits is None or need.status != Status.COMPLETED else limits.largest_batch
+    if limits is None or largest is None or need.least <= largest:
         return None
     if limits.capacity is not None and need.least > limits.capacity:
         why, option = f"the capacity is {limits.capacity:,}", "raise the capacity"
     else:
         why, option = f"{limits.rate} allows {largest:,} at once", "widen error_buffer"
-    return Cause(
-        Reason.TOO_LARGE_A_BATCH,
-        f"a batch of {need.least:,} is never there, because {why}",
-        f"Ask for fewer groups, or {option}",
-    )
+    text = f"a batch of {need.least:,} is never there, because {why}"
+    return Cause(Reason.TOO_LARGE_A_BATCH, text, f"Ask for fewer groups, or {option}")
 
 
 def no_such_task(need: Need, about: Circumstances) -> Cause | None:
@@ -216,12 +211,9 @@ def held_back(need: Need, about: Circumstances) -> Cause | None:
     if more <= 0 and rate is not None:  # each put allows samples_per_insert more draws
         more = math.ceil((need.least - rate.drawable(level)) / rate.samples_per_insert)
     text = f"{groups(level.completed, 'completed')} {be(level.completed)} there, but {limits.why_slow(level)}"
+    text += f": {more:,} more {'has' if more == 1 else 'have'} to be put"
     producers = "Start the producers again" if about.abandoned else "Wait for the producers"
-    return Cause(
-        Reason.HELD_BACK,
-        f"{text}: {more:,} more {'has' if more == 1 else 'have'} to be put",
-        joined([producers, *to_draw(limits, level, need.least)], link="or"),
-    )
+    return Cause(Reason.HELD_BACK, text, joined([producers, *to_draw(limits, level, need.least)], link="or"))
 
 
 def no_match(need: Need, about: Circumstances) -> Cause | None:
@@ -253,9 +245,7 @@ def leased(need: Need, about: Circumstances) -> Cause | None:
     own = [one for one in held if one.holder == need.wait.worker and not _is_of_earlier(one, need.wait)]
     if count - sum(one.groups for one in own) < need.missing < about.rate(need.task, need.status) * (ends - about.now):
         return None
-    every = f"all {count:,}" if need.there == 0 and count > 1 else f"{count:,} more"
-    if need.there == 0 and count == 1:
-        every = "the only"
+    every = f"{count:,} more" if need.there else "the only" if count == 1 else f"all {count:,}"
     completed = f"{every} {need.status} group{'' if count == 1 else 's'} {be(count)} leased"
     return Cause(Reason.LEASED, f"{completed}{_by_holders(held, need.wait, about)}", _to_get_back(held, own, need.wait))
 
@@ -285,8 +275,7 @@ def _to_get_back(held: Sequence[Held], own: Sequence[Held], wait: Wait) -> str:
 
 def _by_holders(held: Sequence[Held], wait: Wait, about: Circumstances) -> str:
     """Return by whom groups are held, and until when."""
-    last: dict[str, float] = defaultdict(float)
-    counts: dict[str, int] = defaultdict(int)
+    last, counts = defaultdict[str, float](float), Counter[str]()
     for one in held:
         name = "somebody without a name" if one.holder is None else named(one.holder)
         name = f"an earlier process of {name}" if _is_of_earlier(one, wait) else name
@@ -356,11 +345,8 @@ def _expired(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
     else:
         return None
     kept = there or about.count(need.task, Status.EXPIRED, Tally.LEASED)
-    advice += "; " + (
-        "see that a producer generates them again"
-        if kept
-        else "with expired_groups_retryable=True they are kept, to be generated again"
-    )
+    again = "see that a producer generates them again"
+    advice += f"; {again if kept else 'with expired_groups_retryable=True they are kept, to be generated again'}"
     return max(there, lost[0] if lost else 0), Cause(Reason.EXPIRED, text, advice)
 
 
@@ -375,10 +361,8 @@ def _unfit(need: Need, about: Circumstances, status: Status) -> tuple[int, Cause
     reason, look, mend = _UNFIT[status]
     advice = f"{look} (replaybuf ls --status {status}){mend}"
     if not about.count(need.task, status):
-        advice = (
-            f"{look}{mend}: none of them is kept to look at; unfit=1000 in the config keeps what a strategy makes so, "
-        )
-        advice += "keep_unfit=True what you put"
+        kept = "none of them is kept to look at; unfit=1000 in the config keeps what a strategy makes so"
+        advice = f"{look}{mend}: {kept}, keep_unfit=True what you put"
     bad, good = about.put(need.task, status), about.put(need.task, Status.COMPLETED)
     if status == Status.FAILED:
         bad, good = bad + about.set_aside(need.task), good - about.spoilt(need.task)
@@ -406,9 +390,8 @@ def _lost(need: Need, about: Circumstances, bad: Counted, put: Counted, share: f
     if bad.lately < share * put.lately:
         return None
     if bad.lately >= need.missing and about.before is not None and not whole:
-        if about.for_later:
-            return bad.lately, put.lately, f" {since(about.before.time, None)}"
-        return bad.lately, put.lately, f" in the last {units.age(about.now - about.before.time)}"
+        lately = f"in the last {units.age(about.now - about.before.time)}"
+        return bad.lately, put.lately, f" {since(about.before.time, None) if about.for_later else lately}"
     if bad.ever >= need.missing and bad.ever >= share * put.ever:
         return bad.ever, put.ever, ""
     return None

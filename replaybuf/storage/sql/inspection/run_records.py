@@ -44,7 +44,8 @@ def newest(
 # Draws
 
 _LAST_BATCHES = """SELECT taken_at, step, groups, reward, min_reward, max_reward, staleness, max_staleness FROM rb_batch
-WHERE buffer = coalesce(:buffer, buffer) AND taken_at <= :until AND ({among}) ORDER BY id DESC LIMIT :most"""
+WHERE buffer = coalesce(:buffer, buffer) AND taken_at <= :until AND status = coalesce(:status, status)
+ORDER BY id DESC LIMIT :most"""
 
 
 def last_batches(
@@ -54,8 +55,8 @@ def last_batches(
 
     Their times, and `until`, are in seconds since the epoch.
     """
-    among = "status = 'completed'" if completed else "1 = 1"
-    return tx.rows(_LAST_BATCHES.format(among=among), buffer=buffer, most=most, until=until)
+    status = str(Status.COMPLETED) if completed else None
+    return tx.rows(_LAST_BATCHES, buffer=buffer, status=status, most=most, until=until)
 
 
 # Workers and history
@@ -259,14 +260,14 @@ _MEMBER = {
 
 def recorded(tx: ReadTransaction, buffer: str) -> Recorded:
     """Return what is known of the draws of a buffer."""
-    _, [(count, with_step, first, last)] = tx.table(_RECORDED, buffer=buffer)
+    [(count, with_step, first, last)] = tx.tuples(_RECORDED, buffer=buffer)
     return Recorded(count, count - with_step, first, last)
 
 
 def list_steps(tx: ReadTransaction, buffer: str, *, before: int | None = None, limit: int | None = None) -> list[int]:
     """Return the train steps of a buffer that were drawn for, newest first, `before` one of them."""
     below, most = (_ENDLESS if value is None else max(-_ENDLESS, min(value, _ENDLESS)) for value in (before, limit))
-    return [step for (step,) in tx.table(_STEPS, buffer=buffer, before=below, most=most)[1]]
+    return tx.values(_STEPS, buffer=buffer, before=below, most=most)
 
 
 def next_step(tx: ReadTransaction, buffer: str, after: int) -> int | None:
