@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -128,17 +128,6 @@ def check_frame(header: Any, extent: Extent, database: bytes | None) -> None:
         raise DecodeError(f"segment {extent.name}: the payload at byte {extent.at} is that of another database")
     if found.segment != extent.segment or (found.at, found.size) != (extent.at, extent.size):
         raise GoneError(f"segment {extent.name}: another payload is at byte {extent.at}; it was written over")
-
-
-def scan(read: Callable[[int, int], bytes], size: int) -> Iterator[Frame]:
-    """Yield the frames of a segment of this size, as far as they follow one another; `read(at, size)` reads from it."""
-    at, segment = 0, None
-    while at + ALIGNMENT <= size:
-        frame = Frame.parsed(read(at, ALIGNMENT))
-        if frame is None or frame.at != at + ALIGNMENT or frame.segment != (segment or frame.segment):
-            return
-        segment, at = frame.segment, frame.end
-        yield frame
 
 
 #: The name of the marker: whose segments are here.

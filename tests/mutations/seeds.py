@@ -101,10 +101,6 @@ _ROLLOUTS = [
 ]  # fmt: skip
 
 _QUERY = [
-    ("between-open-above", "query/nodes.py", '_ordered("$lte", read(row), upper)', '_ordered("$lt", read(row), upper)', "$between has its upper bound"),
-    ("or-is-and", "query/nodes.py", "any(part(row) for part in parts)", "all(part(row) for part in parts)", "$or is any of them"),
-    ("kinds-have-an-order", "query/nodes.py", "or is_number(left) != is_number(right)", "", "numbers and texts have no order"),
-    ("not-in-is-in", "query/nodes.py", 'wanted=op == "$in"', 'wanted=op != "$nin"', "$not_in is the opposite of $in"),
     ("sql-between-open-below", "query/sql_conditions.py", 'self._scalar(field, "$gte", lower)', 'self._scalar(field, "$gt", lower)', "$between has its lower bound in SQL, too"),
     ("sql-null-in-set", "query/sql_conditions.py", "return found if len(given) == len(values) else or_(found, self._missing(field))", "return found", "None in a set matches what is missing"),
     ("sql-null-not-negatable", "query/sql_conditions.py", "and_(self._columns[field].is_not(None), condition) if FIELDS[field].nullable else condition", "condition", "a negated condition holds where the value is missing"),
