@@ -5,7 +5,7 @@ Imports the codec, which most questions can do without.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -87,7 +87,11 @@ def arrays_of(stored: Stored) -> list[StoredArray]:
         return []
     try:
         rollouts = AS_DICTS.decode_facts(payload)
-        folder, file = _folder_and_file(payload, urls) if is_apart(payload) else (None, None)
+        folder, file = None, None
+        if is_apart(payload):
+            extent = Extent.at_end_of(payload)
+            url = urls.get(extent.place, f"a place {extent.place} that the database doesn't know")
+            folder, file = f"{url}/{SEGMENTS}", extent.name
     except DecodeError:
         return []
     found = []
@@ -108,12 +112,6 @@ def footnotes(arrays: Sequence[StoredArray]) -> list[str]:
     if small := [one.nbytes for one in arrays if one.small]:
         notes.append(f"{units.number_of(len(small), 'small array')} of {units.size(sum(small))}: in {IN_DATABASE}")
     return notes
-
-
-def _folder_and_file(payload: bytes, urls: Mapping[int, str]) -> tuple[str, str]:
-    extent = Extent.at_end_of(payload)
-    url = urls.get(extent.place, f"a place {extent.place} that the database doesn't know")
-    return f"{url}/{SEGMENTS}", extent.name
 
 
 def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, ArrayFacts]]:

@@ -78,15 +78,10 @@ def chosen_lanes(tx: Transaction, task: str | None, status: str | None) -> Lanes
         found = found.where(lane.c.status == status)
     steps = dict(map(tuple, tx.execute(found)))
     column: ColumnElement[int] = group.c.lane
-    if tx.dialect.name == "sqlite" and _are_most(tx, steps):
+    sizes = {number: int(size) for number, size in tx.tuples(_SIZES)} if tx.dialect.name == "sqlite" else {}
+    if 2 * sum(size for number, size in sizes.items() if number in steps) > sum(sizes.values()):
         column = column + 0  # SQLite would look each of them up in an index, which takes longer than reading all
     return Lanes(steps, len(steps) == tx.value("SELECT count(*) FROM rb_lane"), column.in_(steps))
-
-
-def _are_most(tx: Transaction, lanes: Mapping[int, int | None]) -> bool:
-    """Return whether most groups of the database are in these lanes."""
-    sizes = {number: int(size) for number, size in tx.tuples(_SIZES)}
-    return 2 * sum(size for number, size in sizes.items() if number in lanes) > sum(sizes.values())
 
 
 def by_staleness(tx: Transaction, lanes: Lanes, after: Key | None, limit: int, *, down: bool) -> list[Key]:

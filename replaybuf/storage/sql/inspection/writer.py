@@ -260,7 +260,7 @@ class _SqlalchemySession(Session):
     """Runs statements on a connection of SQLAlchemy."""
 
     def __init__(self, connection: Connection) -> None:
-        self.dialect = dialect_of(connection)
+        self.dialect: Dialect = POSTGRES if connection.dialect.name == POSTGRES.name else SQLITE
         self._connection = connection
 
     def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
@@ -278,11 +278,6 @@ class _SqlalchemySession(Session):
         if not result.returns_rows:
             return [], []
         return list(result.keys()), result.fetchall() if most is None else result.fetchmany(most)
-
-
-def dialect_of(connection: Connection) -> Dialect:
-    """Return the dialect of the database of a connection."""
-    return POSTGRES if connection.dialect.name == POSTGRES.name else SQLITE
 
 
 def transaction_of(connection: Connection) -> Transaction:
