@@ -206,7 +206,7 @@ def _tasks(found: Glance) -> list[Text]:
 
 
 def rate_of(readings: Sequence[Reading], task: str, names: Sequence[str]) -> float | None:
-    """Return how many groups of a task went through in a second (`rules.rates`)."""
+    """Return how many groups of a task went through in a second (`rules.transitions`)."""
     return rate([(time, sum(of.get(task, {}).get(name, 0) for name in names)) for time, of in readings])
 
 

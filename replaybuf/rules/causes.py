@@ -1,4 +1,4 @@
-"""The causes of waits: groups that are there and can't be drawn, and what became of others. (`producing`: none comes.)
+"""The causes of waits: groups that are there and can't be drawn, and what became of others. (`diagnosis`: none comes.)
 
 Each is a function of what a draw needs of one task and of the circumstances, and None where it doesn't hold. Where a
 limit holds back draws or puts, `to_draw` and `to_put` say which option to change.
@@ -129,7 +129,7 @@ def to_draw(limits: Limits, level: Level, count: int) -> list[str]:
     if isinstance(limits.error_buffer, tuple):
         wider = f"lower the first number of error_buffer to {low - lacking:g}"
     more = _allows_more(limits, 2 * ratio, lambda changed: changed.drawable(level))
-    return [*(["raise samples_per_insert"] if more else []), wider]
+    return ["raise samples_per_insert", wider] if more else [wider]
 
 
 def to_put(limits: Limits, level: Level) -> list[str]:
@@ -137,12 +137,9 @@ def to_put(limits: Limits, level: Level) -> list[str]:
     ratio, full = limits.samples_per_insert, limits.capacity is not None and level.completed >= limits.capacity
     if ratio is None or (full and limits.on_full != "evict"):
         return ["raise the capacity"]
-    two = isinstance(limits.error_buffer, tuple)
+    wider = "raise the second number of error_buffer" if isinstance(limits.error_buffer, tuple) else "raise error_buffer"
     less = _allows_more(limits, ratio / 2, lambda changed: changed.insertable(level, Status.COMPLETED) or 0)
-    return [
-        *(["lower samples_per_insert"] if less else []),
-        "raise the second number of error_buffer" if two else "raise error_buffer",
-    ]
+    return ["lower samples_per_insert", wider] if less else [wider]
 
 
 def _allows_more(limits: Limits, ratio: float, allowed: Callable[[Limits], int]) -> bool:

@@ -64,7 +64,7 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "newest": newest_groups(tx, buffer, task),
         "batches": [
             {**one, "taken_at": time_of(one["taken_at"])}
-            for one in last_batches(tx, buffer, _BATCHES, completed=True, until=end.timestamp())[::-1]
+            for one in last_batches(tx, buffer, _BATCHES, until=end.timestamp())[::-1]
         ],
         "history": history,
         "checkpoint": next(iter(newest(tx, "checkpoints", buffer, 1)), None),

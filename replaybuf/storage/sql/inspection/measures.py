@@ -156,7 +156,7 @@ def read_records(tx: ReadTransaction, name: str, made: Sequence[StoredCheckpoint
     """Return what is recorded of a buffer: restores, its checkpoints, the last draw, waits, workers, the last hour."""
     now = tx.seconds()
     hour = tx.rows(_LAST_HOUR, buffer=name)[0]
-    drawn = last_batches(tx, name, 1, completed=True)
+    drawn = last_batches(tx, name, 1)
     waiters: dict[str, dict[str, Any]] = {}
     for one in read_waiters(tx, name):  # those that wait the longest first
         longest = max(0.0, now - (now if one.wait.since is None else one.wait.since))

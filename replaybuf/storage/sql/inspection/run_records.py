@@ -44,19 +44,18 @@ def newest(
 # Draws
 
 _LAST_BATCHES = """SELECT taken_at, step, groups, reward, min_reward, max_reward, staleness, max_staleness FROM rb_batch
-WHERE buffer = coalesce(:buffer, buffer) AND taken_at <= :until AND status = coalesce(:status, status)
+WHERE buffer = coalesce(:buffer, buffer) AND taken_at <= :until AND status = 'completed'
 ORDER BY id DESC LIMIT :most"""
 
 
 def last_batches(
-    tx: ReadTransaction, buffer: str | None, most: int, *, completed: bool = False, until: float = math.inf
+    tx: ReadTransaction, buffer: str | None, most: int, *, until: float = math.inf
 ) -> list[dict[str, Any]]:
-    """Return the step, size, rewards and staleness of the last draws, newest first; with `completed`, of such groups.
+    """Return the step, size, rewards and staleness of the last draws of completed groups, newest first.
 
     Their times, and `until`, are in seconds since the epoch.
     """
-    status = str(Status.COMPLETED) if completed else None
-    return tx.rows(_LAST_BATCHES, buffer=buffer, status=status, most=most, until=until)
+    return tx.rows(_LAST_BATCHES, buffer=buffer, most=most, until=until)
 
 
 # Workers and history

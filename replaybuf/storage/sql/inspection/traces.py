@@ -96,7 +96,7 @@ class StepTrace:
     """A train step in one run, with its draws and groups.
 
     `groups` are those that were trained on, each once, lowest reward first, and `places` says where they are now
-    (`batches.whereabouts`). `before` has the mean reward of the up to `STEPS_BEFORE` steps before, of which there are
+    (`run_records.whereabouts`). `before` has the mean reward of the up to `STEPS_BEFORE` steps before, of which there are
     `steps_before`. `verdict` says in a sentence what stands out.
     """
 

@@ -249,7 +249,7 @@ def glance(tx: ReadTransaction, buffer: str | None) -> list[Glance]:
             [] if one.asked else one.waits,
             newest_groups(tx, one.buffer, None),
             _readings(tx, one.buffer, one.about),
-            last_batches(tx, one.buffer, _BATCHES, completed=True),
+            last_batches(tx, one.buffer, _BATCHES),
             newest(tx, "events", one.buffer, _SHOWN_EVENTS),
         )
         for one in explain(tx, buffer, DrawQuestion(), asked=False)
