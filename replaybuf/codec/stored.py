@@ -91,7 +91,7 @@ Places = tuple[Mapping[int, str], str | None]
 PATIENCE: Final = 10.0
 
 
-def read_tails(payloads: Sequence[Any], places: Places) -> list[Any]:
+def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIENCE) -> list[Any]:
     """Return what is kept apart of each payload: None where nothing is, a DecodeError where it can't be read.
 
     Blocks. Raises PayloadStoreError where a place can't be reached, or is another one than it was.
@@ -112,12 +112,12 @@ def read_tails(payloads: Sequence[Any], places: Places) -> list[Any]:
             wanted.setdefault(extent.place, {})[number] = extent
     for place, extents in wanted.items():
         try:
-            store = open_place(url_here(database or "", place, urls[place]), PATIENCE)
+            store = open_place(url_here(database or "", place, urls[place]), patience)
         except (ConfigError, MissingDriverError) as error:
             raise PayloadStoreError(str(error)) from error
         with closing(store):
             recognise(store, database or "", place)
-            found = store.read([Range.whole(extent) for extent in extents.values()], PATIENCE)
+            found = store.read([Range.whole(extent) for extent in extents.values()], patience)
         for number, tail in zip(extents, found, strict=True):
             tails[number] = tail
     return tails

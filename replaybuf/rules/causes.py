@@ -137,7 +137,7 @@ def to_put(limits: Limits, level: Level) -> list[str]:
     ratio, full = limits.samples_per_insert, limits.capacity is not None and level.completed >= limits.capacity
     if ratio is None or (full and limits.on_full != "evict"):
         return ["raise the capacity"]
-    wider = "raise the second number of error_buffer" if isinstance(limits.error_buffer, tuple) else "raise error_buffer"
+    wider = f"raise {'the second number of ' if isinstance(limits.error_buffer, tuple) else ''}error_buffer"
     less = _allows_more(limits, ratio / 2, lambda changed: changed.insertable(level, Status.COMPLETED) or 0)
     return ["lower samples_per_insert", wider] if less else [wider]
 

@@ -95,8 +95,8 @@ class StepSummary:
 class StepTrace:
     """A train step in one run, with its draws and groups.
 
-    `groups` are those that were trained on, each once, lowest reward first, and `places` says where they are now
-    (`run_records.whereabouts`). `before` has the mean reward of the up to `STEPS_BEFORE` steps before, of which there are
+    `groups` are those that were trained on, each once, lowest reward first, and `places` says where they are now (as
+    `whereabouts` does). `before` has the mean reward of the up to `STEPS_BEFORE` steps before, of which there are
     `steps_before`. `verdict` says in a sentence what stands out.
     """
 
