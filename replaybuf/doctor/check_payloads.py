@@ -203,7 +203,11 @@ def reasons_of(
     Those that are there `again`, but elsewhere, were moved meanwhile.
     """
     wanted = [None if _is_in(data, out_of_reach) else data for _, data in rows]
-    tails = _tails_of(wanted, places) if places is not None else [None] * len(rows)
+    tails: Sequence[Any] = [None] * len(rows)
+    if places is not None and any(type(data) is bytes and is_apart(data) for data in wanted):  # saves the import
+        from replaybuf.codec.stored import read_tails
+
+        tails = read_tails(wanted, places)
     found = {uid: why for (uid, data), tail in zip(rows, tails, strict=True) if (why := _why(data, tail)) is not None}
     if again is None or not any(uid in found and tail is not None for (uid, _), tail in zip(rows, tails, strict=True)):
         return found
@@ -212,14 +216,6 @@ def reasons_of(
     return {uid: why for uid, why in found.items() if now.get(uid) == then[uid]} | reasons_of(
         moved, places, out_of_reach
     )
-
-
-def _tails_of(payloads: Sequence[bytes | None], places: Places) -> Sequence[Any]:
-    if not any(type(data) is bytes and is_apart(data) for data in payloads):  # saves the import
-        return [None] * len(payloads)
-    from replaybuf.codec.stored import read_tails
-
-    return read_tails(payloads, places)
 
 
 def _is_in(data: bytes | None, places: Collection[int]) -> bool:

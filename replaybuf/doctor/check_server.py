@@ -38,6 +38,8 @@ _WANTED = {
 _CHANGE = "ALTER SYSTEM SET {0} = on; SELECT pg_reload_conf()"
 _NEW_DATABASE = "createdb -T template0 -E UTF8 NAME, and move there with replaybuf save and resume"
 
+_STANDBY = problem("the server is a standby, which can't be written", "give the URL of the primary")
+
 _LACKING = """
 SELECT r || ' on ' || t FROM unnest(CAST(:tables AS text[])) t, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) r
 WHERE NOT has_table_privilege(t, r)
@@ -48,7 +50,7 @@ def find_access(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
     """Check whether this user has the privileges that a run needs."""
     [(user, standby)] = tx.table("SELECT current_user, pg_is_in_recovery()")[1]
     if standby:
-        return [problem("the server is a standby, which can't be written", "give the URL of the primary")]
+        return [_STANDBY]
     if lacking := tx.values(_LACKING, tables=_TABLES, sequence=uid_sequence.name):
         mend = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {user}, and USAGE on sequences"
         return [problem(f"the user {user} lacks {some(lacking, 3)}", mend)]
@@ -64,7 +66,7 @@ def find_may_make_tables(tx: ReadTransaction, context: CheckContext) -> Sequence
     """Check whether this user may make the tables, where there are none."""
     [(user, schema, standby, may)] = tx.table(_MAKES_TABLES)[1]
     if standby:
-        return [problem("the server is a standby, which can't be written", "give the URL of the primary")]
+        return [_STANDBY]
     if not schema:
         mend = f"ALTER ROLE {user} SET search_path = public, or name another schema that is there"
         return [problem(f"no schema of the search path of the user {user} is there", mend)]

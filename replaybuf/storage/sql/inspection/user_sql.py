@@ -65,7 +65,9 @@ def run_statement(
 
 def _explain(error: StorageError, statement: str, timeout: float, reader: Reader) -> NoReturn:
     """Raise the error that a database's error for a statement means here."""
-    cause = _cause(error)
+    cause: BaseException = error
+    while (inner := cause.__cause__) is not None:  # the driver's own exception
+        cause = inner
     state = getattr(cause, "sqlstate", None)
     message = str(cause)
     writes = state in _WRITES or _WRITES_TO_VIEW.match(message) is not None
@@ -112,13 +114,6 @@ def _nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
 def read_columns(tx: ReadTransaction) -> dict[tuple[str, str], bool]:
     """Return the columns of all tables and views, in order, and whether each may be NULL."""
     return {(table, column): bool(null) for table, column, null in tx.table(_COLUMNS[tx.dialect_name])[1]}
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return the driver's own exception."""
-    while (inner := error.__cause__) is not None:
-        error = inner
-    return error
 
 
 def _unique(names: Sequence[str]) -> list[str]:
