@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from replaybuf.rules.causes import never_put
-from replaybuf.rules.wording import named
+from replaybuf.rules.circumstances import named
 from replaybuf.storage.sql.backend import SQLStorage
 
 _logger = logging.getLogger("replaybuf.tasks")

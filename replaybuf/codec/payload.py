@@ -21,6 +21,7 @@ from replaybuf.codec.arrays_apart import (
     HoldingReader,
     MissingReader,
     Pieces,
+    Replacing,
     wanted_arrays,
 )
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
@@ -39,7 +40,6 @@ from replaybuf.codec.numpy_arrays import OutOfBandReader, sizes_of
 from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, UnfetchedError, at_hand, is_ref
 from replaybuf.codec.payload_format import TAIL_BYTES, Compression, SplitPayload
 from replaybuf.codec.payload_header import ArrayTable, Buffer
-from replaybuf.codec.replacing import Replacing
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
 from replaybuf.errors import ConfigError, EncodeError

@@ -20,7 +20,7 @@ import msgpack  # type: ignore[import-untyped]
 from replaybuf import errors
 from replaybuf.errors import LockedError, QueryError, ReplayBufError, StorageError
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.inspection.statement import run_statement
+from replaybuf.storage.sql.inspection.user_sql import run_statement
 
 #: Bytes of memory that a statement may use in this process's child, and bytes of its answer.
 MEMORY, ANSWER = 4 << 30, 64_000_000

@@ -101,10 +101,6 @@ _ROLLOUTS = [
 ]  # fmt: skip
 
 _QUERY = [
-    ("between-open-above", "query/nodes.py", '_ordered("$lte", read(row), upper)', '_ordered("$lt", read(row), upper)', "$between has its upper bound"),
-    ("or-is-and", "query/nodes.py", "any(part(row) for part in parts)", "all(part(row) for part in parts)", "$or is any of them"),
-    ("kinds-have-an-order", "query/nodes.py", "or is_number(left) != is_number(right)", "", "numbers and texts have no order"),
-    ("not-in-is-in", "query/nodes.py", 'wanted=op == "$in"', 'wanted=op != "$nin"', "$not_in is the opposite of $in"),
     ("sql-between-open-below", "query/sql_conditions.py", 'self._scalar(field, "$gte", lower)', 'self._scalar(field, "$gt", lower)', "$between has its lower bound in SQL, too"),
     ("sql-null-in-set", "query/sql_conditions.py", "return found if len(given) == len(values) else or_(found, self._missing(field))", "return found", "None in a set matches what is missing"),
     ("sql-null-not-negatable", "query/sql_conditions.py", "and_(self._columns[field].is_not(None), condition) if FIELDS[field].nullable else condition", "condition", "a negated condition holds where the value is missing"),
@@ -251,15 +247,15 @@ _VIEWS = [
     ("text-of-another", "codec/texts.py", "at = max(start, since)", "at = since", "a text is that of its own rollout"),
     ("text-with-nul", "codec/texts.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
-    ("doctor-loses-places", "doctor/mend_payloads.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
+    ("doctor-loses-places", "doctor/repairs.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
 ]  # fmt: skip
 
 _DIAGNOSIS = [
     ("leased-when-new-ones-come", "rules/causes.py", "for one in own) < need.missing < about.rate(", "for one in held) < need.missing < about.rate(", "others' leases are the reason though groups come"),
     ("failures-of-long-ago", "rules/causes.py", "    if bad.lately < share * put.lately:\n        return None\n", "", "what failed long ago is no reason now"),
-    ("one-of-two-waits", "rules/producing.py", "if all(one.name in waiting for one in about.alive)", "if any(one.name in waiting for one in about.alive)", "it is a deadlock only if all producers wait"),
+    ("one-of-two-waits", "rules/diagnosis.py", "if all(one.name in waiting for one in about.alive)", "if any(one.name in waiting for one in about.alive)", "it is a deadlock only if all producers wait"),
     ("first-task-is-named", "rules/diagnosis.py", "sorted(explained, key=lambda one: _ORDER.index(one[1][0].reason))", "explained", "of several tasks the worst is named"),
-    ("texts-as-they-are", "rules/wording.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
+    ("texts-as-they-are", "rules/circumstances.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
 ]  # fmt: skip
 
 _WEB = [

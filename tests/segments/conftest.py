@@ -11,8 +11,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from replaybuf.segments.folder import FolderStore
-from replaybuf.segments.markers import claim
-from replaybuf.segments.places import open_place
+from replaybuf.segments.places import claim, open_place
 from replaybuf.segments.store import SegmentStore
 from replaybuf.storage.sql.tasks import open_segments, sweeper
 from replaybuf.storage.sql.tasks import segments as tasks

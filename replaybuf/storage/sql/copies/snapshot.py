@@ -20,14 +20,13 @@ from sqlalchemy import Table, insert, select
 
 from replaybuf.atomic_file import partial_file, publish
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.tails import joined, names_its_arrays
+from replaybuf.codec.stored import joined, names_its_arrays
 from replaybuf.errors import DecodeError, PayloadStoreError, SnapshotError
 from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
-from replaybuf.segments.extents import EXTENT_BYTES, Extent
-from replaybuf.segments.store import SegmentLostError
+from replaybuf.segments.store import EXTENT_BYTES, Extent, SegmentLostError
 from replaybuf.storage.sql.copies.snapshot_file import (
     PAYLOADS_OF,
     check_facts,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select, update
 
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.tails import Places
+from replaybuf.codec.stored import Places
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions

@@ -26,7 +26,7 @@ from replaybuf.errors import (
     TooLargeError,
 )
 from replaybuf.redact import redact
-from replaybuf.rules.wording import brief
+from replaybuf.rules.circumstances import brief
 from replaybuf.segments.filesystems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
 

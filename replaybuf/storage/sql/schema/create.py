@@ -1,7 +1,7 @@
 """Creating and checking the schema.
 
 A new database gets the tables of `tables.py` at once and is stamped with the newest revision; an existing one must be
-at that revision. The alembic chain in `migrations` upgrades older ones (`inspection.upgrade`)."""
+at that revision. The alembic chain in `migrations` upgrades older ones (`inspection.writer`)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ it in `pinned_staleness`; `pinned_step` is the train step for which it was compu
 groups that are put after a restore have the tickets that they would have had without it, and so the same chances.
 
 `segment` is where the tail of a payload is, NULL where `data` is all of it, and `size` the number of its bytes there;
-`data` is the head then, and ends with its place in the segment (`replaybuf.segments.extents`).
+`data` is the head then, and ends with its place in the segment (`replaybuf.segments.store`).
 
 A segment is open until it has a `size`. `live` are the bytes of it that payloads have, counted from then on. `owner` is
 the user that may write to it, and write it over; those of nobody are deleted when they are empty. One that is written

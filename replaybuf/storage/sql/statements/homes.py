@@ -1,4 +1,4 @@
-"""Where a database is: by that the places of payloads tell it from its copies (`segments.markers`)."""
+"""Where a database is: by that the places of payloads tell it from its copies (`segments.places`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sqlite3
 from contextlib import closing
 from urllib.parse import quote
 
-from replaybuf.segments.markers import Home
+from replaybuf.segments.places import Home
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import IDENTITY
 

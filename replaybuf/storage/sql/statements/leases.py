@@ -15,7 +15,7 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import KEYS
 from replaybuf.rules.transitions import LaneName, Place, Tally
-from replaybuf.segments.extents import Extent
+from replaybuf.segments.store import Extent
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction

@@ -17,10 +17,10 @@ from replaybuf.rollouts.outline import add_unreadable, outline, prompt_preview
 from replaybuf.rollouts.rewards import numeric_parts
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rules.circumstances import brief, listed
 from replaybuf.rules.policies import PRIORITIZED, UNIFORM
 from replaybuf.rules.transitions import LaneName
-from replaybuf.rules.wording import brief, listed
-from replaybuf.segments.extents import EXTENT_BYTES, Extent
+from replaybuf.segments.store import EXTENT_BYTES, Extent
 from replaybuf.storage.sql.engine.transaction import Row, Transaction, insertion
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements import row_arrays

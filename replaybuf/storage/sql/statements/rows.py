@@ -14,7 +14,7 @@ from replaybuf.codec.payload_header import is_apart
 from replaybuf.codec.stored import DAMAGE, Deferral, damaged, decode_stored
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status
-from replaybuf.segments.extents import EXTENT_BYTES
+from replaybuf.segments.store import EXTENT_BYTES
 from replaybuf.storage.sql.statements.columns import JSON_COLUMNS, NEEDED, PLACES, key_of
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import StorageItem

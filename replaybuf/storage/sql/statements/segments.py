@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, exists, func, insert, not_, select, update
 
-from replaybuf.segments.extents import Extent
-from replaybuf.segments.store import SegmentLostError
+from replaybuf.segments.store import Extent, SegmentLostError
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, group, payload, place, segment, segment_user

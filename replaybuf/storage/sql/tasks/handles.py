@@ -16,15 +16,11 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from replaybuf.checks import check_seconds
-from replaybuf.codec.arrays_apart import DeferredArray, StandIn, checked_array
+from replaybuf.codec.arrays_apart import DeferredArray, Replacing, StandIn, checked_array
 from replaybuf.codec.payload_header import has_tail, head_size
-from replaybuf.codec.replacing import Replacing
 from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
-from replaybuf.segments.extents import Extent
-from replaybuf.segments.frames import ALIGNMENT, Frame, GoneError
-from replaybuf.segments.markers import in_frames
-from replaybuf.segments.places import open_place, url_here
-from replaybuf.segments.store import Range, SegmentStore
+from replaybuf.segments.places import in_frames, open_place, url_here
+from replaybuf.segments.store import ALIGNMENT, Extent, Frame, GoneError, Range, SegmentStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.urls import url_or_path

@@ -6,8 +6,17 @@ import contextlib
 from functools import partial
 
 from replaybuf.errors import ConfigError, PayloadStoreError
-from replaybuf.segments.markers import CopyError, check_unclaimed, claim, described, recognise, take_over
-from replaybuf.segments.places import forget_place, know_place, open_place
+from replaybuf.segments.places import (
+    CopyError,
+    check_unclaimed,
+    claim,
+    described,
+    forget_place,
+    know_place,
+    open_place,
+    recognise,
+    take_over,
+)
 from replaybuf.segments.store import MARKER, SegmentStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope

@@ -12,11 +12,8 @@ from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import is_apart
 from replaybuf.codec.stored import Deferral
 from replaybuf.errors import DecodeError, PayloadStoreError
-from replaybuf.segments.extents import Extent
-from replaybuf.segments.frames import GoneError
-from replaybuf.segments.markers import recognise
-from replaybuf.segments.places import open_place, url_here
-from replaybuf.segments.store import Range, SegmentStore
+from replaybuf.segments.places import open_place, recognise, url_here
+from replaybuf.segments.store import Extent, GoneError, Range, SegmentStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.statements import segments as statements

@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_format import SplitPayload
 from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError, ReplayBufError
-from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
-from replaybuf.segments.markers import in_frames
-from replaybuf.segments.store import MARKER, SegmentStore
+from replaybuf.segments.places import in_frames
+from replaybuf.segments.store import EXTENT_BYTES, MARKER, Extent, SegmentStore, file_name
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import segments as statements
