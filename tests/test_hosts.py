@@ -9,11 +9,10 @@ import pytest
 
 from replaybuf.errors import AccessError, ConfigError, UnreachableError
 from replaybuf.redact import redact
-from replaybuf.storage.sql.engine.hosts import Host, hosts_of, url_at
 from replaybuf.storage.sql.engine.outage import next_identity
 from replaybuf.storage.sql.engine.postgres_servers import Seen
 from replaybuf.storage.sql.engine.servers import PREFER_PRIMARY, AskedServer, Followed, Standing, choose
-from replaybuf.storage.sql.engine.urls import parse_url, public_url
+from replaybuf.storage.sql.engine.urls import Host, hosts_of, parse_url, public_url, url_at
 
 pytestmark = pytest.mark.fast
 A, B = Host("a", 5432), Host("b", 5433)

@@ -16,9 +16,8 @@ from typing import Any
 
 from replaybuf.doctor.findings import Finding, fine, problem, warning
 from replaybuf.storage.sql.engine import locks, outage
-from replaybuf.storage.sql.engine.errors import said, translated
-from replaybuf.storage.sql.engine.postgres_advice import is_about_pooler
-from replaybuf.storage.sql.engine.postgres_changes import SNAPSHOT
+from replaybuf.storage.sql.engine.errors import is_about_pooler, said, translated
+from replaybuf.storage.sql.engine.postgres import SNAPSHOT
 from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, run
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader

@@ -10,8 +10,8 @@ from replaybuf import units
 from replaybuf.doctor.findings import Finding, fine, problem, warning
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.errors import says_unknown, translated
-from replaybuf.storage.sql.engine.hosts import Host, hosts_of, url_at
 from replaybuf.storage.sql.engine.postgres_pool import Pool
+from replaybuf.storage.sql.engine.urls import Host, hosts_of, url_at
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader
 
 #: How long a server may take to answer.

@@ -7,9 +7,10 @@ from typing import Any
 
 from replaybuf import units
 from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, warning
-from replaybuf.storage.sql.engine import standbys
 from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
+from replaybuf.storage.sql.engine.postgres_recovery import ASK as ASK_STANDBYS
+from replaybuf.storage.sql.engine.postgres_recovery import Synchronous
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.tables import uid_sequence
@@ -81,7 +82,7 @@ def find_replication(tx: ReadTransaction, context: CheckContext) -> Sequence[Fin
     if tx.value("SELECT pg_is_in_recovery()"):
         return [fine("the server is a standby: commits are made elsewhere")]
     try:
-        found = standbys.Synchronous(*tx.table(standbys.ASK.format(seconds=WAITING_SECONDS))[1][0])
+        found = Synchronous(*tx.table(ASK_STANDBYS.format(seconds=WAITING_SECONDS))[1][0])
     except Exception as error:
         if not says_unknown(error):
             raise

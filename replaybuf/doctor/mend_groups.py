@@ -13,11 +13,11 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
-from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import FREE, add_counts, set_aside
 from replaybuf.storage.sql.statements.lanes import Lane, need_lane
 from replaybuf.storage.sql.statements.leases import store_clock
 from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.rows import uid_in
 from replaybuf.storage.sql.statements.upkeep import sweep, wall_clock
 from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
 from replaybuf.units import some

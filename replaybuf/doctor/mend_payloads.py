@@ -19,7 +19,7 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.schema.tables import group, lane, payload
-from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.rows import uid_in
 
 #: Replacements of texts where the payload can't be read either.
 _NOTHING: dict[str, Any] = {"marks": {"oldest": [], "newest": [], "reward": []}, "outline": [], "prompt": None}

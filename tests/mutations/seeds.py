@@ -201,9 +201,9 @@ _FAILOVER = [
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
     ("old-primary-not-told", f"{_ENGINE}/postgres_servers.py", "                await self._leave(opened.values())\n", "", "an old primary that was met is refused by who reaches no other"),
-    ("standby-for-ever", f"{_ENGINE}/standbys.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
+    ("standby-for-ever", f"{_ENGINE}/postgres_recovery.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
     ("standby-has-locks", f"{_ENGINE}/postgres_recovery.py", "if why := await self._waits.why():", 'if why := "":', "who waits for the locks of a commit that waits for a standby goes on"),
-    ("ports-unchecked", f"{_ENGINE}/hosts.py", "0 < int(text) < 65536", "True", "a port among several hosts is one"),
+    ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(text) < 65536", "True", "a port among several hosts is one"),
 ]  # fmt: skip
 
 _PROMPTS = [

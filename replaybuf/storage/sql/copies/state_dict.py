@@ -1,11 +1,17 @@
-"""Portable states of a buffer in a database, read and loaded (`replaybuf.storage.portable`)."""
+"""The portable state of a buffer: returned by `state_dict`, and loadable into any database.
+
+It has the groups with the names of their workers, and what is needed to go on; not who drew what and when.
+
+Groups are written as they are read: expired responses are already reset, and staleness is a plain number. Leased groups
+are written as if they had been given back, because their consumers don't know the other store.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +19,17 @@ from sqlalchemy import select, update
 
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.tails import Places
-from replaybuf.errors import DecodeError
+from replaybuf.errors import DecodeError, SnapshotMismatchError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.segments.store import SegmentLostError
-from replaybuf.storage.portable import BufferState, StoredGroup, pack_state, unpack_state
 from replaybuf.storage.sql.copies.whole import in_batches, keeping_segments, read_whole
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors, read_tallies
-from replaybuf.storage.sql.statements.columns import STORED, scoped_key
 from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
@@ -41,12 +45,115 @@ from replaybuf.storage.sql.statements.new_rows import (
 )
 from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
-from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.values import NewGroup
+from replaybuf.storage.sql.statements.rows import STORED, GroupRow, scoped_key
+from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.tasks.segments import Segments
     from replaybuf.storage.sql.tasks.transactions import Transactions
+
+
+FORMAT = "replaybuf-state-3"
+
+_METADATA = [f.name for f in fields(StorageItem) if f.name not in ("item", "probability", "weight")]
+#: Those that states of older versions lack.
+_LATER = ("worker", "trained_step")
+
+
+@dataclass(slots=True)
+class StoredGroup:
+    """A group with its payload, its keys in its races, and when it was archived (seconds since the epoch).
+
+    `ticket` is the number that random draws know it by. `due` are the places of the rollouts that expire at the next
+    refresh because they were EXPIRED when they were put without a train step; UNSET in states of older versions.
+    """
+
+    item: StorageItem
+    payload: bytes
+    ticket: int
+    keys: dict[str, float] = field(default_factory=dict)
+    archived_at: float | None = None
+    due: Sequence[int] | Unset = ()
+
+
+@dataclass(slots=True)
+class BufferState:
+    """Everything in a store: groups, the next uid and ticket, tallies, races that are run, cursors, train steps."""
+
+    groups: list[StoredGroup]
+    next_uid: int
+    tallies: dict[tuple[str, Status, Tally], int]
+    clocks: dict[tuple[str, Status, str], Clock]
+    next_ticket: int
+    cursors: list[Cursor]
+    steps: dict[LaneName, int]
+
+
+def pack_state(state: BufferState) -> dict[str, Any]:
+    """Return the state as plain values and bytes."""
+    # Races with neither groups nor time passed are left out: they begin with the first group.
+    lanes = {(group.item.task_name, group.item.status) for group in state.groups}
+    lanes |= {(task, status) for (task, status, _), clock in state.clocks.items() if clock != Clock()}
+    return {
+        "format": FORMAT,
+        "groups": [
+            {name: _plain(getattr(group.item, name)) for name in _METADATA}
+            | {"payload": group.payload, "ticket": group.ticket}
+            | {"keys": dict(group.keys), "archived_at": group.archived_at}
+            | ({} if isinstance(group.due, Unset) else {"due": [*group.due]})
+            for group in sorted(state.groups, key=lambda group: group.item.uid)
+        ],
+        "next_uid": state.next_uid,
+        "next_ticket": state.next_ticket,
+        "tallies": sorted([task, str(status), str(name), n] for (task, status, name), n in state.tallies.items() if n),
+        "races": sorted(
+            [task, str(status), key, clock.time, clock.idle_time]
+            for (task, status, key), clock in state.clocks.items()
+            if (task, status) in lanes
+        ),
+        "cursors": sorted([one.name, one.version, one.position, one.value] for one in state.cursors),
+        "steps": sorted([task, str(status), step] for (task, status), step in state.steps.items()),
+    }
+
+
+def unpack_state(state: dict[str, Any]) -> BufferState:
+    """Return the state packed by `pack_state`. Raises SnapshotMismatchError for anything else."""
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        raise SnapshotMismatchError(f"expected a state dict of format {FORMAT!r}, got {found!r}")
+    try:
+        return BufferState(
+            groups=[_stored_group(record) for record in state["groups"]],
+            next_uid=int(state["next_uid"]),
+            tallies={(str(task), Status(status), Tally(name)): int(n) for task, status, name, n in state["tallies"]},
+            clocks={
+                (str(task), Status(status), str(key)): Clock(float(time), float(idle))
+                for task, status, key, time, idle in state["races"]
+            },
+            next_ticket=int(state["next_ticket"]),
+            cursors=[
+                Cursor(str(name), int(version), int(position), bytes(value))
+                for name, version, position, value in state["cursors"]
+            ],
+            steps={  # states of older versions have none
+                (str(task), Status(status)): int(step) for task, status, step in state.get("steps", ())
+            },
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SnapshotMismatchError(f"the state dict is incomplete or damaged: {error!r}") from error
+
+
+def _stored_group(record: dict[str, Any]) -> StoredGroup:
+    record = dict.fromkeys(_LATER) | record
+    values = {name: record[name] for name in _METADATA} | {"status": Status(record["status"])}
+    keys = {str(name): float(key) for name, key in record["keys"].items() if name in KEYS}
+    item, ticket = StorageItem(**values), int(record["ticket"])
+    due = [int(place) for place in record["due"]] if "due" in record else UNSET
+    return StoredGroup(item, bytes(record["payload"]), ticket, keys, record["archived_at"], due)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Status) else value
 
 
 async def save_state(transactions: Transactions, codec: Codec) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from replaybuf.errors import PoolBusyError, ReplayBufError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import postgres_dialect
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
-from replaybuf.storage.sql.engine.hosts import hosts_of, url_at
 from replaybuf.storage.sql.engine.outage import MARKING
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, connector
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_servers import Servers
 from replaybuf.storage.sql.engine.transaction import Row, Session
+from replaybuf.storage.sql.engine.urls import hosts_of, url_at
 
 T = TypeVar("T")
 

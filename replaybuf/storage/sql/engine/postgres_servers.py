@@ -19,7 +19,6 @@ from sqlalchemy.engine import URL
 
 from replaybuf.errors import ConfigError, NoPrimaryError
 from replaybuf.storage.sql.engine.errors import is_telling
-from replaybuf.storage.sql.engine.hosts import Host, hosts_of, session_attrs
 from replaybuf.storage.sql.engine.outage import Identity
 from replaybuf.storage.sql.engine.postgres_connect import Connection
 from replaybuf.storage.sql.engine.servers import (
@@ -32,7 +31,7 @@ from replaybuf.storage.sql.engine.servers import (
     Standing,
     choose,
 )
-from replaybuf.storage.sql.engine.urls import public_url
+from replaybuf.storage.sql.engine.urls import Host, hosts_of, public_url, session_attrs
 
 #: How long servers that haven't answered yet are waited for, once one has that would do.
 _GRACE_SECONDS = 1.0

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from replaybuf.errors import NoPrimaryError, OnlyStandbysError
-from replaybuf.storage.sql.engine.hosts import Host
+from replaybuf.storage.sql.engine.urls import Host
 
 
 class Standing(NamedTuple):

@@ -19,11 +19,11 @@ from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Prepared, Row, Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, cursor, garbage, group
 from replaybuf.storage.sql.statements.buffer_facts import MAKER_SILENT_SECONDS, last_uid, list_checkpoints
-from replaybuf.storage.sql.statements.columns import STORED, uid_in
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
-from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.fence import next_ticket
 from replaybuf.storage.sql.statements.lanes import all_lanes
+from replaybuf.storage.sql.statements.presence import note
+from replaybuf.storage.sql.statements.rows import STORED, uid_in
 from replaybuf.storage.values import Checkpoint, missing_checkpoint
 
 

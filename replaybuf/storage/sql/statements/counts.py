@@ -25,10 +25,10 @@ from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, tally
 from replaybuf.storage.sql.statements.buffer_facts import Tallied
-from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.fence import FENCE, Row, compare
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow
 
 #: The amounts that a transaction adds, by lane and name.

@@ -21,12 +21,11 @@ from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import garbage, group, lane, payload
 from replaybuf.storage.sql.statements.batches import settle
-from replaybuf.storage.sql.statements.columns import STORED, uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, move
-from replaybuf.storage.sql.statements.events import note_rows
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_races
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.presence import note_rows
+from replaybuf.storage.sql.statements.rows import STORED, GroupRow, uid_in
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, count_gone, staying
 from replaybuf.storage.values import Leased, check_database, check_lease, count_passed_on, lost_to_others
 

@@ -16,13 +16,11 @@ from replaybuf.rules.transitions import Place, Tally, removed, updated
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload
-from replaybuf.storage.sql.statements.columns import FIELDS, NULLABLE, STORED, uid_in
 from replaybuf.storage.sql.statements.counts import Step, apply
-from replaybuf.storage.sql.statements.deferred import read_heads
-from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.ordering import enter_races
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.presence import note
+from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, STORED, GroupRow, read_heads, uid_in
 from replaybuf.storage.values import Changes, Unset
 
 _CHUNK = 10_000

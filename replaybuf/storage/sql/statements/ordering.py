@@ -22,9 +22,8 @@ from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane
-from replaybuf.storage.sql.statements.columns import FIELDS, NULLABLE, STORED
 from replaybuf.storage.sql.statements.lanes import CLOCKS, PREPARING, Lane, find_lanes
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, STORED, GroupRow
 
 #: A group in a race: its uid, its ticket, its priority.
 Member = tuple[int, int, float]

@@ -21,12 +21,12 @@ from replaybuf.rules.transitions import Place, Tally
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, unsettled
-from replaybuf.storage.sql.statements import events
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply
 from replaybuf.storage.sql.statements.eviction import Leaving, keep_leaving, note
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.new_rows import dump_json
 from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.presence import note as note_event
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Refresh
 
@@ -54,7 +54,7 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
     for task_name, uids in expired.items():
         if uids:
             step, number = refresh.train_step, len(uids)
-            events.note(
+            note_event(
                 tx, EventKind.EXPIRED, worker=tx.scope.worker, task_name=task_name, step=step, groups=number, uids=uids
             )
     keep_leaving(tx, leaving)

@@ -11,10 +11,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, delete, exists, func, insert, literal, or_, select, union, update
 
+from replaybuf.errors import NotEmptyError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.portable import check_empty
 from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import (
@@ -29,15 +29,14 @@ from replaybuf.storage.sql.schema.tables import (
 )
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.storage.sql.statements.checkpoints import find_checkpoint, forget, marks_of_buffer, may_sweep
-from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, pinned
-from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, shift_to
 from replaybuf.storage.sql.statements.lanes import Lane, all_lanes, need_lanes, new_clocks
 from replaybuf.storage.sql.statements.leases import read_rows, return_all
 from replaybuf.storage.sql.statements.ordering import enter_races
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.presence import note
+from replaybuf.storage.sql.statements.rows import GroupRow, uid_in
 from replaybuf.storage.values import Checkpoint
 
 
@@ -57,6 +56,19 @@ def uids_in_checkpoints(tx: Transaction, uids: Iterable[int]) -> list[int]:
     being_made = exists().where(ours, group.c.uid > checkpoint.c.copied_to)
     to_be_copied = select(group.c.uid).where(group.c.uid.in_(chosen), being_made)
     return sorted(tx.execute(union(copied, to_be_copied)).scalars())
+
+
+def check_empty(count: int, steps: Sequence[int]) -> None:
+    """Raise NotEmptyError when there are groups or checkpoints (of these steps)."""
+    if count:
+        raise NotEmptyError(
+            f"the buffer holds {count} groups: resume into an empty buffer, or go on with this one as it is "
+            "(an opened database already has everything that was committed)"
+        )
+    if steps:
+        raise NotEmptyError(
+            f"the buffer has checkpoints of the steps {', '.join(map(str, steps))}: restore one, or drop them first"
+        )
 
 
 def check_no_groups(tx: Transaction) -> None:

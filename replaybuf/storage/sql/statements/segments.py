@@ -6,22 +6,39 @@ What keeps the order of bytes and rows:
 2. A segment is sealed when nobody writes to it any more, by its owner, or by others once that was silent for long.
 3. A sealed segment is written over by its owner, or deleted, when no row of `rb_payload` names it, and no user keeps
    segments. A process that comes back after others took its segments away can only write to deleted files.
+
+Places tell a database from its copies by where it is (`Home`, `segments.markers`).
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
+import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, exists, func, insert, not_, select, update
 
 from replaybuf.segments.extents import Extent
+from replaybuf.segments.markers import Home
 from replaybuf.segments.store import SegmentLostError
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, group, payload, place, segment, segment_user
+from replaybuf.storage.sql.schema.tables import (
+    IDENTITY,
+    checkpoint_group,
+    garbage,
+    group,
+    payload,
+    place,
+    segment,
+    segment_user,
+)
 
 #: Who gave no sign of life for so long is taken for dead, by the clock of the database.
 SILENT_SECONDS = 60.0
@@ -331,3 +348,55 @@ def read_data(tx: Transaction, uids: Sequence[int]) -> dict[int, bytes]:
 _DATA = Prepared(
     lambda dialect: select(payload.c.uid, payload.c.data).where(dialect.one_of(payload.c.uid, "uids")), "uids"
 )
+
+_IDENTITY = f"SELECT value FROM rb_info WHERE name = '{IDENTITY}'"  # noqa: S608
+_FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
+# A cluster keeps its number through failover and physical backups. Not everybody may ask for it.
+_MAY_ASK = "SELECT has_function_privilege('pg_control_system()', 'EXECUTE')"
+_CLUSTER = "SELECT system_identifier::text FROM pg_control_system()"
+_DATABASE = """
+SELECT current_database()::text, relnamespace::regnamespace::text, d.oid || '.' || relnamespace
+FROM pg_class, pg_database d WHERE pg_class.oid = 'rb_info'::regclass AND d.datname = current_database()"""
+# A schema of another database can't be seen from here: that database is enough.
+_THERE = """
+SELECT count(*) FROM pg_database d WHERE d.oid::text = split_part($1, '.', 1)
+AND (d.datname <> current_database() OR EXISTS (
+    SELECT FROM pg_class WHERE relname = 'rb_info' AND relnamespace::text = split_part($1, '.', 2)))"""
+
+
+def home_of(tx: Transaction) -> Home:
+    """Return where this database is; nothing for one in memory, which has no copies."""
+    if tx.dialect.name == "postgresql":
+        [(may_ask,)] = tx.run(_MAY_ASK)
+        cluster = tx.run(_CLUSTER)[0][0] if may_ask else "unknown"
+        [(database, schema, numbers)] = tx.run(_DATABASE)
+        name = f"the schema {schema} of the database {database} in the PostgreSQL cluster {cluster}"
+        return {"cluster": cluster, "numbers": numbers, "name": name}
+    path = tx.run(_FILE)[0][0]
+    if not path:
+        return {}
+    host, path = socket.gethostname(), os.path.realpath(path)
+    return {"host": host, "path": path, "inode": str(os.stat(path).st_ino), "name": f"{path} on {host}"}
+
+
+def has_left(tx: Transaction, home: Home) -> bool:
+    """Return whether no database like this one is at a former home, as far as that can be seen from here."""
+    ours = home_of(tx)
+    if tx.dialect.name == "postgresql":
+        [(there,)] = tx.run(_THERE, home.get("numbers", ""))
+        return ours["cluster"] == home.get("cluster") and not int(there)
+    if not ours or ours["host"] != home.get("host"):
+        return False
+    path = home.get("path", "")
+    if not os.path.exists(path) or os.path.samefile(path, ours["path"]):
+        return True
+    try:
+        return bool(_identity(path) != tx.run(_IDENTITY)[0][0])
+    except (sqlite3.Error, OSError):
+        return False
+
+
+def _identity(path: str) -> str | None:
+    with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)) as connection:
+        found = connection.execute(_IDENTITY).fetchone()
+        return None if found is None else str(found[0])
