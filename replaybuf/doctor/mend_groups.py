@@ -15,7 +15,6 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.counts import FREE, add_counts, set_aside
 from replaybuf.storage.sql.statements.lanes import Lane, need_lane
-from replaybuf.storage.sql.statements.leases import store_clock
 from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.rows import uid_in
 from replaybuf.storage.sql.statements.upkeep import sweep, wall_clock
@@ -74,7 +73,7 @@ def repair_leased(tx: Transaction, context: CheckContext) -> Sequence[str]:
         own = tx.of(Scope(buffer))
         home = need_lane(own, (task_name, Status(status)))
         if leased and lease is not None:
-            values: dict[str, Any] = {"leased_until": store_clock(tx)}
+            values: dict[str, Any] = {"leased_until": tx.dialect.clock(tx)}
         else:
             values = {**FREE, "lane": home.id}
         tx.execute(update(group).where(group.c.uid == uid).values(values))

@@ -28,7 +28,7 @@ from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.segments.store import SegmentLostError
 from replaybuf.storage.sql.copies.whole import in_batches, keeping_segments, read_whole
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group, lane, payload
+from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors, read_tallies
 from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.cursors import write_cursors
@@ -45,7 +45,7 @@ from replaybuf.storage.sql.statements.new_rows import (
 )
 from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
-from replaybuf.storage.sql.statements.rows import STORED, GroupRow, scoped_key
+from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key, select_rows
 from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
 
 if TYPE_CHECKING:
@@ -182,7 +182,8 @@ def _read_state(tx: Transaction) -> _ReadState:
     name = tx.scope.buffer or ""
     tallies = Counter(read_tallies(tx, name))
     homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
-    rows = [GroupRow.of(row) for row in tx.execute(_all_groups(tx))]
+    groups = select_rows(payloads=True).where(lane.c.buffer == tx.scope.buffer).order_by(group.c.uid)
+    rows = [GroupRow.of(row) for row in tx.execute(groups)]
     for one in homes.values():
         one.clocks = {race: clock for race, clock in one.clocks.items() if race not in one.preparing}
     clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
@@ -202,12 +203,6 @@ def _pack(codec: Codec, rules: Rules, read: _ReadState) -> dict[str, Any]:
             stored = _given_back(stored, rules, home, tallies)
         read.state.groups.append(stored)
     return pack_state(replace(read.state, tallies=tallies))
-
-
-def _all_groups(tx: Transaction) -> Any:
-    joined = group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid)
-    columns = select(*STORED, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
-    return columns.select_from(joined).where(lane.c.buffer == tx.scope.buffer).order_by(group.c.uid)
 
 
 def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:

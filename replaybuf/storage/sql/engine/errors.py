@@ -7,7 +7,6 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum, auto
 
 from sqlalchemy import exc
 from sqlalchemy.engine import URL
@@ -68,9 +67,13 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
         waits = StandbyAwaitedError(f"{where}: {cause}")
         waits.in_doubt = True
         return waits
-    if _state(cause) != _State.NOT_ADMITTED and is_lost(error, connected=False):
+    state = _state(cause)
+    if state != "not admitted" and is_lost(error, connected=False):
         return _unreachable(cause, where, shows_certificate="sslcert" in url.query)
-    return _translate_postgres(cause, where, lock_timeout, url.username)
+    text = said(cause)
+    kind, message = _TOLD.get(state or "", (StorageError, ": {0}"))
+    what_to_do = advice(str(getattr(cause, "sqlstate", "")), text, url.username)
+    return kind(where + message.format(text + what_to_do, seconds=lock_timeout))
 
 
 def _driver_error(error: BaseException) -> BaseException:
@@ -91,80 +94,56 @@ def _driver_error(error: BaseException) -> BaseException:
 _HUNG_UP = "08003"
 
 
-class _State(Enum):
-    """The meaning of PostgreSQL's error codes: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
-
-    NOT_ADMITTED = auto()
-    REFUSED = auto()
-    POOLER = auto()
-    READ_ONLY = auto()
-    NO_DATABASE = auto()
-    LOCKED = auto()
-    CANCELLED = auto()
-    FULL = auto()
-    LOST = auto()
-    CONFLICT = auto()
-
-
+#: What users are told of these states; `{0}` is what the server says, with what to do about it.
+_TOLD: dict[str, tuple[type[ReplayBufError], str]] = {
+    "not admitted": (NotAdmittedError, " refused access: {0}"),
+    "refused": (AccessError, " refused access: {0}"),
+    "pooler": (StorageError, " is a pooler that isn't set up for this: {0}"),
+    "read-only": (
+        AccessError,
+        " refused to write: {0}; it is a standby (give the URL of the primary), or default_transaction_read_only is "
+        "set (ALTER DATABASE or ROLE ... RESET default_transaction_read_only)",
+    ),
+    "no database": (UnreachableError, ": {0}; create the database first (createdb)"),
+    "locked": (LockedError, ": waited more than {seconds:g} s for a lock: {0}"),
+    "cancelled": (
+        StorageError,
+        " cancelled a statement: {0}; if that was its statement_timeout, allow more time: ALTER ROLE ... SET "
+        "statement_timeout",
+    ),
+    "full": (DiskFullError, ": {0}; free some space (what was committed before is safe)"),
+}
+#: The states that PostgreSQL's error codes mean: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _STATES = {
-    "28000": _State.NOT_ADMITTED,  # the user
-    "28P01": _State.NOT_ADMITTED,  # the password
-    "42501": _State.REFUSED,  # missing privilege
-    "25006": _State.READ_ONLY,
-    "3D000": _State.NO_DATABASE,
-    "55P03": _State.LOCKED,  # lock_timeout
-    "57014": _State.CANCELLED,  # by statement_timeout, or by somebody
-    "53100": _State.FULL,
-    "57P01": _State.LOST,  # terminated by an administrator
-    "57P02": _State.LOST,  # another server process crashed
-    "57P03": _State.LOST,  # starting, stopping or recovering
-    "25P03": _State.LOST,  # idle in a transaction for too long
-    "53300": _State.LOST,  # no connection left
-    "40001": _State.CONFLICT,  # serialisation
-    "40P01": _State.CONFLICT,  # deadlock
-    "23505": _State.CONFLICT,  # the same key: when repeated, the second finds the first one's group
+    "28000": "not admitted",  # the user
+    "28P01": "not admitted",  # the password
+    "42501": "refused",  # missing privilege
+    "25006": "read-only",
+    "3D000": "no database",
+    "55P03": "locked",  # lock_timeout
+    "57014": "cancelled",  # by statement_timeout, or by somebody
+    "53100": "full",
+    "57P01": "lost",  # terminated by an administrator
+    "57P02": "lost",  # another server process crashed
+    "57P03": "lost",  # starting, stopping or recovering
+    "25P03": "lost",  # idle in a transaction for too long
+    "53300": "lost",  # no connection left
+    "40001": "conflict",  # serialisation
+    "40P01": "conflict",  # deadlock
+    "23505": "conflict",  # the same key: when repeated, the second finds the first one's group
 }
 #: Errors that another attempt would not change.
-_FINAL = {_State.REFUSED, _State.POOLER, _State.READ_ONLY, _State.NO_DATABASE, _State.FULL}
+_FINAL = ("refused", "pooler", "read-only", "no database", "full")
 
 
-def _state(error: BaseException) -> _State | None:
+def _state(error: BaseException) -> str | None:
     given, text = getattr(error, "sqlstate", None), str(error)
     if not isinstance(given, str):
         return None
     if is_about_pooler(given, text):
-        return _State.POOLER
+        return "pooler"
     code = meant(given, text)
-    return _STATES.get(code, _State.LOST if code.startswith("08") else None)
-
-
-def _translate_postgres(error: BaseException, where: str, lock_timeout: float, user: str | None) -> ReplayBufError:
-    text = said(error)
-    what_to_do = advice(str(getattr(error, "sqlstate", "")), text, user)
-    match _state(error):
-        case _State.NOT_ADMITTED:
-            return NotAdmittedError(f"{where} refused access: {text}{what_to_do}")
-        case _State.REFUSED:
-            return AccessError(f"{where} refused access: {text}{what_to_do}")
-        case _State.POOLER:
-            return StorageError(f"{where} is a pooler that isn't set up for this: {text}{what_to_do}")
-        case _State.READ_ONLY:
-            return AccessError(
-                f"{where} refused to write: {text}; it is a standby (give the URL of the primary), or "
-                "default_transaction_read_only is set (ALTER DATABASE or ROLE ... RESET default_transaction_read_only)"
-            )
-        case _State.NO_DATABASE:
-            return UnreachableError(f"{where}: {text}; create the database first (createdb)")
-        case _State.LOCKED:
-            return LockedError(f"{where}: waited more than {lock_timeout:g} s for a lock: {text}")
-        case _State.CANCELLED:
-            return StorageError(
-                f"{where} cancelled a statement: {text}; if that was its statement_timeout, allow more time: ALTER "
-                "ROLE ... SET statement_timeout"
-            )
-        case _State.FULL:
-            return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
-    return StorageError(f"{where}: {text}{what_to_do}")
+    return _STATES.get(code, "lost" if code.startswith("08") else None)
 
 
 def said(error: BaseException) -> str:
@@ -203,7 +182,7 @@ def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -
 
 def is_conflict(error: BaseException) -> bool:
     """Return whether PostgreSQL rolled a transaction back in favour of another, so that it can be repeated."""
-    return _state(_driver_error(error)) == _State.CONFLICT
+    return _state(_driver_error(error)) == "conflict"
 
 
 def is_lost(error: BaseException, *, connected: bool) -> bool:
@@ -224,7 +203,7 @@ _LOST_NAMES = {"TargetServerAttributeNotMatched", "InternalClientError"}
 
 def _says_lost(cause: BaseException, connected: bool) -> bool:
     if isinstance(getattr(cause, "sqlstate", None), str):
-        return _state(cause) in (_State.LOST, _State.NOT_ADMITTED)
+        return _state(cause) in ("lost", "not admitted")
     if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
         return True
     if isinstance(cause, TimeoutError) and cause.errno is None:  # not the network's, but asyncio's
@@ -245,7 +224,7 @@ def is_telling(error: BaseException) -> bool:
     """Return whether an error says why a server can't be connected to, though it is there and it is the right one."""
     return (
         isinstance(error, ReplayBufError)
-        or _state(error) in (*_FINAL, _State.NOT_ADMITTED)
+        or _state(error) in (*_FINAL, "not admitted")
         or getattr(error, "sqlstate", None) in ("53300", "08P01")  # without room; a pooler that says something
         or why_not(error) is not None
     )
@@ -266,7 +245,7 @@ def is_refusal(error: BaseException) -> bool:
         not isinstance(error, ReplayBufError)
         or isinstance(error, TooLargeError)
         or isinstance(cause, by_sqlite)
-        or (cause is not None and _is_asyncpg(cause) and _state(cause) in (None, _State.CANCELLED))
+        or (cause is not None and _is_asyncpg(cause) and _state(cause) in (None, "cancelled"))
     )
 
 

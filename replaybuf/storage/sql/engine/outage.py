@@ -299,15 +299,13 @@ def was_committed(tx: Transaction, identity: Identity, *, replicated: bool) -> b
     A commit that was interrupted while it waited for the standby can be read at once. Another one is behind it in the
     WAL, and waits for both.
     """
-    ask = "UPDATE rb_counter SET value = value WHERE name = $1 RETURNING value" if replicated else _READ
-    found = tx.run(ask, identity.row)
-    return bool(found) and int(found[0][0]) == identity.number
-
-
-_READ = "SELECT value FROM rb_counter WHERE name = $1"
+    ask = "SELECT value FROM rb_counter WHERE name = $1"
+    if replicated:
+        ask = "UPDATE rb_counter SET value = value WHERE name = $1 RETURNING value"
+    return [number for (number,) in tx.run(ask, identity.row)] == [identity.number]
 
 
 def answer(tx: Transaction, identity: Identity) -> list[int]:
-    """Return what a function answered that was committed (`engine.server_function`)."""
+    """Return the answer that a committed function call left beside its mark (`engine.server_function`)."""
     [(numbers,)] = tx.run("SELECT value FROM rb_info WHERE name = $1", identity.row)
     return [int(number) for number in numbers.split()]

@@ -65,7 +65,7 @@ class Notifications(CommitWatch):
 
     async def look(self) -> bool:
         with translated(self._url, self._lock_timeout):
-            if self._listening is not None and self._is_left(self._listening):
+            if (old := self._listening) is not None and (is_closed(old) or self._pool.servers.is_left(old.standing)):
                 await self.close()
             if self._listening is None and self._listens:
                 self._listens = await self._listen()
@@ -75,7 +75,7 @@ class Notifications(CommitWatch):
         """Listen to announcements; return whether the server lets us."""
         self._listening = await self._pool.take()
         try:
-            await self._listening.add_listener(_CHANNEL, self._heard)
+            await self._listening.add_listener(_CHANNEL, lambda *_: self._hint())
         except Exception as error:
             self._do_without("LISTEN", error, "waits notice by polling, within half a second, what others have put")
             await self.close()
@@ -99,12 +99,6 @@ class Notifications(CommitWatch):
         if not says_unknown(error):
             raise error
         _logger.warning("%s has no %s (%s): %s", public_url(self._url), what, error, effect)
-
-    def _is_left(self, connection: Any) -> bool:
-        return is_closed(connection) or self._pool.servers.is_left(connection.standing)
-
-    def _heard(self, *_: Any) -> None:
-        self._hint()
 
     async def announce(self) -> None:
         # Only a hint, and not repeated: if it is lost, the others notice at their next look.
@@ -296,7 +290,12 @@ class PostgresDatabase(Database):
             begin += connection.same_server() + first  # type: ignore[attr-defined]
         try:
             on_statement(begin)
-            await _send_first(connection, begin)
+            try:
+                await send(connection, begin)
+            except Exception as error:
+                if is_other_server(error):
+                    raise OtherServerError from None  # the server's own error says nothing to a user
+                raise
             yield
         except Exception as error:
             if isinstance(error, OSError) and not isinstance(error, ReplayBufError):
@@ -378,12 +377,3 @@ class PostgresDatabase(Database):
 def _mark(identity: Identity | None) -> list[str]:
     """Return what is to be sent with the commit of a transaction."""
     return [] if identity is None else [identities.mark_statement(identity.mark)]
-
-
-async def _send_first(connection: asyncpg.Connection[Any], begin: str) -> None:
-    try:
-        await send(connection, begin)
-    except Exception as error:
-        if is_other_server(error):
-            raise OtherServerError from None  # the server's own error says nothing to a user
-        raise

@@ -38,7 +38,7 @@ class Connector:
     function: PasswordFunction | None
     writes: bool
 
-    async def connect(self, _dsn: None = None, **options: Any) -> asyncpg.Connection[Any]:
+    async def connect(self, **options: Any) -> asyncpg.Connection[Any]:
         """Connect, as `asyncpg.connect` does. Raises its errors, and ReplayBufError."""
         seconds = float(options["timeout"])
         try:
@@ -127,16 +127,14 @@ class Connection(asyncpg.Connection):
         if name not in self.functions:
             # A pooler shows its clients another process than the server's, and keeps that when they are gone.
             direct = self.standing.process == self.get_server_pid()
-            self.functions[name] = direct and await self._find_and_hold(name)
+            try:
+                found = direct and await self.fetch(_FIND_AND_HOLD, name, self._identity.lock)
+            except asyncpg.PostgresError as error:
+                if not says_unknown(error):  # of what is asked: it only speaks PostgreSQL's language
+                    raise
+                found = False
+            self.functions[name] = bool(found)
         return self.functions[name]
-
-    async def _find_and_hold(self, name: str) -> bool:
-        try:
-            return bool(await self.fetch(_FIND_AND_HOLD, name, self._identity.lock))
-        except asyncpg.PostgresError as error:
-            if says_unknown(error):  # of what is asked: it only speaks PostgreSQL's language
-                return False
-            raise
 
     def next_identity(self) -> Identity:
         """Return the identity of the next transaction."""
@@ -145,7 +143,7 @@ class Connection(asyncpg.Connection):
 
     @property
     def standing(self) -> Standing:
-        """What its server said of itself when it was connected to."""
+        """The server's role and timeline, as asked when the connection was made."""
         return getattr(self, "_standing", None) or Standing()
 
     def same_server(self) -> str:

@@ -16,10 +16,7 @@ from urllib.parse import quote, unquote
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
 
-from replaybuf.errors import (
-    ConfigError,
-    MissingDriverError,
-)
+from replaybuf.errors import ConfigError, MissingDriverError
 from replaybuf.passwords import check_passfile
 from replaybuf.redact import may_hold_password, redact
 from replaybuf.storage.sql.engine import tls
@@ -178,8 +175,7 @@ def parse_url(url: str) -> URL:
     Accepts `sqlite:///run.db`, `postgresql://...`, `postgres://...`, both also with several hosts, and for SQLite in
     memory `sqlite:///:memory:`, `sqlite://`, `memory://` and `pandas://`. Raises ConfigError for anything else, and
     MissingDriverError when the driver isn't installed. Messages never show a URL that is refused: wherever the slip is,
-    its password may be beside
-    it.
+    its password may be beside it.
     """
     if not isinstance(url, str) or not url:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from sqlalchemy import text
 
-from replaybuf.errors import ConfigError, InputError, NotADatabaseError, ReplayBufError, SchemaError
+from replaybuf.errors import ConfigError, InputError, NotADatabaseError, SchemaError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
 from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
@@ -55,6 +55,10 @@ class Writer:
         """Run `function(tx)` in a transaction, commit it, and return the result."""
         return self._runner.run(self._engine.write(function, alone=True))
 
+    def run(self, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of `work(engine)`."""
+        return self._runner.run(work(self._engine))
+
     def empty_log(self) -> bool:
         """Copy a SQLite file's log into the file and restart it; return False while another process reads from it."""
 
@@ -90,20 +94,11 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
         asyncio.run(over_sqlalchemy(reader.url, upgrade))
     if reader.path is None:
         with open_writer(reader) as writer:
-            _replace_functions(writer)
+            writer.run(partial(functions.bring_up, replaces=True))
     after = reader.read_any(lambda tx: tx.revision())
     if after != HEAD:
         raise SchemaError(f"{reader.where} is at revision {after} after the upgrade, wanted {HEAD}")
     return before, after
-
-
-def _replace_functions(writer: Writer) -> None:
-    """Replace the functions that save round trips, where the server has what they need."""
-    try:
-        writer.write(functions.replace)
-    except ReplayBufError as error:
-        if error.__cause__ is None or not says_unknown(error.__cause__):
-            raise
 
 
 def _check_owner(tx: ReadTransaction, where: str) -> None:

@@ -44,49 +44,44 @@ def add_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int |
     Where each statement is a round trip, it is sent with the commit.
     """
     members = [_member(row) for row in rows]
-    uids = [row.uid for row in rows]
-    drawn = BatchKey(time.time(), draw.worker, min(uids))
-    values = (
-        tx.scope.buffer,
-        drawn.taken_at,
-        tx.scope.epoch,
-        step,
-        draw.status.value,
-        draw.worker,
-        lease,
-        len(rows),
-        0 if lease else len(rows),  # settled
-        *_summed_up(members),
-        drawn.first_uid,
-        max(uids),
-    )
+    drawn = BatchKey(time.time(), draw.worker, min(row.uid for row in rows))
+    values = _about(members) | {
+        "buffer": tx.scope.buffer,
+        "taken_at": drawn.taken_at,
+        "epoch": tx.scope.epoch,
+        "step": step,
+        "status": draw.status.value,
+        "worker": draw.worker,
+        "lease": lease,
+        "settled": 0 if lease else len(rows),
+        "members": _json(members),
+    }
     if tx.dialect.is_remote:
-        tx.finish(_insertion(values, members))
+        listed = ", ".join(_literal(values[name]) for name in _NAMES)
+        tx.finish(f"INSERT INTO rb_batch ({', '.join(_NAMES)}) VALUES ({listed})")  # noqa: S608
     else:
-        tx.fetch(_INSERT, *values, _json(members))
+        tx.fetch(_INSERT, *(values[name] for name in _NAMES))
     return drawn
 
 
-def _summed_up(members: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-    """Return the columns `_SUMMED_UP`: about the rewards, staleness and model steps of all groups."""
-    _, _, _, every_reward, staleness, every_step, _ = zip(*members, strict=True)
+def _about(members: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return the columns of a batch that follow from its members."""
+    uids, _, _, every_reward, staleness, every_step, _ = zip(*members, strict=True)
     rewards = [reward for reward in every_reward if reward is not None]
     steps = [step for step in every_step if step is not None]
-    return (
-        _finite(sum(rewards) / len(rewards)) if rewards else None,
-        min(rewards, default=None),
-        max(rewards, default=None),
-        sum(staleness) / len(staleness),
-        max(staleness),
-        min(steps, default=None),
-        max(steps, default=None),
-    )
-
-
-_SUMMED_UP = (
-    *("reward", "min_reward", "max_reward"),
-    *("staleness", "max_staleness", "oldest_step", "newest_step"),
-)
+    return {
+        "groups": len(uids),
+        "reward": _finite(sum(rewards) / len(rewards)) if rewards else None,
+        "min_reward": min(rewards, default=None),
+        "max_reward": max(rewards, default=None),
+        "staleness": sum(staleness) / len(staleness),
+        "max_staleness": max(staleness),
+        "oldest_step": min(steps, default=None),
+        "newest_step": max(steps, default=None),
+        "first_uid": min(uids),
+        "last_uid": max(uids),
+        "members": members,
+    }
 
 
 def _member(row: GroupRow) -> tuple[Any, ...]:
@@ -103,12 +98,6 @@ def _finite(number: float | None) -> float | None:
 
 def _json(value: Any) -> str:
     return to_json(value, inf_nan_mode="null").decode()
-
-
-def _insertion(values: Sequence[str | float | None], members: Sequence[tuple[Any, ...]]) -> str:
-    """Return the statement that inserts a batch, with its values."""
-    listed = ", ".join((*map(_literal, values), _literal(_json(members))))
-    return f"INSERT INTO rb_batch ({', '.join(_NAMES)}) VALUES ({listed})"  # noqa: S608
 
 
 def _literal(value: str | float | None) -> str:
@@ -168,13 +157,6 @@ def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) 
         kept = {name: found[name] for name in ("buffer", "taken_at", "epoch", "status", "worker", "lease")}
         tx.execute(insert(batch).values(**kept, step=step, settled=len(mine), **_about(mine)))
         _change(tx, found["id"], **_about(rest))
-
-
-def _about(members: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the columns of a batch that follow from its members."""
-    uids = [member[0] for member in members]
-    summed_up = dict(zip(_SUMMED_UP, _summed_up(members), strict=True))
-    return {"groups": len(uids), **summed_up, "first_uid": min(uids), "last_uid": max(uids), "members": members}
 
 
 def _change(tx: Transaction, number: int, **values: Any) -> None:

@@ -268,7 +268,11 @@ def copy_groups(tx: Transaction, mark: Mark, up_to: int, now: float) -> Mark:
     """Copy the next groups, up to a uid. Raises DroppedError."""
     row = _find(tx, mark)
     between = group.c.uid > mark.copied_to, group.c.uid <= up_to
-    copy_rows(tx, mark.id, and_(*between, group.c.lane.in_([one["id"] for one in row.lanes])))
+    ours = select(literal(mark.id), *group.columns).where(*between, group.c.lane.in_([one["id"] for one in row.lanes]))
+    into = tx.dialect.insert(checkpoint_group).from_select(
+        [column.name for column in checkpoint_group.c], ours.order_by(group.c.uid)
+    )
+    tx.execute(into.on_conflict_do_nothing())
     copied = checkpoint_group.c.uid > mark.copied_to, checkpoint_group.c.uid <= up_to
     count, size = size_of(tx, mark.id, *copied)
     values = {"groups": row.groups + count, "bytes": row.bytes + size, "copied_to": up_to, "created_at": now}
@@ -296,13 +300,6 @@ def _copy_cursors(tx: Transaction, new: int) -> None:
     copied = [literal(new) if column is cursor.c.checkpoint else column for column in cursor.c]
     now = select(*copied).where(cursor.c.buffer == tx.scope.buffer, cursor.c.checkpoint == 0)
     tx.execute(insert(cursor).from_select([column.name for column in cursor.c], now))
-
-
-def copy_rows(tx: Transaction, checkpoint_id: int, condition: ColumnElement[bool]) -> None:
-    """Copy groups as they are into a checkpoint that doesn't have them yet."""
-    rows = select(literal(checkpoint_id), *group.columns).where(condition).order_by(group.c.uid)
-    into = tx.dialect.insert(checkpoint_group).from_select([column.name for column in checkpoint_group.c], rows)
-    tx.execute(into.on_conflict_do_nothing())
 
 
 def size_of(tx: Transaction, checkpoint_id: int, *conditions: ColumnElement[bool]) -> tuple[int, int]:

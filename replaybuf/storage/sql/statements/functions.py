@@ -1,15 +1,34 @@
-"""Looking for the functions of PostgreSQL that this version calls (`engine.server_function`), and creating them."""
+"""The functions of PostgreSQL that this version calls (`engine.server_function`): found, created, replaced."""
 
 from __future__ import annotations
 
+import logging
+
+from replaybuf.errors import ReplayBufError
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.server_function import PREFIX
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
 
+_logger = logging.getLogger("replaybuf.database")
 
-def missing(tx: Transaction) -> bool:
-    """Return whether the database lacks one of these functions, and this role may create it."""
-    return tx.dialect.is_remote and bool(tx.run(_CREATABLE, _NAMES))
+
+async def bring_up(engine: Database, *, replaces: bool = False) -> None:
+    """Create the functions that are missing, as far as this role may; they save round trips.
+
+    Without them everything works, so an error is only logged. With `replaces` those of other versions are dropped,
+    which then do without; errors are raised, but for what a server lacks.
+    """
+    try:
+        if await engine.read(_missing, single=True):
+            await engine.write(_create, fenced=False)
+        if replaces:
+            await engine.write(_drop_others, fenced=False)
+    except ReplayBufError as error:
+        if replaces and not (error.__cause__ is not None and says_unknown(error.__cause__)):
+            raise
+        _logger.info("functions that save round trips could not be created: %s", error)
 
 
 def unusable(tx: Transaction) -> list[str]:
@@ -17,8 +36,12 @@ def unusable(tx: Transaction) -> list[str]:
     return [name for (name,) in tx.run(_UNUSABLE, _NAMES)]
 
 
-def create(tx: Transaction) -> None:
-    """Create the functions that are missing; several processes may do so at once."""
+def _missing(tx: Transaction) -> bool:
+    return tx.dialect.is_remote and bool(tx.run(_CREATABLE, _NAMES))
+
+
+def _create(tx: Transaction) -> None:
+    """Create what is missing; several processes may do so at once."""
     tx.dialect.lock_schema(tx)
     for function in FUNCTIONS:
         [(found,)] = tx.run("SELECT to_regproc($1) IS NOT NULL", function.name)
@@ -26,13 +49,7 @@ def create(tx: Transaction) -> None:
             tx.run(function.definition)
 
 
-def replace(tx: Transaction) -> None:
-    """Create the functions that are missing, and drop those of other versions, which then do without.
-
-    Only as far as this role may do so.
-    """
-    if missing(tx):
-        create(tx)
+def _drop_others(tx: Transaction) -> None:
     for (old,) in tx.run(_OTHERS, PREFIX, _NAMES):
         tx.run(f"DROP FUNCTION {old}")
 

@@ -154,8 +154,12 @@ def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Alike]) -> None
 def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Alike]) -> None:
     """Write the metadata of groups that come into a lane, or are there, with rollouts that have expired."""
     # In the order of the table, of which no page is then written twice.
-    alike = [(_expired_values(marks, target), uids) for marks, uids in expired]
-    rows = sorted(((uid, *values) for values, uids in alike for uid in uids), key=itemgetter(0))
+    rows = []
+    for marks, uids in expired:
+        staleness, text = max(marks.staleness or [0]), dump_json(marks.to_json())
+        values = target.id, marks.oldest_step, staleness, None, marks.mixed, marks.mean_reward, text
+        rows += [(uid, *values) for uid in uids]
+    rows.sort(key=itemgetter(0))
     tx.dialect.set_columns(tx, _EXPIRED, rows)
 
 
@@ -165,12 +169,6 @@ def _drop(tx: Transaction, home: Lane, expired: Sequence[int], leaving: Leaving)
         uids = expired[start : start + _CHUNK]
         note(tx, uids, leaving)
         apply(tx, [(home.task_name, step, uids)], [home])
-
-
-def _expired_values(marks: Marks, target: Lane) -> tuple[Any, ...]:
-    """Return the columns `_EXPIRED` of expired groups that come into a lane."""
-    staleness = max(marks.staleness or [0])
-    return target.id, marks.oldest_step, staleness, None, marks.mixed, marks.mean_reward, dump_json(marks.to_json())
 
 
 _MASKED = ("marks",)

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import JSON, ColumnElement, Text, cast, select
+from sqlalchemy import JSON, ColumnElement, Select, Text, cast, select
 
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import has_tail, head_size, is_apart
@@ -57,6 +57,15 @@ NEEDED = tuple(column.name for column in group.columns if not column.nullable)
 def uid_in(tx: Transaction, uids: Iterable[int], column: ColumnElement[int] = group.c.uid) -> ColumnElement[bool]:
     """Return `uid IN (...)`, for any number of uids."""
     return compile_sql(SetNode("uid", "$in", tuple(uids)), {"uid": column}, tx.dialect.name)
+
+
+def select_rows(*, payloads: bool = False) -> Select[Any]:
+    """Return the query of what `GroupRow.of` takes, perhaps with payloads."""
+    columns: list[Any] = [*STORED, lane.c.task_name, lane.c.status, lane.c.step]
+    joined = group.join(lane, lane.c.id == group.c.lane)
+    if payloads:
+        columns, joined = [*columns, payload.c.data], joined.outerjoin(payload, payload.c.uid == group.c.uid)
+    return select(*columns).select_from(joined)
 
 
 def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:

@@ -58,11 +58,6 @@ class Segment(NamedTuple):
 # Places
 
 
-def read_places(tx: Transaction) -> dict[int, str]:
-    """Return the URLs of all places."""
-    return dict(map(tuple, tx.execute(select(place.c.id, place.c.url))))
-
-
 def add_place(tx: Transaction, url: str) -> int | None:
     """Return the number of a place without a marker, which is added if its URL is new.
 
@@ -250,11 +245,6 @@ def staying(tx: Transaction, numbers: Iterable[int]) -> set[int]:
     return found
 
 
-def is_kept(tx: Transaction) -> bool:
-    """Return whether somebody needs the segments that are there to stay."""
-    return tx.execute(_keepers(tx).limit(1)).first() is not None
-
-
 def _keepers(tx: Transaction) -> Select[int]:
     return _alive(tx).where(segment_user.c.keeps)
 
@@ -270,7 +260,7 @@ def _empty() -> Select[Any]:
 
 def deletable(tx: Transaction, limit: int, but: Sequence[int] = ()) -> list[tuple[int, Segment]]:
     """Return empty segments of nobody, each with the number of its place, which is none of `but`."""
-    if is_kept(tx):
+    if tx.execute(_keepers(tx).limit(1)).first() is not None:  # somebody needs those that are there to stay
         return []
     found = _empty().add_columns(segment.c.place).where(segment.c.owner.is_(None), segment.c.place.not_in(but))
     return [
@@ -291,9 +281,9 @@ def sparse(tx: Transaction, number: int, least: float, but: Sequence[int] = ()) 
     return tx.execute(found).scalar()  # type: ignore[no-any-return]
 
 
-def movable(tx: Transaction, number: int, after: int, limit: int) -> list[tuple[int, bytes]]:
+def movable(tx: Transaction, number: int, limit: int) -> list[tuple[int, bytes]]:
     """Return payloads of a segment that nobody is reading, by uid, with their heads."""
-    found = select(payload.c.uid, payload.c.data).where(payload.c.segment == number, payload.c.uid > after)
+    found = select(payload.c.uid, payload.c.data).where(payload.c.segment == number)
     return [(row.uid, row.data) for row in tx.execute(_unread(found).order_by(payload.c.uid).limit(limit))]
 
 

@@ -18,7 +18,7 @@ from replaybuf.segments.markers import CopyError, check_unclaimed, claim, descri
 from replaybuf.segments.places import forget_place, know_place, open_place, url_here
 from replaybuf.segments.store import MARKER, Range, SegmentStore
 from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.transaction import Scope
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import segments as statements
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.segments import has_left, home_of
@@ -103,7 +103,7 @@ class SegmentReader:
         unknown = set(wanted) - self.stores.keys()
         if not unknown:
             return
-        places = await self._engine.read(statements.read_places, self.scope)
+        places, _ = await self._engine.read(Transaction.places, self.scope)
         for number in unknown:
             if number in places:
                 url = url_here(self.scope.database or "", number, places[number])
@@ -231,7 +231,7 @@ class OwnPlace:
         number = self._number
         if self._is_noted or number is None:
             return
-        noted = (await self._engine.read(statements.read_places, self._scope)).get(number)
+        noted = (await self._engine.read(Transaction.places, self._scope))[0].get(number)
         if noted != self._url and (noted is None or not await self._is_seen(number, noted)):
             moving = partial(statements.move_place, number=number, url=self._url, user=user)
             self._is_noted = await self._engine.write(moving, self._scope, fenced=False)

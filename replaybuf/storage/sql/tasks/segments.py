@@ -327,7 +327,7 @@ class Segments:
         return moved
 
     async def _move_some(self, old: int, compute: Compute, codec: Codec) -> bool:
-        found = await self._engine.read(lambda tx: statements.movable(tx, old, 0, _MOVED_GROUPS), self._scope)
+        found = await self._engine.read(lambda tx: statements.movable(tx, old, _MOVED_GROUPS), self._scope)
         rows, size = [], 0
         for uid, data in found:
             if size > _MOVED_BYTES:
