@@ -165,7 +165,7 @@ _SQL = [
     ("restore-no-fence", f"{_STATEMENTS}/fence.py", "epoch = (_row(tx).epoch or 0) + 1", "epoch = (_row(tx).epoch or 0)", "a restore fences off who was there"),
     ("fence-not-checked", f"{_STATEMENTS}/fence.py", "if (row.epoch or 0) != tx.scope.epoch:", "if False:", "who is left over from the run before can't write"),
     ("tickets-not-shifted", f"{_STATEMENTS}/fence.py", "tx.scope = replace(tx.scope, ticket_shift=shift, checkpoint=newest)", "tx.scope = replace(tx.scope, checkpoint=newest)", "tickets go on where the restore has put them"),
-    ("checkpoint-without-cursors", f"{_STATEMENTS}/checkpoints.py", "    _copy_cursors(tx, new)\n    return", "    return", "cursors are part of checkpoints"),
+    ("checkpoint-without-cursors", f"{_STATEMENTS}/checkpoints.py", "    copy_cursors(tx, 0, new)\n    return", "    return", "cursors are part of checkpoints"),
     ("checkpoint-keeps-one-less", f"{_STATEMENTS}/checkpoints.py", "all()[:-keep])", "all()[: 1 - keep])", "the last n checkpoints stay"),
     ("checkpoint-not-kept", f"{_STATEMENTS}/checkpoints.py", "    keep_changing(tx, mark)\n", "", "what changes while a checkpoint is made is in it as it was"),
     ("checkpoint-half-made", f"{_STATEMENTS}/checkpoints.py", "checkpoint.c.buffer == tx.scope.buffer, whole).order_by", "checkpoint.c.buffer == tx.scope.buffer).order_by", "a checkpoint that is being made can't be restored"),

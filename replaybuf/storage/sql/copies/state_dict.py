@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -97,8 +97,8 @@ def pack_state(state: BufferState) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "groups": [
-            {name: _plain(getattr(group.item, name)) for name in _METADATA}
-            | {"payload": group.payload, "ticket": group.ticket}
+            {name: getattr(group.item, name) for name in _METADATA}
+            | {"status": str(group.item.status), "payload": group.payload, "ticket": group.ticket}
             | {"keys": dict(group.keys), "archived_at": group.archived_at}
             | ({} if isinstance(group.due, Unset) else {"due": [*group.due]})
             for group in sorted(state.groups, key=lambda group: group.item.uid)
@@ -152,33 +152,20 @@ def _stored_group(record: dict[str, Any]) -> StoredGroup:
     return StoredGroup(item, bytes(record["payload"]), ticket, keys, record["archived_at"], due)
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Status) else value
-
-
 async def save_state(transactions: Transactions, codec: Codec) -> dict[str, Any]:
     """Return the portable state of a buffer, with whole payloads."""
     async with keeping_segments(transactions.engine, transactions.scope) as kept:
-        read = await transactions.read(_read_state)
-        for rows in in_batches(read.rows, lambda row: row.column("bytes") or 0):
+        groups, homes, places, state = await transactions.read(_read_state)
+        for rows in in_batches(groups, lambda row: row.column("bytes") or 0):
             stored = [row for row in rows if row.payload is not None]
-            payloads = await read_whole([row.payload or b"" for row in stored], read.places, kept=kept)
+            payloads = await read_whole([row.payload or b"" for row in stored], places, kept=kept)
             for row, payload in zip(stored, payloads, strict=True):
                 row.payload = payload
-    return await transactions.compute(partial(_pack, codec.as_stored(), transactions.scope.rules), read)
+    return await transactions.compute(partial(_pack, codec.as_stored(), transactions.scope.rules, homes, state), groups)
 
 
-@dataclass(slots=True)
-class _ReadState:
-    """What was read of a buffer: the rows of its groups, its lanes by name, all places, and the rest of its state."""
-
-    rows: list[GroupRow]
-    homes: dict[LaneName, Lane]
-    places: Places
-    state: BufferState
-
-
-def _read_state(tx: Transaction) -> _ReadState:
+def _read_state(tx: Transaction) -> tuple[list[GroupRow], dict[LaneName, Lane], Places, BufferState]:
+    """Return the rows of a buffer's groups, its lanes by name, all places, and the rest of its state."""
     name = tx.scope.buffer or ""
     tallies = Counter(read_tallies(tx, name))
     homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
@@ -191,18 +178,20 @@ def _read_state(tx: Transaction) -> _ReadState:
     join(tx)
     steps = {name: one.step for name, one in homes.items() if one.step is not None}
     state = BufferState([], next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx, name), steps)
-    return _ReadState(rows, homes, tx.places(), state)
+    return rows, homes, tx.places(), state
 
 
-def _pack(codec: Codec, rules: Rules, read: _ReadState) -> dict[str, Any]:
-    tallies = Counter(read.state.tallies)
-    for found in read.rows:
-        home = read.homes[(found.task_name, found.status)]
+def _pack(
+    codec: Codec, rules: Rules, homes: Mapping[LaneName, Lane], state: BufferState, rows: Sequence[GroupRow]
+) -> dict[str, Any]:
+    tallies = Counter(state.tallies)
+    for found in rows:
+        home = homes[(found.task_name, found.status)]
         stored = _stored(found, codec, home)
         if found.column("lease") is not None:
             stored = _given_back(stored, rules, home, tallies)
-        read.state.groups.append(stored)
-    return pack_state(replace(read.state, tallies=tallies))
+        state.groups.append(stored)
+    return pack_state(replace(state, tallies=tallies))
 
 
 def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
@@ -270,34 +259,21 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
     groups = [group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None) for uid, one, key, ticket in keyed]
     insert_groups(tx, groups, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
     for one in loaded.groups:
-        tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(_rest(one)))
+        rest = {name: getattr(one.item, name) for name in _REST} | {"archived_at": one.archived_at}
+        rest |= {race: one.keys.get(race) for race in KEYS}
+        tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(rest))
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}
     add_counts(tx, counts)
     raise_uid(tx, loaded.next_uid - 1 + shift)
     set_next_ticket(tx, loaded.next_ticket)
     write_cursors(tx, loaded.cursors)
-    _set_steps(tx, {lanes[name].id: step for name, step in loaded.steps.items()})
-
-
-def _rest(one: StoredGroup) -> dict[str, Any]:
-    """Return the columns of a group that a new one lacks."""
-    item = one.item
-    return {
-        "times_sampled": item.times_sampled,
-        "deliveries": item.deliveries,
-        "error": item.error,
-        "reward": item.reward,
-        "archived_at": one.archived_at,
-        "trained_step": item.trained_step,
-        UNIFORM: one.keys.get(UNIFORM),
-        PRIORITIZED: one.keys.get(PRIORITIZED),
-    }
-
-
-def _set_steps(tx: Transaction, steps: dict[int, int]) -> None:
-    """Set the train steps of the lanes, and of no others; the staleness of their groups is pinned."""
+    # The staleness of the groups is pinned: no lane but these has a step.
     tx.execute(update(lane).where(tx.scope.lanes).values(step=None))
-    start_steps(tx, steps)
+    start_steps(tx, {lanes[name].id: step for name, step in loaded.steps.items()})
+
+
+#: The columns of a group that a new one lacks.
+_REST = ("times_sampled", "deliveries", "error", "reward", "trained_step")
 
 
 def _set_clocks(tx: Transaction, lanes: dict[LaneName, Lane], clocks: dict[tuple[str, Status, str], Clock]) -> None:

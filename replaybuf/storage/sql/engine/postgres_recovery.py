@@ -196,6 +196,7 @@ class CommitWaits:
 
 
 T = TypeVar("T")
+Doubt = TypeVar("Doubt", bound=OutcomeUnknownError)
 
 _ATTEMPTS = 5
 #: How often, and at what interval, to check whether a server process that was told to end is gone.
@@ -306,18 +307,17 @@ class Recovery:
                 if not await self._find_out(identity, Attempt(), replicated=False):  # another server has taken over
                     return StandbyAwaitedError(f"{error}; nothing of it was stored")
                 known = "The primary has it, and would lose it if it is lost itself"
-        return NotReplicatedError(
-            f"{error}. {known}: a put with key= can be repeated, and what was taken comes back",
-            lambda: self._find_out(identity, Attempt()),
-            attempt.result,
-        )
+        return self._in_doubt(NotReplicatedError, attempt, f"{error}. {known}")
 
     def _unknown(self, attempt: Attempt[Any], why: str) -> OutcomeUnknownError:
+        lost = "the answer to a commit was lost, and it isn't known whether it succeeded"
+        return self._in_doubt(OutcomeUnknownError, attempt, f"{why}; {lost}")
+
+    def _in_doubt(self, kind: type[Doubt], attempt: Attempt[Any], why: str) -> Doubt:
         identity = attempt.identity
         assert identity is not None
-        return OutcomeUnknownError(
-            f"{why}; the answer to a commit was lost, and it isn't known whether it succeeded: a put with "
-            "key= can be repeated, and what was taken comes back",
+        return kind(
+            f"{why}: a put with key= can be repeated, and what was taken comes back",
             lambda: self._find_out(identity, Attempt()),
             attempt.result,
         )

@@ -295,7 +295,10 @@ def _check_places(url: str, parsed: URL) -> None:
 
 
 def _checked_postgres(url: URL) -> URL:
-    """Return the URL with its password in one place and options that asyncpg accepts."""
+    """Return the URL with its password in one place and options that asyncpg accepts.
+
+    Raises ConfigError, also when the certificates or the password file that it names can't be used.
+    """
     query = checked_options(url.query)
     secret = "password" in query
     url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
@@ -320,20 +323,15 @@ def _checked_postgres(url: URL) -> URL:
             given = f", not {value!r}" if str(value).isalnum() else ""
             raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
     url = url.set(query=options)
-    _check_files(url)
-    return url
-
-
-def _check_files(url: URL) -> None:
-    """Raise ConfigError when the certificates or the password file that the URL names can't be used."""
-    given = {name: value for name, value in url.query.items() if name in ("ssl", *tls.OPTIONS)}
+    files = {name: value for name, value in url.query.items() if name in ("ssl", *tls.OPTIONS)}
     try:
-        if given and not is_local(url.host or url.query.get("host")):
-            tls.tls_of(given)
+        if files and not is_local(url.host or url.query.get("host")):
+            tls.tls_of(files)
         if (passfile := _one(url.query.get("passfile"))) is not None:
             check_passfile(passfile)
     except ConfigError as error:
         raise ConfigError(f"the PostgreSQL url: {error}") from None
+    return url
 
 
 def is_local(host: str | Sequence[str] | None) -> bool:

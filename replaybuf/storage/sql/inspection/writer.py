@@ -19,6 +19,7 @@ from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
+from replaybuf.storage.sql.engine.server_function import bring_up
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
@@ -26,8 +27,8 @@ from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, check_revision
-from replaybuf.storage.sql.statements import functions
 from replaybuf.storage.sql.statements.fence import joined
+from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
 
 T = TypeVar("T")
 
@@ -94,7 +95,7 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
         asyncio.run(over_sqlalchemy(reader.url, upgrade))
     if reader.path is None:
         with open_writer(reader) as writer:
-            writer.run(partial(functions.bring_up, replaces=True))
+            writer.run(partial(bring_up, functions=FUNCTIONS, replaces=True))
     after = reader.read_any(lambda tx: tx.revision())
     if after != HEAD:
         raise SchemaError(f"{reader.where} is at revision {after} after the upgrade, wanted {HEAD}")

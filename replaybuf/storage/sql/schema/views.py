@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from replaybuf.rollouts.outline import PREVIEW_CHARS
 from replaybuf.segments.extents import EXTENT_BYTES
 from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS
@@ -219,22 +217,10 @@ GROUP_VIEWS = {
 }
 
 
-def _times(**columns: str) -> Mapping[str, Mapping[str, str]]:
-    """Return for each dialect how these columns of seconds since the epoch become times."""
-    return {
-        "sqlite": {
-            name: f"CAST(strftime('%Y-%m-%d %H:%M:%f', {column}, 'unixepoch') AS TEXT) AS {name}"
-            for name, column in columns.items()
-        },
-        "postgresql": {name: f"to_timestamp({column}) AS {name}" for name, column in columns.items()},
-    }
-
-
 _NOW = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS double precision)",
 }
-_INTEGER = {"sqlite": "INTEGER", "postgresql": "bigint"}
 _TASKS = {
     "sqlite": """
     CAST((SELECT group_concat(task_name || ':' || times, ' ') FROM (
@@ -247,21 +233,6 @@ _TASKS = {
           FROM jsonb_array_elements(b.members) m(value) JOIN rb_lane l ON l.id = (m.value ->> 1)::int
          GROUP BY l.task_name) t)""",
 }
-
-
-def _batches(dialect: str) -> str:
-    times = _times(taken_at="b.taken_at")[dialect]
-    return f"""
-CREATE VIEW batches AS
-SELECT
-    b.id AS id, b.buffer AS buffer, {times["taken_at"]}, b.step AS step, b.status AS status, b.worker AS worker,
-    b.lease AS lease, {_TASKS[dialect]} AS tasks,
-    b.groups AS groups, b.settled AS settled, b.reward AS reward, b.min_reward AS min_reward,
-    b.max_reward AS max_reward, b.staleness AS staleness, b.max_staleness AS max_staleness,
-    b.oldest_step AS oldest_model_step, b.newest_step AS newest_model_step, b.epoch AS restores,
-    b.first_uid AS first_uid, b.last_uid AS last_uid
-FROM rb_batch b
-"""
 
 
 _MEMBERS = {
@@ -286,24 +257,42 @@ FROM rb_batch b CROSS JOIN LATERAL jsonb_array_elements(b.members) m(value)
 }
 
 
-def _batch_groups(dialect: str) -> str:
-    return f"""
-CREATE VIEW batch_groups AS
+def _record_views(dialect: str) -> dict[str, str]:
+    """Return the queries of the views of what was done, by name."""
+
+    def time(seconds: str) -> str:
+        if dialect == "postgresql":
+            return f"to_timestamp({seconds})"
+        return f"CAST(strftime('%Y-%m-%d %H:%M:%f', {seconds}, 'unixepoch') AS TEXT)"
+
+    def whole(number: str) -> str:
+        return f"CAST({number} AS {'INTEGER' if dialect == 'sqlite' else 'bigint'})"
+
+    counts = ", ".join(
+        f"{whole(f'coalesce(sum(a.{name}), 0)')} AS {name}_last_hour"
+        for name in ("groups", "rollouts", "tokens", "failures", "taken")
+    )
+    return {
+        "batches": f"""
+SELECT
+    b.id AS id, b.buffer AS buffer, {time("b.taken_at")} AS taken_at, b.step AS step, b.status AS status,
+    b.worker AS worker, b.lease AS lease, {_TASKS[dialect]} AS tasks,
+    b.groups AS groups, b.settled AS settled, b.reward AS reward, b.min_reward AS min_reward,
+    b.max_reward AS max_reward, b.staleness AS staleness, b.max_staleness AS max_staleness,
+    b.oldest_step AS oldest_model_step, b.newest_step AS newest_model_step, b.epoch AS restores,
+    b.first_uid AS first_uid, b.last_uid AS last_uid
+FROM rb_batch b
+""",
+        "batch_groups": f"""
 SELECT b.id AS batch, b.buffer AS buffer, b.step AS step, b.worker AS taken_by, {_MEMBERS[dialect]}
-"""
-
-
-def _leases(dialect: str) -> str:
-    times = _times(
-        since="(SELECT min(b.taken_at) FROM rb_batch b WHERE b.lease = held.lease)", until="held.leased_until"
-    )[dialect]
-    return f"""
-CREATE VIEW leases AS
+""",
+        "leases": f"""
 SELECT
     held.lease AS lease, held.buffer AS buffer, held.task_name AS task_name, held.status AS status,
-    held.holder AS worker, {times["since"]}, {times["until"]},
-    CAST(held.groups AS {_INTEGER[dialect]}) AS groups, CAST(held.deliveries AS {_INTEGER[dialect]}) AS deliveries,
-    CAST((SELECT max(b.step) FROM rb_batch b WHERE b.lease = held.lease) AS {_INTEGER[dialect]}) AS step
+    held.holder AS worker, {time("(SELECT min(b.taken_at) FROM rb_batch b WHERE b.lease = held.lease)")} AS since,
+    {time("held.leased_until")} AS until,
+    {whole("held.groups")} AS groups, {whole("held.deliveries")} AS deliveries,
+    {whole("(SELECT max(b.step) FROM rb_batch b WHERE b.lease = held.lease)")} AS step
 FROM (
     SELECT
         g.lease AS lease, l.buffer AS buffer, l.task_name AS task_name, l.status AS status, g.holder AS holder,
@@ -312,69 +301,40 @@ FROM (
     WHERE g.leased_until IS NOT NULL
     GROUP BY g.lease, l.buffer, l.task_name, l.status, g.holder
 ) held
-"""
-
-
-def _checkpoints(dialect: str) -> str:
-    times = _times(created_at="c.created_at")[dialect]
-    return f"""
-CREATE VIEW checkpoints AS
-SELECT c.buffer AS buffer, c.step AS step, {times["created_at"]}, c.groups AS groups, c.bytes AS bytes
+""",
+        "checkpoints": f"""
+SELECT c.buffer AS buffer, c.step AS step, {time("c.created_at")} AS created_at, c.groups AS groups, c.bytes AS bytes
 FROM rb_checkpoint c WHERE c.copied_to IS NULL
-"""
-
-
-def _waiters(dialect: str) -> str:
-    times = _times(since="a.since", deadline="a.deadline", seen_at="a.seen_at")[dialect]
-    return f"""
-CREATE VIEW waiters AS
+""",
+        "waiters": f"""
 SELECT
     w.buffer AS buffer, w.name AS worker, w.host AS host, w.pid AS pid, a.kind AS kind, a.wants AS wants,
-    a.status AS status, a.query AS query, {times["since"]}, {times["deadline"]}, {times["seen_at"]},
+    a.status AS status, a.query AS query, {time("a.since")} AS since,
+    {time("a.deadline")} AS deadline, {time("a.seen_at")} AS seen_at,
     a.reason AS reason, a.limits AS limits
 FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
-"""
-
-
-def _workers(dialect: str) -> str:
-    times = _times(started_at="w.started_at", last_seen="w.seen_at", ended_at="w.ended_at")[dialect]
-    counts = ", ".join(
-        f"CAST(coalesce(sum(a.{name}), 0) AS {_INTEGER[dialect]}) AS {name}_last_hour"
-        for name in ("groups", "rollouts", "tokens", "failures", "taken")
-    )
-    return f"""
-CREATE VIEW workers AS
+""",
+        "workers": f"""
 SELECT
     w.buffer AS buffer, w.name AS worker, w.host AS host, w.pid AS pid,
-    {times["started_at"]}, {times["last_seen"]}, {times["ended_at"]}, {counts}
+    {time("w.started_at")} AS started_at, {time("w.seen_at")} AS last_seen, {time("w.ended_at")} AS ended_at, {counts}
 FROM rb_worker w
     LEFT JOIN rb_activity a ON a.worker_id = w.id AND a.since > {_NOW[dialect]} - 3600 - {ACTIVITY_SECONDS}
 GROUP BY w.id, w.buffer, w.name, w.host, w.pid, w.started_at, w.seen_at, w.ended_at
-"""
-
-
-def _events(dialect: str) -> str:
-    times = _times(happened_at="e.happened_at")[dialect]
-    return f"""
-CREATE VIEW events AS
+""",
+        "events": f"""
 SELECT
-    e.id AS id, e.buffer AS buffer, {times["happened_at"]}, e.kind AS kind, e.task_name AS task_name,
+    e.id AS id, e.buffer AS buffer, {time("e.happened_at")} AS happened_at, e.kind AS kind, e.task_name AS task_name,
     e.worker AS worker, e.step AS step, e.groups AS groups, e.uids AS uids, e.detail AS detail
 FROM rb_event e
-"""
-
-
-def _places(dialect: str) -> str:
-    def whole(of: str) -> str:
-        return f"CAST(coalesce(sum({of}), 0) AS {_INTEGER[dialect]})"
-
-    # What is in an open segment is counted when it is sealed.
-    return f"""
-CREATE VIEW places AS
+""",
+        # What is in an open segment is counted when it is sealed.
+        "places": f"""
 SELECT
     s.url AS url, count(s.id) AS segments, count(s.id) - count(s.size) AS open_segments,
-    {whole("coalesce(s.size, s.written)")} AS bytes, {whole("coalesce(s.written, s.live)")} AS live_bytes,
-    {whole("s.size - s.live")} AS dead_bytes
+    {whole("coalesce(sum(coalesce(s.size, s.written)), 0)")} AS bytes,
+    {whole("coalesce(sum(coalesce(s.written, s.live)), 0)")} AS live_bytes,
+    {whole("coalesce(sum(s.size - s.live), 0)")} AS dead_bytes
 FROM (
     SELECT
         p.id AS place, p.url AS url, s.id AS id, s.size AS size, s.live AS live,
@@ -383,22 +343,14 @@ FROM (
     FROM rb_place p LEFT JOIN rb_segment s ON s.place = p.id
 ) s
 GROUP BY s.place, s.url
-"""
+""",
+    }
 
 
-_MAKERS = {
-    "batches": _batches,
-    "batch_groups": _batch_groups,
-    "leases": _leases,
-    "checkpoints": _checkpoints,
-    "waiters": _waiters,
-    "workers": _workers,
-    "events": _events,
-    "places": _places,
-}
 #: The statements that create the views, by dialect and view.
 RECORD_VIEWS = {
-    dialect: {name: make(dialect) for name, make in _MAKERS.items()} for dialect in ("sqlite", "postgresql")
+    dialect: {name: f"\nCREATE VIEW {name} AS{query}" for name, query in _record_views(dialect).items()}
+    for dialect in ("sqlite", "postgresql")
 }
 
 

@@ -244,7 +244,7 @@ def begin(tx: Transaction, step: int, now: float) -> Mark:
         "copied_to": 0,
     }
     new = tx.execute(insert(checkpoint).values(values).returning(checkpoint.c.id)).scalar_one()
-    _copy_cursors(tx, new)
+    copy_cursors(tx, 0, new)
     return Mark(new, step, now, last_uid(tx))
 
 
@@ -296,10 +296,11 @@ def _find(tx: Transaction, mark: Mark) -> Any:
     return row
 
 
-def _copy_cursors(tx: Transaction, new: int) -> None:
+def copy_cursors(tx: Transaction, old: int, new: int) -> None:
+    """Copy the cursors of a checkpoint to another; 0 has the present ones."""
     copied = [literal(new) if column is cursor.c.checkpoint else column for column in cursor.c]
-    now = select(*copied).where(cursor.c.buffer == tx.scope.buffer, cursor.c.checkpoint == 0)
-    tx.execute(insert(cursor).from_select([column.name for column in cursor.c], now))
+    found = select(*copied).where(cursor.c.buffer == tx.scope.buffer, cursor.c.checkpoint == old)
+    tx.execute(insert(cursor).from_select([column.name for column in cursor.c], found))
 
 
 def size_of(tx: Transaction, checkpoint_id: int, *conditions: ColumnElement[bool]) -> tuple[int, int]:
@@ -323,7 +324,7 @@ def is_any_made(tx: Transaction, now: float) -> bool:
     return tx.execute(made).first() is not None
 
 
-def marks_of_buffer(tx: Transaction) -> list[int]:
-    """Return the numbers of the checkpoints of the buffer that are being made, or were given up."""
+def forget_marks(tx: Transaction) -> None:
+    """Drop the checkpoints of the buffer that are being made, or were given up."""
     ours = select(checkpoint.c.id).where(checkpoint.c.buffer == tx.scope.buffer, ~whole)
-    return list(tx.execute(ours).scalars())
+    forget(tx, list(tx.execute(ours).scalars()))

@@ -236,33 +236,30 @@ class GroupRow:
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""
         try:
-            return self._item(rollouts, error)
+            priority, times_sampled, created_at, reward, tags, scoped, failure, deliveries = _ITEM(self.values)
+            worker, trained_step = _RECORD(self.values)
+            return StorageItem(
+                uid=self.uid,
+                timestamp_id=self.uid,
+                task_name=self.task_name,
+                status=self.status,
+                staleness=self.staleness,
+                priority=priority,
+                times_sampled=times_sampled,
+                created_at=created_at,
+                reward=reward,
+                tags=_parsed(tags),
+                key=key_of(scoped),
+                error=error or failure,
+                deliveries=deliveries,
+                item=rollouts,
+                probability=self.probability,
+                weight=self.weight,
+                worker=worker,
+                trained_step=trained_step,
+            )
         except DAMAGE as problem:
             raise damaged(self.uid, problem) from problem
-
-    def _item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
-        priority, times_sampled, created_at, reward, tags, scoped, failure, deliveries = _ITEM(self.values)
-        worker, trained_step = _RECORD(self.values)
-        return StorageItem(
-            uid=self.uid,
-            timestamp_id=self.uid,
-            task_name=self.task_name,
-            status=self.status,
-            staleness=self.staleness,
-            priority=priority,
-            times_sampled=times_sampled,
-            created_at=created_at,
-            reward=reward,
-            tags=_parsed(tags),
-            key=key_of(scoped),
-            error=error or failure,
-            deliveries=deliveries,
-            item=rollouts,
-            probability=self.probability,
-            weight=self.weight,
-            worker=worker,
-            trained_step=trained_step,
-        )
 
 
 def decode_leniently(rows: Iterable[GroupRow], codec: Codec, deferral: Deferral | None = None) -> list[StorageItem]:

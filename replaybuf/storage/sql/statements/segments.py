@@ -138,10 +138,15 @@ def _orphaned() -> ColumnElement[bool]:
 def _disown(tx: Transaction, condition: ColumnElement[bool]) -> None:
     theirs = select(segment.c.id).where(condition).order_by(segment.c.id)
     for number in tx.execute(tx.dialect.for_update(theirs)).scalars():
-        in_it = select(func.coalesce(func.sum(payload.c.size), 0)).where(payload.c.segment == number)
-        live = int(tx.execute(in_it).scalar_one())
+        live = _live_in(tx, number)
         sealed = func.coalesce(segment.c.size, live)
         tx.execute(update(segment).where(segment.c.id == number).values(owner=None, size=sealed, live=live))
+
+
+def _live_in(tx: Transaction, number: int) -> int:
+    """Return the bytes that payloads have in a segment."""
+    in_it = select(func.coalesce(func.sum(payload.c.size), 0)).where(payload.c.segment == number)
+    return int(tx.execute(in_it).scalar_one())
 
 
 # Writing
@@ -194,8 +199,7 @@ def seal(tx: Transaction, owner: int, sizes: Mapping[int, int], *, keep: bool) -
         ours = select(segment.c.id).where(segment.c.id == number, segment.c.owner == owner)
         if tx.execute(tx.dialect.for_update(ours)).first() is None:
             continue  # taken away
-        in_it = select(func.coalesce(func.sum(payload.c.size), 0)).where(payload.c.segment == number)
-        values = {"size": size, "live": int(tx.execute(in_it).scalar_one()), "owner": owner if keep else None}
+        values = {"size": size, "live": _live_in(tx, number), "owner": owner if keep else None}
         tx.execute(update(segment).where(segment.c.id == number).values(values))
 
 
