@@ -54,7 +54,7 @@ def add_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int |
         "worker": draw.worker,
         "lease": lease,
         "settled": 0 if lease else len(rows),
-        "members": _json(members),
+        "members": to_json(members, inf_nan_mode="null").decode(),
     }
     if tx.dialect.is_remote:
         listed = ", ".join(_literal(values[name]) for name in _NAMES)
@@ -94,10 +94,6 @@ def _member(row: GroupRow) -> tuple[Any, ...]:
 
 def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
-
-
-def _json(value: Any) -> str:
-    return to_json(value, inf_nan_mode="null").decode()
 
 
 def _literal(value: str | float | None) -> str:

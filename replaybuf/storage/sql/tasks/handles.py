@@ -278,11 +278,8 @@ def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None
         finally:
             await engine.dispose()
 
-    async def read_in_time() -> list[bytes | None]:
-        return await asyncio.wait_for(read(), timeout)
-
     with ThreadPoolExecutor(1) as executor:  # a loop of its own: the caller may be inside one
-        reading = executor.submit(asyncio.run, read_in_time())
+        reading = executor.submit(asyncio.run, asyncio.wait_for(read(), timeout))
         try:
             return reading.result()
         except TimeoutError as error:
