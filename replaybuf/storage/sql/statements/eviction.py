@@ -38,7 +38,7 @@ def note(tx: Transaction, uids: Iterable[int], leaving: Leaving) -> None:
 
 
 def by_put(tx: Transaction, rows: Iterable[GroupRow], puts: Mapping[int, NewGroup]) -> dict[int, list[GroupRow]]:
-    """Return groups that have left by the put for which they did, of several that were stored together in order.
+    """Attribute removed groups to the put that caused their removal, of several that were stored together in order.
 
     Replaced groups left for the put that named them, or has their key. Of the other groups of a task, which were
     evicted, each of its last puts has one: there was room for those before.
