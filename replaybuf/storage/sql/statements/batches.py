@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_json
-from sqlalchemy import Integer, bindparam, case, delete, insert, select, update
+from sqlalchemy import Integer, bindparam, delete, insert, select, update
 
 from replaybuf.rollouts.statuses import Status
 from replaybuf.storage.sql.engine.dialect import Dialect
@@ -128,14 +128,15 @@ def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None
         return
     if len(uids) < sum(map(len, lease.items.values())):
         _settle_some(tx, lease.token, set(uids), step)
-    elif tx.dialect.is_remote:
-        moved = f", step = CASE WHEN settled = 0 THEN {_literal(step)} ELSE step END"
-        changes = f"settled = settled + {len(uids):d}{moved if step != lease.train_step else ''}"
-        tx.finish(f"UPDATE rb_batch SET {changes} WHERE lease = {lease.token:d} AND settled < groups")  # noqa: S608
-    elif step == lease.train_step:  # without a write to the index by step
-        tx.fetch(_SETTLE, len(uids), lease.token)
+        return
+    # Without a write to the index by step where that stays.
+    moved = f", step = CASE WHEN settled = 0 THEN {_literal(step)} ELSE step END" if step != lease.train_step else ""
+    changes = f"settled = settled + {len(uids):d}{moved}"
+    settled = f"UPDATE rb_batch SET {changes} WHERE lease = {lease.token:d} AND settled < groups"  # noqa: S608
+    if tx.dialect.is_remote:
+        tx.finish(settled)
     else:
-        tx.fetch(_SETTLE_FOR, len(uids), step, lease.token)
+        tx.run(settled)
 
 
 def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) -> None:
@@ -157,17 +158,6 @@ def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) 
 
 def _change(tx: Transaction, number: int, **values: Any) -> None:
     tx.execute(update(batch).where(batch.c.id == number).values(**values))
-
-
-_groups = bindparam("groups", type_=Integer())
-_of_first = case((batch.c.settled == 0, bindparam("new_step", type_=batch.c.step.type)), else_=batch.c.step)
-_settled = (
-    update(batch)
-    .where(batch.c.lease == bindparam("of_lease"), batch.c.settled < batch.c.groups)
-    .values(settled=batch.c.settled + _groups)
-)
-_SETTLE = Prepared(lambda _: _settled, "groups", "of_lease")
-_SETTLE_FOR = Prepared(lambda _: _settled.values(step=_of_first), "groups", "new_step", "of_lease")
 
 
 def last_beyond(tx: Transaction, keep: int) -> int | None:
