@@ -20,7 +20,7 @@ from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.outage import Identity, next_identity
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
-from replaybuf.storage.sql.engine.servers import Standing
+from replaybuf.storage.sql.engine.servers import UNKNOWN
 from replaybuf.storage.sql.engine.tls import OPTIONS, tls_of
 from replaybuf.storage.sql.engine.urls import driver_options, is_local, public_url
 
@@ -109,22 +109,22 @@ def connector(
 
 
 class Connection(asyncpg.Connection):
-    """asyncpg's connection, which numbers its transactions (`identity`), and knows its server."""
+    """asyncpg's connection, which numbers its transactions (`next_identity`), and knows its server."""
 
-    __slots__ = ("_functions", "_identity", "_standing")
+    __slots__ = ("_identity", "functions", "standing")
 
-    @property
-    def functions(self) -> dict[str, bool]:
-        """The functions (`engine.server_function`) about which this connection asked, and whether it may call them."""
-        try:
-            return self._functions
-        except AttributeError:
-            self._functions: dict[str, bool] = {}
-            return self._functions
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._identity: Identity | None = None
+        #: The functions (`engine.server_function`) about which this connection asked, and whether it may call them.
+        self.functions: dict[str, bool] = {}
+        #: The server's role and timeline, as asked when the connection was made.
+        self.standing = UNKNOWN
 
     async def has_function(self, name: str) -> bool:
         """Return whether a function may be called here. If so, this connection holds its own lock until it ends."""
         if name not in self.functions:
+            assert self._identity is not None
             # A pooler shows its clients another process than the server's, and keeps that when they are gone.
             direct = self.standing.process == self.get_server_pid()
             try:
@@ -138,13 +138,8 @@ class Connection(asyncpg.Connection):
 
     def next_identity(self) -> Identity:
         """Return the identity of the next transaction."""
-        self._identity = next_identity(getattr(self, "_identity", None))
+        self._identity = next_identity(self._identity)
         return self._identity
-
-    @property
-    def standing(self) -> Standing:
-        """The server's role and timeline, as asked when the connection was made."""
-        return getattr(self, "_standing", None) or Standing()
 
     def same_server(self) -> str:
         """Return the statement that fails unless the server is the same as then; nothing where it can't be another.

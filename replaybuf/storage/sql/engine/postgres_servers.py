@@ -216,7 +216,7 @@ class Servers:
         opened[host] = connection
         standing = await _standing_of(connection)
         # Of a reader's connection it is the reader who set that.
-        connection._standing = standing if self._writes else standing._replace(is_read_only=standing.is_standby)
+        connection.standing = standing if self._writes else standing._replace(is_read_only=standing.is_standby)
         return connection.standing  # type: ignore[no-any-return]
 
     # Another server than before

@@ -162,8 +162,11 @@ def _change(tx: Transaction, number: int, **values: Any) -> None:
 
 def last_beyond(tx: Transaction, keep: int) -> int | None:
     """Return the number of the newest batch of the buffer before its last `keep`, or None."""
-    rows = tx.fetch(_BEYOND, tx.scope.buffer, keep)
-    return int(rows[0][0]) if rows else None
+    found = tx.value(_BEYOND, buffer=tx.scope.buffer, keep=keep)
+    return None if found is None else int(found)
+
+
+_BEYOND = "SELECT id FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT 1 OFFSET :keep"
 
 
 def prune_batches(tx: Transaction, until: int, limit: int) -> int:
@@ -171,22 +174,10 @@ def prune_batches(tx: Transaction, until: int, limit: int) -> int:
     return len(tx.fetch(_PRUNE, tx.scope.buffer, until, limit))
 
 
-_of_buffer = batch.c.buffer == bindparam("buffer")
-_BEYOND = Prepared(
-    lambda _: (
-        select(batch.c.id)
-        .where(_of_buffer)
-        .order_by(batch.c.id.desc())
-        .offset(bindparam("keep", type_=Integer()))
-        .limit(1)
-    ),
-    "buffer",
-    "keep",
-)
-
-
 def _prune(dialect: Dialect) -> Any:
-    old = select(batch.c.id).where(_of_buffer, batch.c.id <= bindparam("until", type_=batch.c.id.type))
+    old = select(batch.c.id).where(
+        batch.c.buffer == bindparam("buffer"), batch.c.id <= bindparam("until", type_=batch.c.id.type)
+    )
     first = old.order_by(batch.c.id).limit(bindparam("limit", type_=Integer()))
     return delete(batch).where(batch.c.id.in_(dialect.for_update(first, skip_locked=True))).returning(batch.c.id)
 
