@@ -152,6 +152,9 @@ def _stored_group(record: dict[str, Any]) -> StoredGroup:
     return StoredGroup(item, bytes(record["payload"]), ticket, keys, record["archived_at"], due)
 
 
+# Saved and loaded
+
+
 async def save_state(transactions: Transactions, codec: Codec) -> dict[str, Any]:
     """Return the portable state of a buffer, with whole payloads."""
     async with keeping_segments(transactions.engine, transactions.scope) as kept:

@@ -249,6 +249,8 @@ def is_refusal(error: BaseException) -> bool:
     )
 
 
+# What to do about refusals, and about poolers that are not set up for replaybuf, by error code
+
 _TABLES = "what docs/postgresql-access.md grants (to write SELECT, INSERT, UPDATE and DELETE; SELECT is enough to look)"
 
 #: Of error codes, the patterns of messages, and what to do; `{user}` is the role, `{0}` the pattern's first group.

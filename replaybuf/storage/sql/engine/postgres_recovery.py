@@ -205,6 +205,9 @@ _ENDING_LOOKS, _ENDING_SECONDS = 100, 0.02
 _LOOKING_SECONDS = 5.0
 
 
+# Repeated transactions
+
+
 class Recovery:
     """Repeats the transactions of a store until each is certainly committed, or certainly not.
 

@@ -21,6 +21,8 @@ from replaybuf.passwords import check_passfile
 from replaybuf.redact import may_hold_password, redact
 from replaybuf.storage.sql.engine import tls
 
+# Several hosts
+
 
 class Host(NamedTuple):
     """A server by its address, or by the folder of its socket; without a port, the driver's default."""
@@ -157,6 +159,8 @@ def _port(text: str | None, which: str, known: str = "") -> int | None:
         raise ConfigError(f"the port {which} must be a number from 1 to 65535{given}")
     return int(text)
 
+
+# URLs
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
 #: Other names of a SQLite database in memory; what follows them is ignored.

@@ -125,6 +125,8 @@ def prune_events(tx: Transaction) -> None:
         tx.execute(delete(event).where(ours, event.c.happened_at <= last))
 
 
+# Workers and waits
+
 _HOUR = 3600.0
 # Of longer queries, the beginning is enough for people.
 _MOST_CHARS = 10_000

@@ -278,6 +278,8 @@ def _parsed(text: str | None) -> Any:
     return None if text is None else from_json(text)
 
 
+# Payloads of which only a part is read
+
 #: Nearly all heads are shorter. It is also enough to find out how long a longer one is.
 _FIRST_BYTES = 64 << 10
 _ALL = 1 << 30

@@ -343,6 +343,9 @@ _DATA = Prepared(
     lambda dialect: select(payload.c.uid, payload.c.data).where(dialect.one_of(payload.c.uid, "uids")), "uids"
 )
 
+
+# Where this database is
+
 _IDENTITY = f"SELECT value FROM rb_info WHERE name = '{IDENTITY}'"  # noqa: S608
 _FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
 # A cluster keeps its number through failover and physical backups. Not everybody may ask for it.

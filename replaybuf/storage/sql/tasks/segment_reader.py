@@ -169,6 +169,8 @@ def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[st
     return [(number, Range(extent, at, size)) for number, at, size in codec.wanted(payload, deferred)]
 
 
+# The place of this process
+
 #: How long is waited for a place where others have it.
 _LOOKING_SECONDS = 5.0
 
