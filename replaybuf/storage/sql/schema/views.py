@@ -52,6 +52,17 @@ class _Sql:
             f"json_extract(g.marks, '$.{name}[' || {at} || ']')", f"(g.marks -> '{name}' ->> {at})::{kind}"
         )
 
+    def counted(self, name: str, value: str, source: str) -> str:
+        """Return a text such as `a:2 b:1` of the values in the rows of a source, with their numbers."""
+        query = f"SELECT {value} AS {name}, count(1) AS times FROM {source} GROUP BY {name}"
+        listed = f"f.{name} || ':' || f.times, ' '"
+        return self.typed(
+            self.either(
+                f"(SELECT group_concat({listed}) FROM ({query} ORDER BY {name}) f)",
+                f"(SELECT string_agg({listed} ORDER BY f.{name}) FROM ({query}) f)",
+            )
+        )
+
     def expired(self, at: str) -> str:
         return f"coalesce({self.mark('expired', at, 'boolean')}, {self.either('0', 'false')})"
 
@@ -74,13 +85,7 @@ def _group_views(sql: _Sql) -> dict[str, str]:
     rollouts = sql.either("json_each(p.outline) r", "jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)")
     not_expired = f"WHERE NOT {sql.expired(sql.either('r.key', '(r.place - 1)::int'))}"
     reason, error = sql.text("r.value", "finish_reason"), sql.text("r.value", "error_msg")
-    reasons = f"""SELECT {reason} AS reason, count(1) AS times FROM {rollouts}
-         {not_expired} AND {reason} IS NOT NULL"""
-    finish_reasons = sql.either(
-        f"(SELECT group_concat(reason || ':' || times, ' ') FROM ({reasons} GROUP BY reason ORDER BY reason))",
-        f"""(SELECT string_agg(f.reason || ':' || f.times, ' ' ORDER BY f.reason)
-        FROM ({reasons} GROUP BY {reason}) f)""",
-    )
+    finish_reasons = sql.counted("reason", reason, f"{rollouts} {not_expired} AND {reason} IS NOT NULL")
     messages = sql.either(
         f"""CASE WHEN json_type(p.outline, '$[0].messages') IS NOT NULL AND {_IS_WHOLE} THEN
       (SELECT json_group_array(json_object('role', json_extract(m.value, '$[0]'), 'content', CAST(
@@ -127,7 +132,7 @@ SELECT
     {sql.whole(f"(SELECT sum({sql.number('r.value', 'prompt_tokens')}) FROM {rollouts})")} AS prompt_tokens,
     {sql.whole(f"(SELECT coalesce(sum({sql.number('r.value', 'response_tokens')}), 0) FROM {rollouts} {not_expired})")}
       AS response_tokens,
-    {sql.typed(finish_reasons)} AS finish_reasons,
+    {finish_reasons} AS finish_reasons,
     p.prompt AS prompt,
     {sql.typed(f"CASE WHEN {sql.expired('0')} THEN '' ELSE {first} END")} AS response,
     g.tags AS tags,
@@ -171,49 +176,21 @@ FROM (
     }
 
 
-_TASKS = {
-    "sqlite": """
-    CAST((SELECT group_concat(task_name || ':' || times, ' ') FROM (
-        SELECT l.task_name AS task_name, count(1) AS times
-          FROM json_each(b.members) m JOIN rb_lane l ON l.id = json_extract(m.value, '$[1]')
-         GROUP BY l.task_name ORDER BY l.task_name)) AS TEXT)""",
-    "postgresql": """
-    (SELECT string_agg(t.task_name || ':' || t.times, ' ' ORDER BY t.task_name) FROM (
-        SELECT l.task_name AS task_name, count(1) AS times
-          FROM jsonb_array_elements(b.members) m(value) JOIN rb_lane l ON l.id = (m.value ->> 1)::int
-         GROUP BY l.task_name) t)""",
-}
-
-
-_MEMBERS = {
-    "sqlite": """
-    CAST(json_extract(m.value, '$[0]') AS INTEGER) AS uid, l.task_name AS task_name,
-    CAST(json_extract(m.value, '$[2]') AS TEXT) AS worker,
-    CAST(json_extract(m.value, '$[3]') AS REAL) AS reward,
-    CAST(json_extract(m.value, '$[4]') AS INTEGER) AS staleness,
-    CAST(json_extract(m.value, '$[5]') AS INTEGER) AS oldest_model_step,
-    CAST(strftime('%Y-%m-%d %H:%M:%f', json_extract(m.value, '$[6]'), 'unixepoch') AS TEXT) AS created_at,
-    b.first_uid AS first_uid, b.last_uid AS last_uid
-FROM rb_batch b, json_each(b.members) m LEFT JOIN rb_lane l ON l.id = json_extract(m.value, '$[1]')
-""",
-    "postgresql": """
-    (m.value ->> 0)::bigint AS uid, l.task_name AS task_name, m.value ->> 2 AS worker,
-    (m.value ->> 3)::double precision AS reward, (m.value ->> 4)::bigint AS staleness,
-    (m.value ->> 5)::bigint AS oldest_model_step, to_timestamp((m.value ->> 6)::double precision) AS created_at,
-    b.first_uid AS first_uid, b.last_uid AS last_uid
-FROM rb_batch b CROSS JOIN LATERAL jsonb_array_elements(b.members) m(value)
-    LEFT JOIN rb_lane l ON l.id = (m.value ->> 1)::int
-""",
-}
-
-
 def _record_views(sql: _Sql) -> dict[str, str]:
     """Return the queries of the views of what was done, by name."""
-    time, whole, dialect = sql.time, sql.whole, sql.dialect
+    time, whole = sql.time, sql.whole
     now = sql.either(
         "(julianday('now') - 2440587.5) * 86400.0",
         "CAST(extract(epoch FROM clock_timestamp()) AS double precision)",
     )
+    members = sql.either("json_each(b.members) m", "jsonb_array_elements(b.members) m(value)")
+    lane = sql.either("json_extract(m.value, '$[1]')", "(m.value ->> 1)::int")
+    of_lane = f"rb_lane l ON l.id = {lane}"
+    tasks = sql.counted("task_name", "l.task_name", f"{members} JOIN {of_lane}")
+
+    def member(at: int, kind: str, of_postgres: str) -> str:
+        return sql.either(f"CAST(json_extract(m.value, '$[{at}]') AS {kind})", f"(m.value ->> {at})::{of_postgres}")
+
     counts = ", ".join(
         f"{whole(f'coalesce(sum(a.{name}), 0)')} AS {name}_last_hour"
         for name in ("groups", "rollouts", "tokens", "failures", "taken")
@@ -222,7 +199,7 @@ def _record_views(sql: _Sql) -> dict[str, str]:
         "batches": f"""
 SELECT
     b.id AS id, b.buffer AS buffer, {time("b.taken_at")} AS taken_at, b.step AS step, b.status AS status,
-    b.worker AS worker, b.lease AS lease, {_TASKS[dialect]} AS tasks,
+    b.worker AS worker, b.lease AS lease, {tasks} AS tasks,
     b.groups AS groups, b.settled AS settled, b.reward AS reward, b.min_reward AS min_reward,
     b.max_reward AS max_reward, b.staleness AS staleness, b.max_staleness AS max_staleness,
     b.oldest_step AS oldest_model_step, b.newest_step AS newest_model_step, b.epoch AS restores,
@@ -230,7 +207,13 @@ SELECT
 FROM rb_batch b
 """,
         "batch_groups": f"""
-SELECT b.id AS batch, b.buffer AS buffer, b.step AS step, b.worker AS taken_by, {_MEMBERS[dialect]}
+SELECT b.id AS batch, b.buffer AS buffer, b.step AS step, b.worker AS taken_by,
+    {member(0, "INTEGER", "bigint")} AS uid, l.task_name AS task_name, {member(2, "TEXT", "text")} AS worker,
+    {member(3, "REAL", "double precision")} AS reward, {member(4, "INTEGER", "bigint")} AS staleness,
+    {member(5, "INTEGER", "bigint")} AS oldest_model_step,
+    {time(sql.either("json_extract(m.value, '$[6]')", "(m.value ->> 6)::double precision"))} AS created_at,
+    b.first_uid AS first_uid, b.last_uid AS last_uid
+FROM rb_batch b{sql.either(", ", " CROSS JOIN LATERAL ")}{members} LEFT JOIN {of_lane}
 """,
         "leases": f"""
 SELECT
