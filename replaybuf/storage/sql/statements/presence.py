@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from sqlalchemy import ColumnElement, Select, and_, case, delete, func, insert, or_, select, update
 
@@ -39,72 +39,61 @@ _MOST_DETAIL = 2000
 _RECENT, _RECENT_SECONDS = 20, 60.0
 
 
+class About(TypedDict, total=False):
+    """What an event is about: a task's groups, so many; `worker` is who did it, or held the groups."""
+
+    task_name: str | None
+    worker: str | None
+    groups: int
+    detail: str | None
+
+
 def note(
     tx: Transaction,
     kind: EventKind,
     *,
-    task_name: str | None = None,
-    worker: str | None = None,
     step: int | None = None,
-    groups: int = 0,
     uids: Sequence[int] = (),
-    detail: str | None = None,
     time: float | None = None,
+    **about: Unpack[About],
 ) -> None:
-    """Note an event: how many groups it is about, and the lowest of their uids, in order.
-
-    `worker` is who did it, or held the groups. It happens now, or did at a `time` by the store's clock.
-    """
+    """Note an event, with the lowest uids of its groups, in order. It happens now, or did at a store's `time`."""
+    detail = about.get("detail")
     values = {
         "buffer": tx.scope.buffer,
         "happened_at": tx.dialect.clock(tx) if time is None else time,
         "kind": str(kind),
-        "task_name": task_name,
-        "worker": worker,
+        "task_name": about.get("task_name"),
+        "worker": about.get("worker"),
         "step": step,
-        "groups": groups,
+        "groups": about.get("groups", 0),
         "uids": nsmallest(MOST_UIDS, uids) or None,
         "detail": None if detail is None else detail[:_MOST_DETAIL],
     }
     tx.execute(insert(event), values)
 
 
-def note_more(
-    tx: Transaction,
-    kind: EventKind,
-    *,
-    task_name: str | None = None,
-    worker: str | None = None,
-    groups: int,
-    detail: str | None = None,
-) -> None:
+def note_more(tx: Transaction, kind: EventKind, **about: Unpack[About]) -> None:
     """Note an event that may come many times in a row: it is counted in a recent one that is the same otherwise."""
-    alike = {"kind": str(kind), "task_name": task_name, "worker": worker, "detail": detail}
+    alike = {"kind": str(kind), **{name: about.get(name) for name in ("task_name", "worker", "detail")}}
     newest = select(event.c.id, event.c.happened_at, *(event.c[name] for name in alike))
     newest = newest.where(event.c.buffer == tx.scope.buffer).order_by(event.c.happened_at.desc()).limit(_RECENT)
     since = tx.dialect.clock(tx) - _RECENT_SECONDS
     for row in tx.execute(newest).mappings():
         if row["happened_at"] >= since and all(row[name] == value for name, value in alike.items()):
-            tx.execute(update(event).where(event.c.id == row["id"]).values(groups=event.c.groups + groups))
+            more = event.c.groups + about.get("groups", 0)
+            tx.execute(update(event).where(event.c.id == row["id"]).values(groups=more))
             return
-    note(tx, kind, task_name=task_name, worker=worker, groups=groups, detail=detail)
+    note(tx, kind, **about)
 
 
-def note_last(
-    tx: Transaction,
-    kind: EventKind,
-    *,
-    task_name: str | None = None,
-    worker: str | None = None,
-    groups: int,
-    detail: str,
-    time: float,
-) -> None:
+def note_last(tx: Transaction, kind: EventKind, *, time: float, **about: Unpack[About]) -> None:
     """Note an event of which only the last one counts where a worker repeats it: it replaces one of the last minute."""
-    alike = event.c.kind == str(kind), event.c.worker == worker, event.c.task_name.is_not_distinct_from(task_name)
+    task_name = event.c.task_name.is_not_distinct_from(about.get("task_name"))
+    alike = event.c.kind == str(kind), event.c.worker == about.get("worker"), task_name
     recent = event.c.buffer == tx.scope.buffer, event.c.happened_at.between(time - _RECENT_SECONDS, time)
     tx.execute(delete(event).where(*recent, *alike))
-    note(tx, kind, task_name=task_name, worker=worker, groups=groups, detail=detail, time=time)
+    note(tx, kind, time=time, **about)
 
 
 def note_rows(tx: Transaction, kind: EventKind, rows: Iterable[GroupRow], detail: str | None = None) -> None:
