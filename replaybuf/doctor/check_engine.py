@@ -16,15 +16,15 @@ from typing import Any
 
 from replaybuf.doctor import Finding, fine, problem, warning
 from replaybuf.storage.sql.engine import locks, outage
-from replaybuf.storage.sql.engine.errors import said, translated
-from replaybuf.storage.sql.engine.postgres_advice import is_about_pooler
-from replaybuf.storage.sql.engine.postgres_changes import SNAPSHOT
+from replaybuf.storage.sql.engine.errors import is_about_pooler, said, translated
+from replaybuf.storage.sql.engine.postgres import SNAPSHOT
 from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, run
+from replaybuf.storage.sql.engine.server_function import unusable
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader
 from replaybuf.storage.sql.schema.create import create_tables
 from replaybuf.storage.sql.schema.tables import counter
-from replaybuf.storage.sql.statements import functions
+from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
 
 #: How long a part may take, and how long a notification may be on its way, in seconds.
 TRIAL_SECONDS = 3.0
@@ -273,7 +273,7 @@ async def _tables(bench: Bench) -> str:
 async def _functions(bench: Bench) -> str:
     if bench.has_tables:
         async with bench.begun() as one:
-            lacking = await run(lambda: functions.unusable(Transaction(PostgresSession(one))))
+            lacking = await run(lambda: unusable(Transaction(PostgresSession(one)), FUNCTIONS))
         return f"those of this version aren't there for this role ({', '.join(lacking)})" if lacking else ""
     if not bench.ddl_is_undone:
         raise Untried("what is made in a transaction would stay")

@@ -26,8 +26,7 @@ from replaybuf.segments.store import EXTENT_BYTES, Extent, SegmentStore, StoredS
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.schema.tables import IDENTITY, payload, segment
-from replaybuf.storage.sql.statements.homes import home_of
-from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, end_use
+from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, end_use, home_of
 from replaybuf.units import some
 
 #: Files and objects that the database doesn't name are left alone for so long: they may be being written.

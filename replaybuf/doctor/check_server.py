@@ -10,11 +10,12 @@ from replaybuf import units
 from replaybuf.doctor import Check, CheckContext, Finding, fine, problem, warning
 from replaybuf.doctor.check_engine import check_engine
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql.engine import standbys
 from replaybuf.storage.sql.engine.errors import says_unknown, translated
-from replaybuf.storage.sql.engine.hosts import Host, hosts_of, url_at
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
 from replaybuf.storage.sql.engine.postgres_pool import Pool
+from replaybuf.storage.sql.engine.postgres_recovery import ASK as ASK_STANDBYS
+from replaybuf.storage.sql.engine.postgres_recovery import Synchronous
+from replaybuf.storage.sql.engine.urls import Host, hosts_of, url_at
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction
 from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.tables import uid_sequence
@@ -88,7 +89,7 @@ def find_replication(tx: ReadTransaction, context: CheckContext) -> Sequence[Fin
     if tx.value("SELECT pg_is_in_recovery()"):
         return [fine("the server is a standby: commits are made elsewhere")]
     try:
-        found = standbys.Synchronous(*tx.table(standbys.ASK.format(seconds=WAITING_SECONDS))[1][0])
+        found = Synchronous(*tx.table(ASK_STANDBYS.format(seconds=WAITING_SECONDS))[1][0])
     except Exception as error:
         if not says_unknown(error):
             raise

@@ -42,12 +42,12 @@ from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.writer import open_writer
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
 from replaybuf.storage.sql.schema.tables import counter, group, lane, payload
-from replaybuf.storage.sql.statements.columns import uid_in
 from replaybuf.storage.sql.statements.counts import FREE, add_counts, set_aside
 from replaybuf.storage.sql.statements.lanes import Lane, need_lane
-from replaybuf.storage.sql.statements.leases import end_leases, store_clock
+from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.restore import raise_uid
+from replaybuf.storage.sql.statements.rows import uid_in
 from replaybuf.storage.sql.statements.upkeep import sweep, wall_clock
 from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
 from replaybuf.units import some
@@ -104,7 +104,7 @@ def repair_leased(tx: Transaction, context: CheckContext) -> Sequence[str]:
         own = tx.of(Scope(buffer))
         home = need_lane(own, (task_name, Status(status)))
         if leased and lease is not None:
-            values: dict[str, Any] = {"leased_until": store_clock(tx)}
+            values: dict[str, Any] = {"leased_until": tx.dialect.clock(tx)}
         else:
             values = {**FREE, "lane": home.id}
         tx.execute(update(group).where(group.c.uid == uid).values(values))

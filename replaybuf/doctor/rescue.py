@@ -32,11 +32,11 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import IDENTITY, cursor, group, lane, payload
-from replaybuf.storage.sql.statements.columns import rescoped_key
 from replaybuf.storage.sql.statements.counts import FREE
 from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.restore import raise_uid
+from replaybuf.storage.sql.statements.rows import rescoped_key
 from replaybuf.storage.values import Cursor
 
 Row = dict[str, Any]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import threading
 import weakref
@@ -16,19 +15,20 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from replaybuf.checks import check_history
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ClosedError, ConfigError, ForkedError, ReplayBufError
+from replaybuf.errors import ClosedError, ConfigError, ForkedError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.rules.limits import Rules
 from replaybuf.segments.places import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
+from replaybuf.storage.sql.engine.server_function import bring_up
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
-from replaybuf.storage.sql.statements import functions
 from replaybuf.storage.sql.statements.fence import check_fence, joined
+from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
@@ -43,8 +43,6 @@ from replaybuf.worker_name import worker_name
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-
-_logger = logging.getLogger("replaybuf.database")
 
 _CLOSE_SECONDS = 60
 _BLOCKING_SECONDS = 600
@@ -208,7 +206,7 @@ class Store:
             if not await self._is_there():
                 await self._create()
             if not self._read_only:
-                await self._create_functions()
+                await bring_up(engine, FUNCTIONS)
             transactions.scope = await engine.read(joined, transactions.scope)
             engine.opened = True
             await self.segments.prepare(transactions.scope, writes=not self._read_only)
@@ -232,14 +230,6 @@ class Store:
             if not await self._is_there():
                 raise
         await self.engine.write(partial(create_schema, where=self.engine.where), fenced=False)
-
-    async def _create_functions(self) -> None:
-        """Create functions that save round trips, where they are missing; without them everything works."""
-        try:
-            if await self.engine.read(functions.missing, single=True):
-                await self.engine.write(functions.create, fenced=False)
-        except ReplayBufError as error:
-            _logger.info("functions that save round trips could not be created: %s", error)
 
     # Operations
 

@@ -33,10 +33,10 @@ from replaybuf.storage.sql.inspection.groups import (
 )
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane
-from replaybuf.storage.sql.statements.columns import FIELDS
 from replaybuf.storage.sql.statements.lanes import find_lanes
 from replaybuf.storage.sql.statements.matching import count_groups, find_uids, finding, select_matching
 from replaybuf.storage.sql.statements.ordering import Source
+from replaybuf.storage.sql.statements.rows import FIELDS
 
 #: More lanes than this are read in one go; a database has a few for each task.
 MOST_LANES = 100

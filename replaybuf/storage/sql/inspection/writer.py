@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,17 +20,18 @@ from sqlalchemy import Connection, NullPool, create_engine, delete, event, text
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from replaybuf.errors import ConfigError, InputError, NotADatabaseError, ReplayBufError, SchemaError
+from replaybuf.errors import ConfigError, InputError, NotADatabaseError, SchemaError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.dialect import Dialect
-from replaybuf.storage.sql.engine.errors import says_unknown, translated
+from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
+from replaybuf.storage.sql.engine.server_function import bring_up
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_connection import connect_to_write
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
@@ -40,8 +42,8 @@ from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTr
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, check_revision
 from replaybuf.storage.sql.schema.tables import DIGEST, info
-from replaybuf.storage.sql.statements import functions
 from replaybuf.storage.sql.statements.fence import joined
+from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
 from replaybuf.storage.values import LOCK_SECONDS
 
 T = TypeVar("T")
@@ -69,6 +71,10 @@ class Writer:
     def write(self, function: Callable[[Transaction], T]) -> T:
         """Run `function(tx)` in a transaction, commit it, and return the result."""
         return self._runner.run(self._engine.write(function, alone=True))
+
+    def run(self, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of `work(engine)`."""
+        return self._runner.run(work(self._engine))
 
     def empty_log(self) -> bool:
         """Copy a SQLite file's log into the file and restart it; return False while another process reads from it."""
@@ -103,20 +109,11 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
         asyncio.run(over_sqlalchemy(reader.url, upgrade))
     if reader.path is None:
         with open_writer(reader) as writer:
-            _replace_functions(writer)
+            writer.run(partial(bring_up, functions=FUNCTIONS, replaces=True))
     after = reader.read_any(lambda tx: tx.revision())
     if after != HEAD:
         raise SchemaError(f"{reader.where} is at revision {after} after the upgrade, wanted {HEAD}")
     return before, after
-
-
-def _replace_functions(writer: Writer) -> None:
-    """Replace the functions that save round trips, where the server has what they need."""
-    try:
-        writer.write(functions.replace)
-    except ReplayBufError as error:
-        if error.__cause__ is None or not says_unknown(error.__cause__):
-            raise
 
 
 def _check_owner(tx: ReadTransaction, where: str) -> None:

@@ -15,9 +15,7 @@ from replaybuf.storage.presence import EventKind
 from replaybuf.storage.sql.engine.locks import NamedLock
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import group
-from replaybuf.storage.sql.statements.columns import scoped_key
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
-from replaybuf.storage.sql.statements.events import note_more
 from replaybuf.storage.sql.statements.eviction import (
     Leaving,
     by_put,
@@ -43,8 +41,9 @@ from replaybuf.storage.sql.statements.new_rows import (
     payload_row,
 )
 from replaybuf.storage.sql.statements.ordering import new_keys
+from replaybuf.storage.sql.statements.presence import note_more
 from replaybuf.storage.sql.statements.restore import uids_in_checkpoints
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key
 from replaybuf.storage.values import NewGroup
 
 

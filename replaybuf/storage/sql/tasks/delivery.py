@@ -14,7 +14,7 @@ from typing import cast
 
 from replaybuf.errors import DecodeError, FencedError, StorageError
 from replaybuf.rules.transitions import drawn
-from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
+from replaybuf.storage.sql.engine.outage import OutcomeUnknownError, until_committed
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import BatchKey, add_batch, remove_batch, train_step_of
 from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
@@ -211,7 +211,7 @@ class Drawing:
             if left is not None:  # without waiting for the checkpoint that is being made
                 self._transactions.thread.keep_trying(partial(self._correct, left, taken.epoch))
 
-        work = Insistent(write)
+        work = until_committed(write)
         try:
             await work()
         except FencedError:  # as above

@@ -26,8 +26,7 @@ from replaybuf.storage.sql.statements import segments as statements
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, SILENT_SECONDS, Segment
 from replaybuf.storage.sql.tasks.open_segments import OpenSegment, OpenSegments, SegmentBatch
-from replaybuf.storage.sql.tasks.own_place import OwnPlace, claimed
-from replaybuf.storage.sql.tasks.segment_reader import Compute, SegmentReader, in_thread
+from replaybuf.storage.sql.tasks.segment_reader import Compute, OwnPlace, SegmentReader, claimed, in_thread
 
 _SPARE = 2
 _SPARE_OBJECTS = 64
@@ -327,7 +326,7 @@ class Segments:
         return moved
 
     async def _move_some(self, old: int, compute: Compute, codec: Codec) -> bool:
-        found = await self._engine.read(lambda tx: statements.movable(tx, old, 0, _MOVED_GROUPS), self._scope)
+        found = await self._engine.read(lambda tx: statements.movable(tx, old, _MOVED_GROUPS), self._scope)
         rows, size = [], 0
         for uid, data in found:
             if size > _MOVED_BYTES:
