@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, inspect
 
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.user_sql import QUESTIONS, Question
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
 from replaybuf.storage.sql.schema.views import VIEWS

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from replaybuf.rules.circumstances import Wait
-from replaybuf.storage.presence import Waiting, timeout_event
+from replaybuf.storage.reports import Waiting, timeout_event
 from replaybuf.storage.sql.backend import SQLStorage
 
 #: Seconds after which a wait is reported in the log, and between reports.

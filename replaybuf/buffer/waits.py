@@ -23,7 +23,7 @@ from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, levels
-from replaybuf.storage.presence import PROCESS_BEGAN, EventKind, WorkerEvent
+from replaybuf.storage.reports import PROCESS_BEGAN, EventKind, WorkerEvent
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, NewGroup
 from replaybuf.tracing import waiting

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.tasks import presence
-from tests.presence.views import workers_of
+from replaybuf.storage.sql.tasks import heartbeats
+from tests.heartbeats.views import workers_of
 from tests.stores import TASK, build, fill, until
 
 
@@ -30,7 +30,7 @@ async def locked(path: str) -> AsyncIterator[None]:
 async def test_a_locked_database_costs_one_warning_and_no_count(
     tmp_path: Any, quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(presence, "_PATIENCE", 0.05)
+    monkeypatch.setattr(heartbeats, "_PATIENCE", 0.05)
     url = f"sqlite:///{tmp_path}/run.db"
     async with build(url, worker="me") as buffer:
         await fill(buffer, 5)
@@ -59,7 +59,7 @@ async def test_who_was_fenced_off_is_still_seen(shared_url: str, quick: None) ->
         await new.restore(1)
         begun = time.time()
         storage: Any = old.storage
-        storage.presence.of("old")  # something to tell
+        storage.heartbeats.of("old")  # something to tell
 
         async def again() -> bool:
             workers = await workers_of(shared_url)

@@ -15,7 +15,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.policies import Order
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.storage.presence import Waiting, WorkerEvent
+from replaybuf.storage.reports import Waiting, WorkerEvent
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.copies.state_dict import load_state, save_state
 from replaybuf.storage.sql.engine.transaction import Transaction

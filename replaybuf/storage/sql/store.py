@@ -29,12 +29,12 @@ from replaybuf.storage.sql.engine.urls import is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
 from replaybuf.storage.sql.statements.fence import check_fence, joined
 from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
+from replaybuf.storage.sql.tasks.buffer_segments import Segments
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from replaybuf.storage.sql.tasks.handles import Parts, know_database
-from replaybuf.storage.sql.tasks.presence import Presence
-from replaybuf.storage.sql.tasks.segments import Segments
+from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.sql.tasks.watch import Watch

@@ -56,8 +56,8 @@ from replaybuf.storage.sql.statements.rows import rescoped_key
 from replaybuf.storage.sql.statements.segments import check_open
 
 if TYPE_CHECKING:
+    from replaybuf.storage.sql.tasks.buffer_segments import Segments
     from replaybuf.storage.sql.tasks.open_segments import SegmentBatch
-    from replaybuf.storage.sql.tasks.segments import Segments
 
 _BATCH_GROUPS = 1000
 _FEW_GROUPS = 50

@@ -49,7 +49,7 @@ from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key, select_r
 from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.tasks.segments import Segments
+    from replaybuf.storage.sql.tasks.buffer_segments import Segments
     from replaybuf.storage.sql.tasks.transactions import Transactions
 
 

@@ -29,7 +29,7 @@ from replaybuf.rules.circumstances import (
 )
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import Tally, total
-from replaybuf.storage.presence import process_began
+from replaybuf.storage.reports import process_began
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 

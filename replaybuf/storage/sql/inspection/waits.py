@@ -13,7 +13,7 @@ from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import of_tasks
-from replaybuf.storage.presence import EventKind, kind_of_wait, lasted
+from replaybuf.storage.reports import EventKind, kind_of_wait, lasted
 from replaybuf.storage.sql.inspection.circumstances import (
     Waiter,
     matching,

@@ -14,7 +14,7 @@ from typing import Any, Self
 from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, insert, literal, not_, select, update
 
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Prepared, Row, Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, cursor, garbage, group

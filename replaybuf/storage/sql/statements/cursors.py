@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import insert, update
 
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import cursor
 from replaybuf.storage.sql.statements.buffer_facts import read_cursors

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Column, ColumnElement, bindparam, func, select
 
 from replaybuf.errors import FencedError
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.outage import MARK, marking
 from replaybuf.storage.sql.engine.transaction import Prepared, Scope, Transaction
 from replaybuf.storage.sql.schema.records import event

@@ -16,7 +16,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.policies import KEYS
 from replaybuf.rules.transitions import LaneName, Place, Tally
 from replaybuf.segments.store import Extent
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import garbage, group, lane, payload

@@ -13,7 +13,7 @@ from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.policies import Order
 from replaybuf.rules.transitions import Place, Tally, removed, updated
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.counts import Step, apply

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Select, and_, case, delete, func, insert, 
 
 from replaybuf.rules.circumstances import in_force
 from replaybuf.rules.transitions import Tally, expired_ever, of_tasks
-from replaybuf.storage.presence import EventKind, Waiting, WorkerEvent
+from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.records import (

@@ -18,7 +18,7 @@ from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Place, Tally
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, unsettled
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply

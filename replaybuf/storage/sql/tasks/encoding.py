@@ -13,7 +13,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.eviction import told
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
-from replaybuf.storage.sql.tasks.segments import Segments
+from replaybuf.storage.sql.tasks.buffer_segments import Segments
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
 

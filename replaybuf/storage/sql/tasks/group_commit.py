@@ -24,8 +24,8 @@ from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.put_at_once import PutBatch
 from replaybuf.storage.sql.tasks.encoding import Encoding
+from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.open_segments import SegmentBatch
-from replaybuf.storage.sql.tasks.presence import Presence
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
 

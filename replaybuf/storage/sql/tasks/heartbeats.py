@@ -20,7 +20,7 @@ from functools import partial
 
 from replaybuf.errors import ReplayBufError
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.presence import EventKind, Waiting, WorkerEvent, kind_of_wait
+from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent, kind_of_wait
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.schema.records import HISTORY_SECONDS
