@@ -54,7 +54,7 @@ class SQLStorage(Store):
         )
 
     def places(self) -> Tallied:
-        """Return the numbers of groups by task and status, leased ones under a tally of their own; callable as `len` is."""
+        """Return the numbers of groups, buffered and leased ones apart, by task and status; callable as `len` is."""
         tallies = self._blocking(lambda: self.transactions.read(lambda tx: read_tallies(tx, self.name)))
         return {name: n for name, n in tallies.items() if n and name[2] in (Tally.SIZE, Tally.LEASED)}
 
@@ -392,7 +392,7 @@ class SQLStorage(Store):
     # Copies of the whole buffer
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole buffer as a dict of plain values and bytes, portable between databases. Blocks the caller."""
+        """Return the whole buffer as a dict of plain values and bytes, for any database. Blocks the caller."""
         return self._blocking(lambda: save_state(self.transactions, self.codec))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ class DatabaseThread:
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
-        # Nothing is posted any more. Tasks that outlasted the closing timeout are cancelled; their callers get ClosedError.
+        # Nothing is posted any more. Tasks that outlasted the closing timeout are cancelled: ClosedError.
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()

@@ -128,7 +128,7 @@ class Drawing:
         return items, failed
 
     def _leaves(self, row: GroupRow) -> bool:
-        """Return whether this draw removed the group; others may have been drawn again, and be read by another taker."""
+        """Return whether this draw removed the group; kept groups may be read by another taker by now."""
         draw = drawn(row, self._transactions.scope.rules.limits)
         return self._seconds is None and draw.moves and draw.after is None
 
@@ -163,7 +163,7 @@ class Drawing:
 
     def _transact(self, tx: Transaction) -> Taken | None:
         rows, ended = draw_behind_fence(tx, self._codec, self._draw, self._set_aside, self._draws.lanes)
-        # Waiting callers are notified of removed groups only if puts may wait for room; groups set aside are FAILED now.
+        # Removed groups matter only to puts that wait for room; groups set aside have become FAILED.
         makes_room = rows is not None and tx.scope.rules.limits.slows_puts
         self._news = ended or bool(self._set_aside) or makes_room
         if rows is None:
