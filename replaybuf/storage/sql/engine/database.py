@@ -125,7 +125,7 @@ class Database(ABC):
     def transaction(
         self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False
     ) -> AbstractAsyncContextManager[Steps]:
-        """Return a transaction of several steps: committed at the end of the block, rolled back on errors, not retried."""
+        """Return a transaction of several steps: committed at the end of the block, rolled back on errors, no retry."""
 
     @abstractmethod
     def changes(self, hint: Callable[[], object]) -> CommitWatch:

@@ -154,7 +154,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
-        """Return a query for these columns of groups and their payloads, NULL for those left to `read_payload`."""
+        """Return a query for these columns of groups and the payload, NULL if it is left to `read_payload`."""
 
     def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
         """Return a payload that a query `with_payload` has left out, or None if it doesn't exist."""
