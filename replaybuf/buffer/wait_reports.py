@@ -42,7 +42,7 @@ class WaitLog:
         return max(0.0, self._next - time.monotonic())
 
     def add(self, missing: str) -> None:
-        """Log what is missing."""
+        """Log a warning with the reason of the wait."""
         now = time.monotonic()
         self._next = now + REPORT_SECONDS
         _logger.warning("%s for %.0f s: %s", self._what, now - self._began, missing)

@@ -60,7 +60,7 @@ class Store:
     the remover and the limits.
 
     `durability="full"` makes SQLite fsync the WAL at every commit, so that not even a power cut loses one; "normal"
-    survives a crash of the process. PostgreSQL always does. `lock_timeout` bounds the wait for a lock, in seconds;
+    survives a crash of the process. PostgreSQL is always durable. `lock_timeout` bounds waits for a lock, in seconds;
     `reconnect_timeout` the retries of an operation after a lost connection to PostgreSQL. A SQLite file on a network
     file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`. The view `batches`
     keeps the last `history` draws of the buffer (None: all). `worker` is the worker name recorded in the view `events`

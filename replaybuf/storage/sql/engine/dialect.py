@@ -131,7 +131,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:
-        """Take the locks of these names exclusively, in their order."""
+        """Take the advisory locks of these names exclusively, in sorted order."""
 
     @abstractmethod
     def clock(self, tx: Transaction) -> float:
@@ -149,7 +149,7 @@ class Dialect(ABC):
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
         """Return a query for the first groups of a lane by these keys, locked, with the parameters LANE and SIZE.
 
-        `backwards`: the keys run against the index, which is scanned backwards.
+        `backwards`: the order of the keys is a backward scan of the index.
         """
 
     @abstractmethod
@@ -169,7 +169,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
-        """Delete the metadata of groups and register their payloads as garbage, at the server's time or else at `now`."""
+        """Delete the metadata of groups and make their payloads garbage, at the server's time or else at `now`."""
 
     @abstractmethod
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:

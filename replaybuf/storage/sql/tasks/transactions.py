@@ -124,7 +124,7 @@ class Transactions:
                 await self._rejoin(scope, error)
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
-        """Restore a checkpoint, and go on in the epoch that begins with it."""
+        """Restore a checkpoint, and continue in the epoch that begins with it."""
 
         def work(tx: Transaction) -> tuple[Checkpoint, Scope]:
             return restore(tx, step, time.time(), keep_new=keep_new), tx.scope
