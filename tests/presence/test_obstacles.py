@@ -14,7 +14,7 @@ import pytest
 
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.tasks import heartbeats
-from tests.heartbeats.views import workers_of
+from tests.presence.views import workers_of
 from tests.stores import TASK, build, fill, until
 
 
@@ -59,7 +59,7 @@ async def test_who_was_fenced_off_is_still_seen(shared_url: str, quick: None) ->
         await new.restore(1)
         begun = time.time()
         storage: Any = old.storage
-        storage.heartbeats.of("old")  # something to tell
+        storage.presence.of("old")  # something to tell
 
         async def again() -> bool:
             workers = await workers_of(shared_url)
