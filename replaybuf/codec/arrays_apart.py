@@ -21,11 +21,10 @@ from typing import Any, Final, Literal, Protocol
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 from pydantic import BaseModel
-from xxhash import xxh3_64_intdigest
 
 from replaybuf.codec.extension_types import CONVERTED, OUT_OF_BAND_ARRAY, SCALARS
 from replaybuf.codec.numpy_arrays import OutOfBandReader, read_head
-from replaybuf.codec.payload_header import LOWER, ArrayTable
+from replaybuf.codec.payload_header import ArrayTable, digest
 from replaybuf.errors import DecodeError
 
 #: The bytes of arrays that were read, by their number in the payload.
@@ -50,7 +49,7 @@ class DeferredArray:
         """Return what is known of an array that was read, and its bytes."""
         order: Literal["C", "F"] = "F" if array.flags.fnc else "C"
         raw = array.tobytes(order)
-        return cls(array.dtype, array.shape, 0, len(raw), xxh3_64_intdigest(raw) & LOWER, order), raw
+        return cls(array.dtype, array.shape, 0, len(raw), digest(raw), order), raw
 
 
 class Deferring(Protocol):
@@ -73,7 +72,7 @@ class StandIn(ABC):
 
 def checked_array(array: DeferredArray, raw: Any) -> np.ndarray[Any, Any]:
     """Return an array in the memory of its bytes. Raises DecodeError when these are not the ones that were stored."""
-    if len(raw) != array.nbytes or xxh3_64_intdigest(raw) & LOWER != array.digest:
+    if len(raw) != array.nbytes or digest(raw) != array.digest:
         raise DecodeError(f"an array of {array.nbytes} bytes is damaged: its checksum doesn't match")
     return np.ndarray(array.shape, array.dtype, raw, order=array.order)
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from xxhash import xxh3_64_intdigest
-
 from replaybuf.codec.msgpack_values import Packed
 from replaybuf.codec.numpy_arrays import aligned, as_writable
 from replaybuf.codec.payload_header import (
@@ -17,12 +15,12 @@ from replaybuf.codec.payload_header import (
     CHECKSUM,
     COUNT_AT,
     HEAD,
-    LOWER,
     MAGIC,
     VERSION,
     WHOLE,
     ZSTD,
     OpenPayload,
+    digest,
     table_of,
     xxh3,
 )
@@ -87,7 +85,7 @@ def in_one_part(
 def in_two_parts(count: int, lengths: bytes, packed: Packed, sizes: Sequence[int], sealed: bool) -> SplitPayload:
     """Return a payload with a tail, with checksums if `sealed`."""
     arrays = packed.out_of_band
-    digests = [xxh3_64_intdigest(one) & LOWER for one in arrays] if sealed else [0] * len(arrays)
+    digests = [*map(digest, arrays)] if sealed else [0] * len(arrays)
     table = struct.pack(f"<Q{2 * len(arrays)}Q", len(arrays), *sizes, *digests)
     start = BODY_AT + len(lengths) + len(table) + len(packed.msgpack)
     padding = bytes(-start % ALIGNMENT)
@@ -102,8 +100,7 @@ def _seal(payload: memoryview) -> None:
     """Write the checksums into a whole payload with a tail."""
     (count,) = struct.unpack_from("<I", payload, COUNT_AT)
     table = table_of(payload, payload[BODY_AT:], count)
-    tail = payload[table.end :]
-    digests = [xxh3_64_intdigest(tail[at : at + size]) & LOWER for at, size in table.places()]
+    digests = table.digests_of(payload[table.end :])
     struct.pack_into(f"<{len(digests)}Q", payload, table.digests_at, *digests)
     CHECKSUM.pack_into(payload, HEAD.size, xxh3(payload[: HEAD.size], payload[BODY_AT : table.end]))
 

@@ -46,7 +46,7 @@ BODY_AT = HEAD.size + CHECKSUM.size
 #: The alignment of arrays, in bytes from the beginning of the payload.
 ALIGNMENT: Final = 64
 _VERSION_AT, COUNT_AT = 4, 8
-LOWER = 0xFFFFFFFF
+_LOWER = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +101,21 @@ class ArrayTable:
             yield at, size
             at += size
 
+    def digests_of(self, tail: memoryview) -> tuple[int, ...]:
+        """Return the checksums of the arrays in a tail."""
+        found, at = [], 0
+        for size in self.sizes:
+            at += -at % ALIGNMENT
+            found.append(digest(tail[at : at + size]))
+            at += size
+        return tuple(found)
+
     def verify(self, tail: memoryview) -> None:
-        """Raise ValueError unless sizes and checksums of the tail match."""
+        """Raise ValueError unless the tail is the one that was stored."""
         if len(tail) != self.tail_size:
             raise ValueError(f"its arrays have {len(tail)} bytes where {self.tail_size} belong")
-        at = 0
-        for size, digest in zip(self.sizes, self.digests, strict=True):
-            at += -at % ALIGNMENT
-            if xxh3_64_intdigest(tail[at : at + size]) & LOWER != digest:
-                raise ValueError("the checksum of an array doesn't match")
-            at += size
+        if self.digests_of(tail) != self.digests:
+            raise ValueError("the checksum of an array doesn't match")
 
 
 @dataclass(slots=True)
@@ -235,12 +240,17 @@ class _AsDamage:
 AS_DAMAGE: Final = _AsDamage()
 
 
+def digest(data: Any) -> int:
+    """Return the checksum of an array's bytes: the lower half of their XXH3 (64 bits)."""
+    return xxh3_64_intdigest(data) & _LOWER
+
+
 def xxh3(head: Buffer, *body: Buffer) -> int:
     """Return the checksum of a body, given in parts, seeded with the rest of its header."""
     seed = xxh3_64_intdigest(head)
     if len(body) == 1:
-        return xxh3_64_intdigest(body[0], seed) & LOWER
-    digest = xxh3_64(seed=seed)
+        return xxh3_64_intdigest(body[0], seed) & _LOWER
+    state = xxh3_64(seed=seed)
     for part in body:
-        digest.update(part)
-    return digest.intdigest() & LOWER
+        state.update(part)
+    return state.intdigest() & _LOWER
