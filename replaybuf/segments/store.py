@@ -22,7 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from replaybuf.codec.payload_header import digest
+from xxhash import xxh3_64_intdigest
+
 from replaybuf.errors import DecodeError, PayloadStoreError
 
 _FIELDS = struct.Struct("<4sIQQQQ")
@@ -30,6 +31,11 @@ _CHECKSUM = struct.Struct("<I")
 _MAGIC: Final = b"RPLX"
 #: The bytes that an extent takes behind the head of a payload.
 EXTENT_BYTES: Final = _FIELDS.size + _CHECKSUM.size
+
+
+def _digest(fields: bytes) -> int:
+    """Return the checksum of a header or an extent: the lower half of its XXH3 (64 bits)."""
+    return xxh3_64_intdigest(fields) & 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Extent:
     def packed(self) -> bytes:
         """Return the extent as it stands behind a head."""
         fields = _FIELDS.pack(_MAGIC, self.place, self.segment, self.file, self.at, self.size)
-        return fields + _CHECKSUM.pack(digest(fields))
+        return fields + _CHECKSUM.pack(_digest(fields))
 
     @classmethod
     def at_end_of(cls, data: Any) -> Extent:
@@ -59,7 +65,7 @@ class Extent:
             fields = bytes(data[-EXTENT_BYTES : -_CHECKSUM.size])
             (checksum,) = _CHECKSUM.unpack(data[-_CHECKSUM.size :])
             magic, place, segment, file, at, size = _FIELDS.unpack(fields)
-            if magic == _MAGIC and digest(fields) == checksum:
+            if magic == _MAGIC and _digest(fields) == checksum:
                 return cls(place, segment, file, at, size)
         raise DecodeError("the payload is damaged: it doesn't say where its arrays are")
 
@@ -91,7 +97,7 @@ class Frame:
     def packed(self) -> bytes:
         """Return the header as it is written."""
         fields = _HEADER.pack(MAGIC, VERSION, self.segment, self.at, self.size, self.database, self.written_at)
-        return fields + _HEADER_CHECKSUM.pack(digest(fields))
+        return fields + _HEADER_CHECKSUM.pack(_digest(fields))
 
     @property
     def end(self) -> int:
@@ -105,7 +111,7 @@ class Frame:
             return None
         magic, version, segment, at, size, database, written_at = _HEADER.unpack_from(header)
         (checksum,) = _HEADER_CHECKSUM.unpack_from(header, _HEADER.size)
-        if magic != MAGIC or version != VERSION or digest(bytes(header[: _HEADER.size])) != checksum:
+        if magic != MAGIC or version != VERSION or _digest(bytes(header[: _HEADER.size])) != checksum:
             return None
         return cls(segment, at, size, database, written_at)
 
