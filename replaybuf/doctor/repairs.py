@@ -98,7 +98,7 @@ def repair_lanes(tx: Transaction, context: CheckContext) -> Sequence[str]:
 
 
 def repair_leased(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Free half-leased groups, and set an end for leases that have none."""
+    """Free half-leased groups; let leases without an end expire now."""
     uids = []
     for uid, lease, leased, buffer, task_name, status in tx.table(HALF_LEASED)[1]:
         own = tx.of(Scope(buffer))
