@@ -103,7 +103,7 @@ class Need:
 
     @property
     def status(self) -> Status:
-        """The status of the groups."""
+        """The status of the needed groups."""
         return self.wait.status
 
     @property

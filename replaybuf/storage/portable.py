@@ -1,9 +1,9 @@
 """The portable state of a store: returned by `state_dict`, and loadable into any database.
 
-It has the groups with the names of their workers, and what is needed to go on; not who drew what and when.
+It has the groups with their workers' names, and what the store needs to continue; not the history of draws.
 
-Groups are written as they are read: expired responses are already reset, and staleness is a plain number. Leased groups
-are written as if they had been given back, because their consumers don't know the other store.
+Groups are stored as they are read: expired responses are already reset, and staleness is a plain number. Leased groups
+are stored as if released, because their consumers don't know the other store.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from replaybuf.storage.values import UNSET, Cursor, StorageItem, Unset
 FORMAT = "replaybuf-state-3"
 
 _METADATA = [f.name for f in fields(StorageItem) if f.name not in ("item", "probability", "weight")]
-#: Those that states of older versions lack.
+#: Fields that states of older versions lack.
 _LATER = ("worker", "trained_step")
 
 
 @dataclass(slots=True)
 class StoredGroup:
-    """A group with its payload, its keys in its races, and when it was archived (seconds since the epoch).
+    """A group with its payload, its sampling keys, and when it was archived (seconds since the epoch).
 
-    `ticket` is the number that random draws know it by. `due` are the places of the rollouts that expire at the next
-    refresh because they were EXPIRED when they were put without a train step; UNSET in states of older versions.
+    `ticket` is its sampling id. `due` are the positions of the rollouts that expire at the next refresh because they
+    were put as EXPIRED without a train step; UNSET in states of older versions.
     """
 
     item: StorageItem
@@ -43,7 +43,7 @@ class StoredGroup:
 
 @dataclass(slots=True)
 class BufferState:
-    """Everything in a store: groups, the next uid and ticket, tallies, races that are run, cursors, train steps."""
+    """The state of a store: groups, the next uid and sampling id, tallies, virtual times, cursors, train steps."""
 
     groups: list[StoredGroup]
     next_uid: int
@@ -56,7 +56,7 @@ class BufferState:
 
 def pack_state(state: BufferState) -> dict[str, Any]:
     """Return the state as plain values and bytes."""
-    # Races with neither groups nor time passed are left out: they begin with the first group.
+    # Random orders with neither groups nor time passed are left out: they begin with the first group.
     lanes = {(group.item.task_name, group.item.status) for group in state.groups}
     lanes |= {(task, status) for (task, status, _), clock in state.clocks.items() if clock != Clock()}
     return {
@@ -100,7 +100,7 @@ def unpack_state(state: dict[str, Any]) -> BufferState:
                 Cursor(str(name), int(version), int(position), bytes(value))
                 for name, version, position, value in state["cursors"]
             ],
-            steps={  # states of older versions have none
+            steps={  # missing in states of older versions
                 (str(task), Status(status)): int(step) for task, status, step in state.get("steps", ())
             },
         )
