@@ -5,11 +5,11 @@ A row of a rollout has the rollout's fields by their names, and the metadata of 
 of a group has the metadata by their names, and `rollouts`, a list of objects with fields. `$rest` has the fields with
 ambiguous names.
 
-JSON values are written unchanged, all others with a tag: an object of one entry whose name begins with "$": `{"$tuple":
-[1, 2]}`, `{"$bytes": "aGk="}`, `{"$ndarray": ["<f4", [2, 3], "..."]}`. Its content is that of the extension type of
-this name in payloads (`codec.extension_types`), bytes in base64. A field of a rollout that is a one-dimensional array
-or tensor of numbers is a plain list; its *kind* ("array:<i4", "tensor:bfloat16:0", "status") is in `$kinds` beside the
-fields, and names the type of the list.
+JSON values are written unchanged, all others with a tag: an object of one entry whose name begins with "$":
+`{"$tuple": [1, 2]}`, `{"$bytes": "aGk="}`, `{"$ndarray": ["<f4", [2, 3], "..."]}`. Its content is that of the extension
+type of this name in payloads (`codec.extension_types`), bytes in base64. A field of a rollout that is a one-dimensional
+array or tensor of numbers is a plain list; its *kind* ("array:<i4", "tensor:bfloat16:0", "status") is in `$kinds`
+beside the fields, and names the type of the list.
 """
 
 from __future__ import annotations

@@ -165,24 +165,24 @@ OnFull = Literal["evict", "block", "reject"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many groups a task holds, how often they are drawn and at what rate.
+    """The limits of a task: how many groups it holds, how often they are drawn, and at what rate.
 
-    `max_times_sampled`: a completed group leaves with its n-th draw; with 0 it stays. `capacity` bounds the groups of a
-    task that take room (FILTERED and FAILED ones don't), and the remover evicts beyond it (`on_full="evict"`).
-    Otherwise it bounds the completed groups, and a put of one more waits ("block") or is refused ("reject"); groups of
-    other statuses are never held back then. `min_size`: nothing is drawn while there are fewer completed groups.
-    `samples_per_insert` keeps the number of draws per completed group put near this value: it holds back puts as well
-    as draws. The formula is that of Reverb's SampleToInsertRatio limiter (`reverb/rate_limiters.py`): the error
+    `max_times_sampled`: a completed group is removed by its n-th draw; with 0 it stays. `capacity` bounds the groups of
+    a task that take room (FILTERED and FAILED ones don't), and the remover evicts beyond it (`on_full="evict"`).
+    Otherwise it bounds the completed groups, and a put of one more blocks ("block") or is refused ("reject"); groups of
+    other statuses are not limited then. `min_size`: nothing is drawn while there are fewer completed groups.
+    `samples_per_insert` keeps the number of draws per completed group put near this value: it blocks puts as well as
+    draws. The formula is that of Reverb's SampleToInsertRatio limiter (`reverb/rate_limiters.py`): the error
 
         completed groups put * samples_per_insert - draws
 
     never rises above `high` by a put nor falls below `low` by a draw. An `error_buffer` of two numbers is (low, high);
-    one number e stands for (o - e, o + e), where o = min_size * samples_per_insert, so that it counts what comes after
-    the first min_size groups. Puts are never held back while there are fewer completed groups than min_size or than
-    could be put at the beginning, high / samples_per_insert, which Reverb doesn't have: groups that expired or were
-    deleted or evicted are never drawn, and puts would wait for their draws for ever.
+    one number e stands for (o - e, o + e), where o = min_size * samples_per_insert, so that it counts from
+    the first min_size groups on. Unlike in Reverb, puts never block while there are fewer completed groups than
+    min_size, or than could be put at the beginning, high / samples_per_insert: expired, deleted and evicted groups are
+    never drawn, and puts would wait for their draws for ever.
 
-    `archive_groups` and `archive_seconds`: groups that leave by being drawn stay as ARCHIVED, up to this number per
+    `archive_groups` and `archive_seconds`: groups consumed by draws stay as ARCHIVED, up to this number per
     task or this age. `unfit_groups` and `unfit_seconds`: the same for FILTERED and FAILED groups, of each status; None
     for both keeps all of them. `max_deliveries`: a group that was leased this often without acknowledgement is set
     aside as FAILED; 0 means no limit.
