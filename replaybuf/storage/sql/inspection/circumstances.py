@@ -307,7 +307,7 @@ WHERE buffer = :buffer AND kind = 'set_aside' AND task_name = :task AND worker I
 
 
 def _read_failures(tx: ReadTransaction, buffer: str) -> tuple[dict[str, str], _Numbers, _Numbers]:
-    """Return by task: the newest failed group's error; by worker, the newest failed puts; by worker, draws set aside.
+    """Return by task the newest failed group's error, and counts by worker of newest failed puts and draws set aside.
 
     A group that was set aside after its put has an error of its own, and doesn't count as a failed put.
     """

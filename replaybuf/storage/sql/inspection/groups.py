@@ -167,7 +167,7 @@ def extreme_rollouts(
     """Return (uid, position) of the completed rollouts with the lowest rewards (`worst`), or with the highest.
 
     Groups are those of a buffer and task (None: of all), restricted to the uids `among` if given. Unless `apart` is
-    false for `among`, the best of each group come before any second ones of a group; otherwise second ones follow only
+    false for `among`, the first of each group come before any second ones of a group; otherwise second ones follow only
     among equal rewards. Ties are newest group first.
     """
     check_buffer(tx, buffer)
