@@ -1,8 +1,8 @@
-"""Payloads whose arrays are read one by one: their places in the tail, which are wanted, and handles for the others.
+"""Reads arrays of a payload one by one: their positions in the tail, the ones to load, and handles for the others.
 
 The head of a payload (`codec.payload`) has a table of its arrays: their sizes and checksums, in the order in which the
-msgpack refers to them. In the tail each begins at the next multiple of 64 bytes. At the end, values inside rollouts are
-replaced by others: handles by the arrays that were loaded, ObjectRefs that were stored by None.
+msgpack refers to them. In the tail each begins at the next multiple of 64 bytes. At the end of the module, values
+inside rollouts are replaced: handles by loaded arrays, stored ObjectRefs by None.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from replaybuf.codec.numpy_arrays import OutOfBandReader, read_head
 from replaybuf.codec.payload_header import ArrayTable, digest
 from replaybuf.errors import DecodeError
 
-#: The bytes of arrays that were read, by their number in the payload.
+#: The bytes of loaded arrays, by their number in the payload.
 Pieces = Mapping[int, Any]
 
 _CONVERTED: Final = object()
@@ -35,7 +35,7 @@ _CONVERTED: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class DeferredArray:
-    """An array that isn't read: its dtype and shape, its place in the tail, and the checksum of its bytes."""
+    """An array that isn't loaded: its dtype and shape, its position in the tail, and the checksum of its bytes."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -46,41 +46,41 @@ class DeferredArray:
 
     @classmethod
     def of(cls, array: np.ndarray[Any, Any]) -> tuple[DeferredArray, bytes]:
-        """Return what is known of an array that was read, and its bytes."""
+        """Return the description of a loaded array, and its bytes."""
         order: Literal["C", "F"] = "F" if array.flags.fnc else "C"
         raw = array.tobytes(order)
         return cls(array.dtype, array.shape, 0, len(raw), digest(raw), order), raw
 
 
 class Deferring(Protocol):
-    """Makes the handles that take the place of arrays."""
+    """Makes the handles that replace arrays."""
 
     def deferred(self, array: DeferredArray) -> Any:
-        """Return the handle of an array that isn't read."""
+        """Return the handle of an array that isn't loaded."""
 
     def held(self, array: np.ndarray[Any, Any]) -> Any:
-        """Return the handle of an array that was read with the rest of the payload."""
+        """Return the handle of an array that was loaded with the rest of the payload."""
 
 
 class StandIn(ABC):
-    """A handle in the place of an array, as decoders of values that are made of arrays meet it."""
+    """A handle in place of an array, as passed to decoders of values that consist of arrays."""
 
     @abstractmethod
     def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any], flags: int) -> Any:
-        """Return the handle of a tensor whose bytes these are; `build` makes it of its content."""
+        """Return the handle of a tensor with these bytes; `build` makes the tensor from its content."""
 
 
 def checked_array(array: DeferredArray, raw: Any) -> np.ndarray[Any, Any]:
-    """Return an array in the memory of its bytes. Raises DecodeError when these are not the ones that were stored."""
+    """Return an array in the memory of its bytes. Raises DecodeError when their checksum is wrong."""
     if len(raw) != array.nbytes or digest(raw) != array.digest:
         raise DecodeError(f"an array of {array.nbytes} bytes is damaged: its checksum doesn't match")
     return np.ndarray(array.shape, array.dtype, raw, order=array.order)
 
 
 def wanted_arrays(table: ArrayTable, head: Any, deferred: Collection[str]) -> list[tuple[int, int, int]]:
-    """Return the arrays outside the fields `deferred`: their numbers, places in the tail, and sizes.
+    """Return the arrays outside the fields `deferred`: their numbers, offsets in the tail, and sizes.
 
-    Raises any exception when the head makes no sense.
+    Raises any exception for an invalid head.
     """
     kept: list[bool] = []
     deferring, converted = False, 0
@@ -93,7 +93,7 @@ def wanted_arrays(table: ArrayTable, head: Any, deferred: Collection[str]) -> li
         return _CONVERTED if code == CONVERTED else None
 
     def leave(pairs: Sequence[tuple[Any, Any]]) -> None:
-        """Return nothing for the content of a map, whose keys may be no keys of a dict."""
+        """Discard the content of a map, whose keys may be unhashable."""
         nonlocal converted
         converted -= len(pairs) == 1 and pairs[0][0] is _CONVERTED
 
@@ -114,7 +114,7 @@ def wanted_arrays(table: ArrayTable, head: Any, deferred: Collection[str]) -> li
 
 
 class HoldingReader(OutOfBandReader):
-    """Reads the arrays of a payload that was read whole, and makes handles of those in fields that are deferred."""
+    """Reads the arrays of a completely loaded payload, and makes handles for those in deferred fields."""
 
     __slots__ = ("_deferring", "_handles")
 
@@ -134,21 +134,21 @@ class HoldingReader(OutOfBandReader):
 
 
 class _PartialReader:
-    """What readers of a payload do whose tail isn't read, or not as a whole, unless they say otherwise."""
+    """The common base of readers for payloads whose tail isn't loaded, or only in part."""
 
     def small(self, array: np.ndarray[Any, Any]) -> Any:
-        """Return an array that is in the msgpack, or what takes its place."""
+        """Return an array stored in the msgpack, or its replacement."""
         return array
 
     def defer(self, deferred: bool) -> None:
         """Do nothing: there are no handles."""
 
     def finish(self) -> None:
-        """Do nothing: how many arrays there are isn't known."""
+        """Do nothing: the number of arrays is unknown."""
 
 
 class DeferredReader(_PartialReader):
-    """Reads arrays from their pieces, and makes handles of those in fields that are deferred."""
+    """Reads arrays from their pieces, and makes handles for those in deferred fields."""
 
     def __init__(self, table: ArrayTable, pieces: Pieces, handles: Deferring) -> None:
         self._places = [*table.places()]
@@ -181,7 +181,7 @@ class DeferredReader(_PartialReader):
 
 
 class MissingReader(_PartialReader):
-    """Reads None for each array, of a payload whose tail can't be read."""
+    """Reads None for each array of a payload whose tail can't be read."""
 
     def read(self, head: bytes) -> Any:
         return None
@@ -189,7 +189,7 @@ class MissingReader(_PartialReader):
 
 @dataclass(frozen=True, slots=True)
 class ArrayFacts(StandIn):
-    """What is known of an array or tensor without its bytes; `out_of_band` unless it is among the other values."""
+    """The type and size of an array or tensor without its bytes; `out_of_band` unless it is stored in the msgpack."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -201,7 +201,7 @@ class ArrayFacts(StandIn):
 
 
 class FactsReader(_PartialReader):
-    """Reads what is known of each array, whose bytes need not be there."""
+    """Reads the type and size of each array, without its bytes."""
 
     def small(self, array: np.ndarray[Any, Any]) -> Any:
         return ArrayFacts(str(array.dtype), array.shape, array.nbytes, out_of_band=False)
@@ -213,9 +213,9 @@ class FactsReader(_PartialReader):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Replacing:
-    """Puts `instead(value)` in the place of the values that `is_one` recognises.
+    """Replaces the values that `is_one` recognises by `instead(value)`.
 
-    Instances of `opaque` classes are left alone.
+    Instances of `opaque` classes are left unchanged.
     """
 
     is_one: Callable[[Any], bool]
@@ -223,7 +223,7 @@ class Replacing:
     opaque: Container[type] = ()
 
     def replace(self, value: Any) -> Any:
-        """Return the value with others in its place or inside it, at any depth; only what can't change is made anew."""
+        """Return the value with replacements in it, at any depth; only immutable containers are copied."""
         kind = type(value)
         if kind in SCALARS or kind in self.opaque:
             return value
@@ -240,7 +240,7 @@ class Replacing:
             if kind is np.ndarray and value.dtype.char == "O":
                 self._replace(value.__setitem__, list(np.ndenumerate(value)))
         elif isinstance(value, BaseModel):
-            self.replace(value.__dict__)  # validators and frozen models have nothing to say here
+            self.replace(value.__dict__)  # bypasses validators and frozen models
             self.replace(value.__pydantic_extra__)
         else:
             fields = {name: getattr(value, name, None) for name in _field_names(kind)}
@@ -272,7 +272,7 @@ def _field_names(kind: type) -> Iterable[str]:
 def _set_attribute(instance: Any, name: str, value: Any) -> None:
     msgspec: Any = sys.modules.get("msgspec")
     if msgspec is not None and isinstance(instance, msgspec.Struct):
-        msgspec.structs.force_setattr(instance, name, value)  # frozen ones change, too
+        msgspec.structs.force_setattr(instance, name, value)  # also for frozen ones
         return
-    with contextlib.suppress(AttributeError, TypeError):  # one that can't be changed at all keeps its value
+    with contextlib.suppress(AttributeError, TypeError):  # an immutable instance keeps its value
         object.__setattr__(instance, name, value)

@@ -1,11 +1,11 @@
-"""Extension types of payloads: the msgpack extension codes of values that msgpack itself doesn't know.
+"""Extension types of payloads: the msgpack extension codes of values that msgpack itself doesn't support.
 
 Such a value is stored as a map of one entry: an empty extension object, its *type tag*, as the key, and the value's
-content. The codes are part of the format: never change the meaning of one. `TypeHandler` is what a module implements
-that stores a library's values; `wrapped` protects values that msgpack would silently store as something else.
+content. The codes are part of the format: never change the meaning of one. A module that stores a library's values
+implements `TypeHandler`; `wrapped` protects values that msgpack would silently store as something else.
 
-`TaggedValue` is a value as the payload has it: its code and content. Files of rollouts are written from trees of such
-values and read into them, so they hold all that a payload can hold, without the class of a value or its library.
+`TaggedValue` is a value as stored in a payload: its code and content. Files of rollouts are written from trees of such
+values and read into them, so they hold everything that a payload can, without the class of a value or its library.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ OBJECT_ARRAY, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(40, 45)
 #: Codes whose contents hold users' values, unchanged.
 HOLDERS = frozenset({OBJECT, NAMEDTUPLE})
 
-#: A type tag, and the function that returns a value's content. With None as the tag, the content stands for the value.
+#: A type tag, and the function that returns a value's content. If the tag is None, the content replaces the value.
 Encoder = tuple[Any, Callable[[Any], Any]]
-#: The function that returns the value for a content, which may be damaged or hostile.
+#: Returns the value for a content, which may be damaged or hostile.
 Decoder = Callable[[Any], Any]
 
 
 class TypeHandler(Protocol):
-    """Encodes and decodes types that only some codecs know: tensors, images, instances of classes, ..."""
+    """Encodes and decodes types that only some codecs support: tensors, images, instances of classes, ..."""
 
     @property
     def decoders(self) -> Mapping[int, Decoder]:
         """The decoders by the codes of their type tags."""
 
     def encoder(self, kind: type) -> Encoder | None:
-        """Return the encoder of a class's instances, None for a class that isn't this handler's. Called once a class.
+        """Return the encoder of a class's instances, None for a class of other handlers. Called once for each class.
 
-        A TypeError, of this or of the encoder's function, says why a value can't be stored, and what to do. Contents
-        that hold users' values have to pass through `wrapped`, unless their code is one of HOLDERS.
+        A TypeError, of this or of the encoder's function, says why a value can't be stored, with advice. Contents with
+        users' values must pass through `wrapped`, unless their code is one of HOLDERS.
         """
 
 
 @runtime_checkable
 class NestingHandler(Protocol):
-    """A handler whose values hold others: it can say where in them something is that can't be stored."""
+    """A handler of values that hold others: it locates values inside them for errors."""
 
     def parts(self, value: Any) -> Iterable[tuple[str, Any]]:
-        """Yield the values inside one, each with the step that leads to it (`.field`, `[0]`); none of other types."""
+        """Yield the values inside a value, each with its accessor (`.field`, `[0]`); none for other types."""
 
 
 def type_tag(code: int) -> Any:
@@ -63,25 +63,25 @@ def type_tag(code: int) -> Any:
 SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _NUMBERS: Final = frozenset({int, float})
 _CONTAINERS: Final = frozenset({list, tuple, set, frozenset})
-#: Longer lists of numbers are told by their ends.
+#: Longer lists of numbers are recognised by their ends.
 LONG: Final = 32
 _MISREAD: Final = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
 _LOOKED_INTO: Final = _CONTAINERS | _MISREAD | {dict}
 
 
 class PackedStandIn:
-    """Stands for an object that msgpack would silently store as something else, while it is packed."""
+    """Replaces, during packing, an object that msgpack would silently store as something else."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class BytearrayStandIn(PackedStandIn):
-    """Stands for a bytearray."""
+    """Replaces a bytearray."""
 
 
 class MemoryviewStandIn(PackedStandIn):
-    """Stands for a memoryview."""
+    """Replaces a memoryview."""
 
 
 _STAND_INS: Final[dict[type, type[PackedStandIn]]] = {
@@ -91,10 +91,10 @@ _STAND_INS: Final[dict[type, type[PackedStandIn]]] = {
 
 
 def needs_wrapping(values: Iterable[Any]) -> bool:
-    """Return whether values that packed well hold objects that need a stand-in, dict keys aside.
+    """Return whether packable values hold objects that need a stand-in, ignoring dict keys.
 
-    A long list that begins and ends with a number is taken for a list of numbers, because looking at each token would
-    cost a third of the whole encoding. In such a list, and only there, a bytearray or memoryview is restored as bytes.
+    A long list that begins and ends with a number is taken for a list of numbers, because checking each token would
+    take a third of the time of encoding. Only in such a list a bytearray or memoryview is restored as bytes.
     """
     stack = [values]
     while stack:
@@ -112,7 +112,7 @@ def needs_wrapping(values: Iterable[Any]) -> bool:
 
 
 def holds_numbers(items: list[Any]) -> bool:
-    """Return whether a list is taken for one of numbers. Nothing else adds up to one, even where it can be added."""
+    """Return whether a list is taken for one of numbers. No other items have a sum that is a number."""
     if not items or type(items[0]) not in _NUMBERS or type(items[-1]) not in _NUMBERS:
         return False
     if len(items) > LONG:
@@ -124,7 +124,7 @@ def holds_numbers(items: list[Any]) -> bool:
 
 
 def wrapped(value: Any) -> Any:
-    """Return the value with stand-ins where it needs them, as far as it consists of dicts, lists, tuples and sets.
+    """Return the value with stand-ins where needed, inside dicts, lists, tuples and sets.
 
     A value without any may be returned itself. RecursionError for values nested too deeply, or inside themselves.
     """
@@ -138,7 +138,7 @@ def wrapped(value: Any) -> Any:
     return value
 
 
-#: The names of codes in files: of all but arrays, tensors and our statuses, which have forms of their own there.
+#: The names of codes in files, except arrays, tensors and our statuses, which have forms of their own there.
 TAG_NAMES: Final[dict[int, str]] = {
     code: name.strip("_").lower()
     for name, code in list(globals().items())
@@ -157,7 +157,7 @@ class TaggedValue:
 
 
 class TaggedValueHandler:
-    """Reads all values with type tags as `TaggedValue`, and writes these as they were read."""
+    """Reads all values with type tags as `TaggedValue`, and writes them unchanged."""
 
     decoders: Mapping[int, Decoder] = {code: partial(TaggedValue, code) for code in TAG_NAMES}
 

@@ -1,7 +1,7 @@
-"""PIL images in payloads: `[mode, [width, height], bytes, palette, info]`, the pixels as they are.
+"""PIL images in payloads: `[mode, [width, height], bytes, palette, info]`, with unchanged pixels.
 
 An image that was opened from a file is restored as a plain `PIL.Image.Image`. PIL is never imported for writing: a
-value can only be an image where it has been.
+value can't be an image unless PIL was imported.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _PIXELS: Final = {
     **dict.fromkeys(("RGB", "YCbCr", "LAB", "HSV"), 3),
     **dict.fromkeys(("RGBA", "RGBa", "RGBX", "CMYK", "I", "F"), 4),
 }
-#: Of an image without pixels; PIL needs memory for each of its lines.
+#: The largest dimension of an image without pixels; PIL allocates memory for each of its lines.
 _LONGEST_EMPTY: Final = 1 << 16
 _PALETTES: Final = ("RGB", "RGBA")
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Images:
-    """Encodes PIL images. Kept are mode, size, pixels, palette, and what of `info` is text, bytes or numbers.
+    """Encodes PIL images, with mode, size, pixels, palette, and the text, bytes and numbers of `info`.
 
     With `as_plain` an image is read as its mode and size where PIL isn't installed.
     """
@@ -82,7 +82,7 @@ def _take_apart(image: Any) -> list[Any]:
 
 
 def _nbytes(mode: Any, width: Any, height: Any) -> int:
-    """Return the bytes of an image's pixels. ValueError when there is no such image."""
+    """Return the bytes of an image's pixels. ValueError for an invalid mode or size."""
     if mode not in _PIXELS or type(width) is not int or type(height) is not int or min(width, height) < 0:
         raise ValueError(f"no image: mode {mode!r:.80}, size {width!r:.40} x {height!r:.40}")
     if min(width, height) == 0 and max(width, height) > _LONGEST_EMPTY:
@@ -92,7 +92,7 @@ def _nbytes(mode: Any, width: Any, height: Any) -> int:
 
 
 def _number(value: Any) -> Any:
-    """Return fractions as floats, of which TIFF files have many, and anything else as it is."""
+    """Return fractions, which TIFF files have many of, as floats, and other values unchanged."""
     if type(value) is tuple:
         return tuple(map(_number, value))
     return float(value) if isinstance(value, Rational) and type(value) not in _PLAIN else value

@@ -1,15 +1,15 @@
-"""numpy arrays and scalars in payloads: how they are stored and rebuilt.
+"""numpy arrays and scalars in payloads: their stored forms, and how they are rebuilt.
 
-An array is *plain* when its dtype isn't structured and it is in C order. Nearly all are, so those are stored in the
-form that is fastest to read: a *head*, which is length of dtype (u8) | dimensions (u8) | dtype | shape (u64 each), and
-the bytes after it or, of larger arrays, out of band: after the msgpack of all rollouts. Others are stored as `[dtype,
+An array is *plain* when its dtype isn't structured and it is in C order. Nearly all are, so those have the form that is
+fastest to read: a *head*, which is length of dtype (u8) | dimensions (u8) | dtype | shape (u64 each), and the bytes
+after the head or, of larger arrays, out of band: after the msgpack of all rollouts. Others are stored as `[dtype,
 shape, order, bytes]`, scalars as `[dtype, bytes]`, arrays of objects as `[shape, order, items]`. A dtype is stored as
-its `str` ("<i8", ">f4", "<M8[ns]") or, when structured, as its `descr`. Nothing from a payload reaches `np.dtype`
-before it has matched the grammar below, which has no objects.
+its `str` ("<i8", ">f4", "<M8[ns]") or, when structured, as its `descr`. A description from a payload is passed to
+`np.dtype` only after it has matched the grammar below, which has no objects.
 
-Out-of-band bytes are written from the arrays' own memory and read without a copy. They lie in the order in which the
-msgpack refers to them, each at the next offset in the payload that is a multiple of 64. So no reference has to give an
-offset, and no two of them can refer to the same bytes.
+Out-of-band bytes are written from the arrays' own memory and read without a copy. They are in the order of the
+msgpack's references, each at the next offset in the payload that is a multiple of 64. So no reference needs an offset,
+and no two references can share bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WHY_NOT = {
 
 @lru_cache(maxsize=4096)
 def read_head(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return the dtype and the shape of a plain array. Raises any exception when they make no sense."""
+    """Return the dtype and the shape of a plain array. Raises any exception for an invalid head."""
     shape_at = 2 + head[0]
     return _simple_dtype(head[2:shape_at].decode("ascii")), _SHAPES[head[1]].unpack(head[shape_at:])
 
@@ -49,7 +49,7 @@ def read_head(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
 def decode_plain_array(content: bytes) -> AnyArray:
     """Return the plain array whose bytes are in `content`: writable, aligned, in its own memory.
 
-    Raises any exception when the content makes no sense; takes no more memory than the content.
+    Raises any exception for an invalid content; allocates no more memory than the content's size.
     """
     data_at = 2 + content[0] + 8 * content[1]
     dtype, shape = read_head(content[:data_at])
@@ -68,7 +68,7 @@ def encode_array(array: AnyArray) -> list[Any]:
 def decode_array(content: Any) -> AnyArray:
     """Return the array stored as `content`: writable, aligned, in its own memory.
 
-    ValueError or TypeError when the content makes no sense; takes no more memory than the content.
+    ValueError or TypeError for an invalid content; allocates no more memory than the content's size.
     """
     description, shape, order, raw = content
     if order not in ("C", "F"):
@@ -80,7 +80,7 @@ def decode_array(content: Any) -> AnyArray:
 
 
 def encode_objects(array: AnyArray) -> list[Any]:
-    """Return the stored form of an array of dtype object, whose items are values like any others."""
+    """Return the stored form of an array of dtype object, whose items may be any values."""
     order: Literal["C", "F"] = "F" if array.flags.fnc else "C"
     return [list(array.shape), order, wrapped(array.ravel(order).tolist())]
 
@@ -100,7 +100,7 @@ def decode_objects(content: list[Any]) -> AnyArray:
 
 
 def encode_scalar(value: np.generic) -> list[Any]:
-    """Return the stored form of a numpy scalar (not of `np.str_` and `np.bytes_`: arrays lose their trailing zeros)."""
+    """Return the stored form of a numpy scalar (except `np.str_` and `np.bytes_`: arrays lose their trailing zeros)."""
     return [describe_dtype(value.dtype), value.tobytes()]
 
 
@@ -141,7 +141,7 @@ def _simple_dtype(description: str) -> np.dtype[Any]:
 
 
 def _with_size(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    if dtype.itemsize == 0:  # a few bytes of payload could then claim any number of items
+    if dtype.itemsize == 0:  # a few bytes could then claim any number of items
         raise ValueError("its items have no size")
     return dtype
 
@@ -159,16 +159,16 @@ def _check_structured(description: Any, depth: int) -> None:
 
 
 _Extension: Final = msgpack.ExtType
-_make: Final = tuple.__new__  # without the checks of ExtType.__new__
+_make: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
 _PADDING: Final = tuple(map(bytes, range(ALIGNMENT)))
-#: Smaller arrays are in the msgpack: written faster and read slower there, and without padding.
+#: Smaller arrays are in the msgpack, where they are faster to write, slower to read, and need no padding.
 _SMALLEST: Final = 256
-#: An array that is kept keeps no more than this many times its own bytes in memory.
+#: The maximum ratio of the memory that a retained array keeps alive to its own bytes.
 _MOST_KEPT: Final = 64
 
 
 class RawBytes(np.ndarray[Any, Any]):
-    """Bytes as an array, of a value that isn't one. They are read as an array of this dtype and shape."""
+    """Bytes as an array, of a value that isn't an array. They are read as an array of this dtype and shape."""
 
 
 def array_reference(array: AnyArray, out_of_band: list[Any]) -> Any:
@@ -188,7 +188,7 @@ def array_reference(array: AnyArray, out_of_band: list[Any]) -> Any:
 
 @lru_cache(maxsize=4096)
 def _known(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Any, bool] | None:
-    """Return the reference to such an array, and whether numpy lends its memory; None for what isn't plain."""
+    """Return the reference to such an array, and whether numpy exports its memory; None for one that isn't plain."""
     description = "" if dtype.char == "O" else describe_dtype(dtype)
     if not description or type(description) is not str:
         return None
@@ -213,11 +213,11 @@ def sizes_of(out_of_band: Iterable[Any]) -> list[int]:
 
 
 class OutOfBandReader:
-    """Reads the out-of-band arrays of a payload, which follow its byte `end`, in their order.
+    """Reads the out-of-band arrays of a payload, which follow its byte `end`, in order.
 
-    `memory` has the bytes of the payload from byte `base` on, to its end. If it `lends` itself, as it may where nothing
-    else refers to it, arrays live in it, except small ones, which would keep far more than themselves. Otherwise each
-    has memory of its own.
+    `memory` has the bytes of the payload from byte `base` to its end. If it `lends` itself, which is safe without other
+    references to it, arrays share it, except small ones, which would keep far more than themselves alive. Otherwise
+    each array has memory of its own.
     """
 
     __slots__ = ("_base", "_end", "_least", "_lends", "_memory", "_size")
@@ -231,7 +231,7 @@ class OutOfBandReader:
     def read(self, head: bytes) -> AnyArray:
         """Return the next array, of this dtype and shape: writable, aligned. Raises any exception when there is none.
 
-        Takes no more memory than the array's bytes.
+        Allocates no more memory than the array's bytes.
         """
         dtype, shape = read_head(head)
         at = self._end + -self._end % ALIGNMENT
@@ -240,7 +240,7 @@ class OutOfBandReader:
         return array if self._lends and array.nbytes >= self._least else array.copy()
 
     def small(self, array: AnyArray) -> Any:
-        """Return an array that is in the msgpack."""
+        """Return an array stored in the msgpack."""
         return array
 
     def defer(self, deferred: bool) -> None:
@@ -253,7 +253,7 @@ class OutOfBandReader:
 
 
 class _Memory:
-    """The memory of bytes, as numpy asks for it: writable."""
+    """Exports the memory of bytes to numpy as writable."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
@@ -262,9 +262,9 @@ class _Memory:
 
 
 def as_writable(raw: bytes) -> AnyArray:
-    """Return a writable array in the memory of bytes to which there is no other reference, which saves a copy.
+    """Return a writable array that shares the memory of otherwise unreferenced bytes, which saves a copy.
 
-    Python shares bytes of length 0 and 1 in the whole process: those are copied.
+    Bytes of length 0 and 1 are copied, because Python shares them in the whole process.
     """
     if len(raw) < 2:
         return np.frombuffer(bytearray(raw), np.uint8)

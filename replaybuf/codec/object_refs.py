@@ -1,8 +1,8 @@
-"""Ray ObjectRefs in payloads: the values of their objects, which outlive the cluster.
+"""Ray ObjectRefs in payloads: stored as the values of their objects, which outlive the cluster.
 
-Packing looks the values up and never blocks: where one is missing, the codec says which (`UnfetchedError`), and a
-caller that may block fetches them all in one call and encodes again. Ray is never imported here: a value can only be an
-ObjectRef where it has been.
+Packing looks the values up and never blocks: if one is missing, the codec reports it (`UnfetchedError`), and a caller
+that may block fetches all of them in one call and encodes again. Ray is never imported here: a value can't be an
+ObjectRef unless Ray was imported.
 
 After a put, `Codec.release` replaces ObjectRefs in the caller's rollouts by None. Ray deletes an object when no process
 holds an ObjectRef to it; those held elsewhere stay valid.
@@ -43,14 +43,14 @@ class UnfetchedError(EncodeError):
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """Stands for the value of an object that can't be fetched."""
+    """Replaces the value of an object that can't be fetched."""
 
     text: str
 
 
 @dataclass(slots=True)
 class _AtHand:
-    """The values for one encoding, and the ObjectRefs met that aren't among them."""
+    """The values for one encoding, and the ObjectRefs without a value that it met."""
 
     values: Fetched
     missing: dict[Any, None] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class _AtHand:
 
 @dataclass(frozen=True, slots=True)
 class _StoredObject:
-    """An object as its payload has it, for copies of payloads: nothing is put into Ray."""
+    """An object as stored in its payload, for copies of payloads: it isn't put into Ray."""
 
     value: Any
 
@@ -69,7 +69,7 @@ _at_hand: ContextVar[_AtHand | None] = ContextVar("replaybuf_object_refs", defau
 class ObjectRefs:
     """Encodes ObjectRefs. They are restored as new ones (`ref`), or as the values of their objects (`value`).
 
-    A new object belongs to the process that reads. `timeout` bounds the wait for the objects of a group, in seconds.
+    A new object belongs to the reading process. `timeout` is that of fetching the objects of a group, in seconds.
     """
 
     def __init__(self, restore_as: RestoreRefs, timeout: float) -> None:
@@ -94,14 +94,14 @@ class ObjectRefs:
     def fetch(self, refs: Sequence[Any]) -> Fetched:
         """Return the values of these ObjectRefs, by one call of Ray. Blocks for up to the timeout.
 
-        What can't be fetched is among them as a problem, which encoding reports with its place.
+        An object that can't be fetched has a problem as its value, which encoding reports with its place.
         """
         ray = _ray()
         if ray is None or not ray.is_initialized():  # ray.get would start a cluster of its own
             return dict.fromkeys(refs, _Problem("Ray isn't running in this process any more"))
         try:
             return dict(zip(refs, ray.get(list(refs), timeout=self._timeout), strict=True))
-        except Exception as error:  # of Ray, or of the task that was to make an object
+        except Exception as error:  # of Ray, or of the task that makes an object
             return dict.fromkeys(refs) | self._problems(ray, refs, error)
 
     def _problems(self, ray: Any, refs: Sequence[Any], error: Exception) -> Fetched:
@@ -131,7 +131,7 @@ class ObjectRefs:
 
 @contextlib.contextmanager
 def at_hand(fetched: Fetched) -> Iterator[Mapping[Any, None]]:
-    """Let encodings within use these values; yields the ObjectRefs that it lacks, as they are met."""
+    """Provide these values to encodings within; yields the ObjectRefs without a value, as encodings meet them."""
     values = _AtHand(fetched)
     token = _at_hand.set(values)
     try:
@@ -170,6 +170,6 @@ def _put(value: Any) -> Any:
 
 
 def _ray() -> Any:
-    """Return Ray where it has been imported, and is more than half-imported."""
+    """Return Ray if it has been imported completely."""
     ray = sys.modules.get("ray")
     return ray if hasattr(ray, "ObjectRef") and hasattr(ray, "is_initialized") else None

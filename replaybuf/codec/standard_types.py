@@ -1,7 +1,6 @@
 """Values of the standard library and numpy in payloads: one table with both directions of each type.
 
-Contents that may be hostile are checked before anything is made of them; what they name is looked up in the tables
-below.
+Contents may be hostile, and are checked before use; names in them are looked up in the tables below.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _FACTORIES: Final[dict[str, Callable[[], Any]]] = {
 _PATHS: Final[dict[str, type[PurePath]]] = {
     cls.__name__: cls for cls in (PurePosixPath, PureWindowsPath, PosixPath, WindowsPath)
 }
-#: Concrete paths can be made only on their own system: elsewhere they are restored as pure ones.
+#: Concrete paths exist only on their own system: elsewhere they are restored as pure paths.
 _ELSEWHERE: Final[dict[type[PurePath], type[PurePath]]] = {PosixPath: PurePosixPath, WindowsPath: PureWindowsPath}
 _HERE: Final = type(Path())
 
 
 def _spread(cls: Callable[..., Any]) -> Decoder:
-    """Return the decoder that makes a value of a list of arguments."""
+    """Return the decoder that calls `cls` with a list of arguments."""
     return lambda arguments: cls(*arguments)
 
 
@@ -105,7 +104,7 @@ def _decode_defaultdict(content: list[Any]) -> defaultdict[Any, Any]:
 
 def _encode_path(path: PurePath) -> list[str]:
     text = str(path)
-    if type(path)(text) != path:  # shares of Windows without a name
+    if type(path)(text) != path:  # Windows shares without a name
         raise TypeError(f"the path {path!r:.100} can't be stored: its text is that of another path")
     return [type(path).__name__, text]
 

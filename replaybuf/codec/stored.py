@@ -1,6 +1,6 @@
-"""Rollouts as they are read: decoded, with what is kept apart, and brought up to date by what refreshes have noted.
+"""Decodes stored rollouts, with arrays kept apart, and applies the recorded effects of refreshes.
 
-Those who have the buffer open read what is kept apart themselves; `read_tails` is for copies, command, page and doctor.
+Open buffers read payloads kept apart themselves; `read_tails` is for copies, the command line, the page and the doctor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from replaybuf.rollouts.marks import Marks
 from replaybuf.segments.places import open_place, recognise, url_here
 from replaybuf.segments.store import EXTENT_BYTES, Extent, Range
 
-#: What damaged metadata of a group raises.
+#: Exceptions for damaged metadata of a group.
 DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -35,12 +35,12 @@ def decode_stored(
     tail: Any = None,
     deferral: Deferral | None = None,
 ) -> list[Any]:
-    """Return the rollouts of a group, whose arrays live in the payload: ask once.
+    """Return the rollouts of a group; their arrays share the payload's memory, so decode a payload only once.
 
-    `marks` is JSON (`rollouts.marks`), and `refreshed_to` the train step of the last refresh, None before the first. As
-    long as nobody writes to the arrays, the payload is what was stored. `tail` is the rest of a payload whose arrays
-    are kept apart, or the DecodeError for which it can't be read. With a `deferral` the payload may be only a head, and
-    the tail has the pieces that were read. Raises DecodeError.
+    `marks` is JSON (`rollouts.marks`), and `refreshed_to` the train step of the last refresh, None before the first.
+    The payload stays as stored unless the arrays are modified. `tail` is the rest of a payload whose arrays are kept
+    apart, or the DecodeError of reading it. With a `deferral` the payload may be only a head, and the tail has the
+    loaded pieces. Raises DecodeError.
     """
     if payload is None:
         raise DecodeError(f"group {uid}: its payload is missing")
@@ -60,7 +60,7 @@ def decode_stored(
 
 
 def bring_up_to_date(codec: Codec, uid: int, rollouts: list[Any], marks: str, refreshed_to: int | None) -> None:
-    """Apply to rollouts what refreshes have noted of their group. Raises DecodeError."""
+    """Apply the recorded effects of refreshes to a group's rollouts. Raises DecodeError."""
     try:
         found = Marks.from_json(from_json(marks))
         if len(rollouts) != len(found.oldest):
@@ -74,7 +74,7 @@ def bring_up_to_date(codec: Codec, uid: int, rollouts: list[Any], marks: str, re
 
 @dataclass(frozen=True, slots=True)
 class Deferral:
-    """The fields whose arrays aren't read, and what makes their handles, given the uid and the head of a group."""
+    """The fields whose arrays aren't loaded, and a factory of handles, given the uid and the head of a group."""
 
     fields: frozenset[str]
     of: Callable[[int, bytes], Deferring]
@@ -85,16 +85,16 @@ def damaged(uid: int, error: Exception) -> DecodeError:
     return DecodeError(f"group {uid}: its metadata is damaged ({type(error).__name__}: {error})")
 
 
-#: The places that a database names, by number, and the number of the database (`ReadTransaction.places`).
+#: The URLs of a database's places, by number, and the identity of the database (`ReadTransaction.places`).
 Places = tuple[Mapping[int, str], str | None]
-#: How long a place is asked, in seconds, where somebody waits for it.
+#: The timeout of reading from a place in interactive use, in seconds.
 PATIENCE: Final = 10.0
 
 
 def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIENCE) -> list[Any]:
-    """Return what is kept apart of each payload: None where nothing is, a DecodeError where it can't be read.
+    """Return the tail of each payload: None if the payload is whole, a DecodeError if the tail can't be read.
 
-    Blocks. Raises PayloadStoreError where a place can't be reached, or is another one than it was.
+    Blocks. Raises PayloadStoreError if a place can't be reached, or was replaced by another one.
     """
     urls, database = places
     tails: list[Any] = [None] * len(payloads)
@@ -124,7 +124,7 @@ def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIEN
 
 
 def names_its_arrays(payload: bytes) -> bool:
-    """Return whether the arrays of a payload are kept apart, and it says where."""
+    """Return whether the arrays of a payload are kept apart, and its extent is valid."""
     try:
         return is_apart(payload) and Extent.at_end_of(payload) is not None
     except DecodeError:
@@ -132,7 +132,7 @@ def names_its_arrays(payload: bytes) -> bool:
 
 
 def joined(payload: bytes, tail: Any) -> bytes:
-    """Return a whole payload, given what is kept apart of it. Raises DecodeError where that can't be read."""
+    """Return a whole payload, given its tail. Raises DecodeError if the tail is an error."""
     if isinstance(tail, DecodeError):
         raise tail
     return payload if tail is None else b"".join((memoryview(payload)[:-EXTENT_BYTES], tail))
@@ -141,7 +141,7 @@ def joined(payload: bytes, tail: Any) -> bytes:
 def decode_shown(
     codec: Codec, uid: int, payload: bytes | None, marks: str, refreshed_to: int | None, places: Places
 ) -> tuple[list[Any], str | None]:
-    """Return the rollouts of a group as far as they can be read, and in a sentence what is missing, None for nothing.
+    """Return the readable part of a group's rollouts, and a sentence about the missing part, None if there is none.
 
     Arguments as those of `decode_stored` and `read_tails`. Raises DecodeError.
     """
@@ -153,6 +153,6 @@ def decode_shown(
             raise
         reason = str(error).removeprefix(f"group {uid}: ")
     rollouts = codec.decode_head(payload)
-    with suppress(DecodeError):  # what is noted may be about arrays
+    with suppress(DecodeError):  # refreshes may change missing arrays
         bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
     return rollouts, f"group {uid} is shown without its arrays: {reason}"

@@ -10,14 +10,14 @@ from replaybuf.codec.payload_header import parts_of
 
 # A search compares the length and this many bytes of a text first: searching for the whole text is slow.
 _BEGINNING: Final = 64
-# False matches of a text's beginning, after which the search ends: more of them are no accident.
+# The number of false matches of a text's beginning after which the search ends: more of them aren't accidental.
 _ATTEMPTS: Final = 100
 
 
 class Texts:
-    """Finds texts in a payload from `Codec.encode`, for SQL, which cuts them out. The first search reads the payload.
+    """Finds texts in a payload from `Codec.encode`, so that SQL can extract them. The first search scans the payload.
 
-    msgpack keeps the UTF-8 of a text in one piece.
+    msgpack stores the UTF-8 of a text contiguously.
     """
 
     __slots__ = ("_parts", "_payload")
@@ -27,10 +27,10 @@ class Texts:
         self._parts: Sequence[tuple[int, int]] | None = None
 
     def find(self, rollout: int, text: str, since: int = 0) -> list[int] | None:
-        """Return the offset and the length, in bytes, of a text of this rollout; None where SQL can't have it.
+        """Return the offset and the length, in bytes, of a text of this rollout; None if SQL can't extract it.
 
-        That is the case if the payload is compressed, or the text holds NUL or lone surrogates. The search begins at
-        the offset `since`. Any equal text of the rollout will do.
+        That is the case if the payload is compressed, or the text has NUL or lone surrogates. The search begins at the
+        offset `since`, and may find any equal text of the rollout.
         """
         if self._parts is None:
             self._parts = parts_of(self._payload)
@@ -55,7 +55,7 @@ class Texts:
 
 
 def _head(length: int) -> bytes:
-    """Return msgpack's head of a text of this many bytes."""
+    """Return the msgpack header of a text of this many bytes."""
     if length < 1 << 5:
         return bytes((0xA0 | length,))
     if length < 1 << 8:

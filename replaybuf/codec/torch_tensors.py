@@ -1,8 +1,8 @@
-"""torch tensors in payloads: `[dtype, shape, bytes, flags]`, with the dtype as torch calls it and the bytes in C order.
+"""torch tensors in payloads: `[dtype, shape, bytes, flags]`, with torch's name of the dtype and the bytes in C order.
 
-torch is never imported for writing: a value can only be a tensor where it has been. The bytes are an array of uint8 in
-the tensor's own memory, if that is on the CPU and in order, and a restored tensor lives in the memory of the array that
-was read: no copy in between. (Payloads of version 1 have plain bytes.)
+torch is never imported for writing: a value can't be a tensor unless torch was imported. The bytes are an array of
+uint8 in the tensor's own memory, if that is on the CPU and contiguous, and a restored tensor shares the memory of the
+array that was read: no copy in between. (Payloads of version 1 have plain bytes.)
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SIZES: Final = {
 class Tensors:
     """Encodes tensors and parameters. They are restored on the CPU, as tensors or, without torch, as arrays.
 
-    dtype, shape, `requires_grad` and whether it is a Parameter are kept; strides, `grad` and the graph aren't. Arrays
-    of the floats and complex numbers that numpy lacks are float32 and complex64.
+    dtype, shape, `requires_grad` and whether it is a Parameter are kept; strides, `grad` and the graph aren't. Floats
+    and complex numbers that numpy lacks become arrays of float32 and complex64.
     """
 
     def __init__(self, restore_as: RestoreTensors) -> None:
@@ -65,9 +65,9 @@ class Tensors:
 
 
 class StoredTensor:
-    """A tensor as its payload has it, for copies of payloads: it is written as it was read.
+    """A tensor as stored in its payload, for copies of payloads: it is written unchanged.
 
-    It has those of torch's methods that the rules of staleness need for rows of tokens, and works without torch.
+    It has the methods of torch that rules of staleness need for token sequences, and works without torch.
     """
 
     __slots__ = ("content",)
@@ -76,7 +76,7 @@ class StoredTensor:
         self.content = _checked(content)
 
     def take_apart(self) -> list[Any]:
-        """Return the content as it was."""
+        """Return the unchanged content."""
         name, shape, items, flags = self.content
         return [name, shape, items.view(RawBytes), flags]
 
@@ -91,18 +91,18 @@ class StoredTensor:
         if number != 0:
             raise ValueError(f"items of a stored tensor can be set to 0, not {number}")
         rows = items.copy().reshape(len(self), -1)
-        rows[places] = 0  # of every dtype that masks have
+        rows[places] = 0  # valid in every dtype of masks
         self.content = (name, shape, rows.reshape(-1), flags)
 
     def numpy(self) -> AnyArray:
-        """Return its numbers as an array that can't be changed."""
+        """Return its numbers as a read-only array."""
         name, shape, items, _ = self.content
         array = _as_array(name, shape, items.view())
         array.flags.writeable = False
         return array
 
     def new_full(self, shape: Sequence[int], number: int, dtype: Any = None) -> StoredTensor:
-        """Return an int32 tensor of this shape that holds this number, whatever `dtype` says."""
+        """Return an int32 tensor of this shape filled with this number, whatever `dtype` says."""
         return StoredTensor(["int32", list(shape), np.full(shape, number, "<i4").tobytes(), 0])
 
     def detach(self) -> StoredTensor:
@@ -127,13 +127,13 @@ def _take_apart(tensor: Any) -> list[Any]:
         raise TypeError(f"a tensor {problem}")
     flags = _GRAD * tensor.requires_grad | _PARAMETER * isinstance(tensor, torch.nn.Parameter)
     whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    flat = whole.as_strided((whole.numel(),), (1,))  # strides of dimensions of size 1 mean nothing, and may be any
+    flat = whole.as_strided((whole.numel(),), (1,))  # strides of dimensions of size 1 are arbitrary
     raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
     return [name, list(tensor.shape), raw.view(RawBytes), flags]
 
 
 def _problem(tensor: Any, dtype: str) -> str:
-    """Return why a tensor can't be stored, and what to do, or ""."""
+    """Return why a tensor can't be stored, with advice, or ""."""
     if tensor.is_quantized:
         return f"of the quantised dtype {dtype} can't be stored: convert it with .dequantize() or .int_repr()"
     if tensor.is_nested:
@@ -148,11 +148,11 @@ def _problem(tensor: Any, dtype: str) -> str:
 
 
 def _checked(content: Any) -> tuple[str, list[int], AnyArray, int]:
-    """Return the parts of a content, its bytes as an array. ValueError or TypeError when it makes no sense."""
+    """Return the parts of a content, with its bytes as an array. ValueError or TypeError for an invalid content."""
     name, shape, raw, flags = content
     if name not in SIZES:
         raise ValueError(f"unknown dtype of a tensor: {name!r:.80}")
-    items = as_writable(raw) if type(raw) is bytes else raw  # which were just unpacked
+    items = as_writable(raw) if type(raw) is bytes else raw  # just unpacked
     if type(items) is not np.ndarray or items.dtype != np.uint8 or items.ndim != 1:
         raise ValueError("no bytes of a tensor")
     if type(shape) is not list or type(flags) is not int or not 0 <= flags <= 3:
@@ -190,7 +190,7 @@ def _build_array(content: Any) -> AnyArray:
 
 
 def _as_array(name: str, shape: list[int], items: AnyArray) -> AnyArray:
-    """Return an array of what these bytes mean, in their memory if numpy has such a dtype."""
+    """Return these bytes as an array of their dtype, in their memory if numpy has that dtype."""
     flat: AnyArray
     if name.startswith("float8"):
         flat = _float8_values(name)[items]
@@ -205,7 +205,7 @@ def _as_array(name: str, shape: list[int], items: AnyArray) -> AnyArray:
 
 @functools.cache
 def _float8_values(name: str) -> AnyArray:
-    """Return what each byte means as a float8: bits of exponent and mantissa, bias, and which bytes are no numbers."""
+    """Return the value of each byte as a float8, from the widths of exponent and mantissa, the bias, and the NaNs."""
     exponents, bias, nans, infinities = {
         "float8_e4m3fn": (4, 7, [0x7F, 0xFF], []),
         "float8_e4m3fnuz": (4, 8, [0x80], []),

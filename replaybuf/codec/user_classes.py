@@ -1,7 +1,7 @@
-"""Values of users' classes in payloads: instances as the name of their class and their fields, others by converters.
+"""Values of users' classes in payloads: instances as their class's name and fields, others by converters.
 
-Reading looks a class's name up among the classes that the reader's own config knows, and a converter's name among the
-converters that it names. Nothing else is imported or called.
+Reading looks up names of classes in the reader's own config, and names of converters among its converters. Nothing else
+is imported or called.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _STATUS: Final = "replaybuf.rollout.Status"
 
 _MANY: Final = 1000
 
-# Members with other values, tuples of these aside, are stored by their names.
+# Members with other values (except tuples of these) are stored by their names.
 _VALUES: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Instances:
     """Encodes and decodes instances of known classes.
 
-    Those of others are refused, in both directions; with `as_plain`, reading gives enums' values, tuples for named
+    Other classes are refused in both directions; with `as_plain`, they are read as enums' values, tuples for named
     tuples, and dicts of fields for the rest.
     """
 
     def __init__(self, known: Classes, *, as_plain: bool = False) -> None:
         self._known = known
         self._shapes = {stored_name(cls): shape for cls, shape in known.shapes.items()}
-        self._members: dict[tuple[Any, ...], Enum] = {}  # that were read before
+        self._members: dict[tuple[Any, ...], Enum] = {}  # read before
         self._as_plain = as_plain
         self.decoders: Mapping[int, Decoder] = {
             ENUM: self._restore_member,
@@ -72,7 +72,7 @@ class Instances:
         return None
 
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the fields of an instance that holds some."""
+        """Yield the fields of an instance that has some."""
         shape = self._known.shapes.get(type(value))
         fields = {} if shape is None else shape.read(value)
         if is_namedtuple(type(value)):
@@ -133,7 +133,7 @@ class Instances:
 
 
 class _PlainFields(dict[str, Any]):
-    """The fields of an instance, which may have been a key of a dict."""
+    """The fields of an instance that may have been a key of a dict."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -141,7 +141,7 @@ class _PlainFields(dict[str, Any]):
 def _member_encoder(name: str) -> Any:
     def content(member: Any) -> list[Any]:
         value = member._value_
-        if type(value) is str:  # nearly all are
+        if type(value) is str:  # the usual case
             return [name, value]
         if _finds_member(value) or (type(value) is tuple and all(map(_finds_member, value))):
             return [name, value]
@@ -151,7 +151,7 @@ def _member_encoder(name: str) -> Any:
 
 
 def _finds_member(value: Any) -> bool:
-    return type(value) in _VALUES and value == value  # nothing is found by NaN
+    return type(value) in _VALUES and value == value  # NaN finds no member
 
 
 def _object_encoder(shape: Shape) -> Any:
@@ -166,7 +166,7 @@ def _object_encoder(shape: Shape) -> Any:
     return content
 
 
-#: By class: the name that stands in payloads, `encode(value)`, which returns what can be stored, and `decode(stored)`.
+#: By class: the name in payloads, `encode(value)`, which returns a storable value, and `decode(stored)`.
 ConverterMap = Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]
 
 # msgpack packs these itself, without calling a converter.
@@ -184,7 +184,7 @@ class _Converter:
     decode: Callable[[Any], Any]
 
     def take_apart(self, value: Any) -> list[Any]:
-        """Return the content for a value. TypeError when the user's function fails, or gives the value back."""
+        """Return the content for a value. TypeError when the user's function fails, or returns the value itself."""
         try:
             encoded = self.encode(value)
         except Exception as error:
@@ -206,7 +206,7 @@ class _Converter:
 
 @dataclass(frozen=True, slots=True)
 class _StoredValue:
-    """A value as its payload has it, for copies of payloads: written as it was read."""
+    """A value as stored in its payload, for copies of payloads: it is written unchanged."""
 
     name: str
     encoded: Any
@@ -215,7 +215,7 @@ class _StoredValue:
 class Converters:
     """Encodes and decodes values that have converters, by their exact class.
 
-    Raises ConfigError for a wrong entry. With `as_plain`, values of unknown converters are read as they are stored.
+    Raises ConfigError for an invalid entry. With `as_plain`, values of unknown converters are read as stored.
     """
 
     _keeps_unknown = False
@@ -236,7 +236,7 @@ class Converters:
         self.decoders: Mapping[int, Decoder] = {CONVERTED: self._restore}
 
     def as_stored(self) -> Converters:
-        """Return converters for copies of payloads: what can't be rebuilt is kept, and written as it was read."""
+        """Return converters for copies of payloads: values that can't be rebuilt are written as they were read."""
         other = copy.copy(self)
         other._keeps_unknown = True
         other.encoders = self.encoders | {
@@ -258,7 +258,7 @@ class Converters:
     def advice(self, kind: type) -> str:
         """Return the line of config with which a value of this class could be stored, or else other advice."""
         if kind is type or (kind.__module__ == "builtins" and not hasattr(builtins, kind.__qualname__)):
-            return "leave it out of the rollout"  # functions, generators, modules: their classes have no names in code
+            return "leave it out of the rollout"  # classes of functions, generators, modules have no importable names
         name = kind.__qualname__
         line = f'converters={{{name}: ("{name}", encode, decode)}}'
         base = next((base for base in kind.__mro__ if base in self._by_class), None)

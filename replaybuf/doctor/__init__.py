@@ -1,7 +1,7 @@
-"""`replaybuf doctor`: what is wrong with a database, and what can be done about it.
+"""`replaybuf doctor`: finds what is wrong with a database, and repairs what can be repaired.
 
-A module `check_...` for each area has its questions in SQL and the findings, `repairs` what mends them. `rescue` saves
-what is left of a damaged file.
+A module `check_...` for each area has its SQL queries and findings, `repairs` the repairs. `rescue` saves the readable
+groups of a damaged file.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
-    WARNING = "warning"  # nothing is wrong with the data; somebody should know
+    WARNING = "warning"  # the data is intact; an operator should know
     PROBLEM = "problem"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of the check of this name: what is fine, or what is wrong and how to mend it.
+    """The result of a check: what is fine, or what is wrong and how to mend it.
 
-    `repairable`: `--repair` mends it. `examine` adds the name.
+    `repairable`: `--repair` mends it. `examine` sets the name of the check.
     """
 
     check: str
@@ -39,23 +39,23 @@ class Finding:
 
 @dataclass(slots=True)
 class CheckContext:
-    """The state that checks share: how thorough to be, where the database is, and the damage found so far.
+    """The state shared by checks: thoroughness, the database's location, and the damage found so far.
 
-    Checks that take long call `tell(done, total)` from time to time.
+    Long checks call `tell(done, total)` from time to time.
     """
 
     where: str
     path: Path | None = None  # of a SQLite file
     quick: bool = False
     tell: Callable[[int, int], None] = lambda done, total: None
-    damaged: dict[int, str] = field(default_factory=dict)  # why a group's payload can't be read, by uid
-    out_of_reach: set[int] = field(default_factory=set)  # places for payloads, by number
-    unnamed: dict[int, list[str]] = field(default_factory=dict)  # segments that no row names, by number of the place
+    damaged: dict[int, str] = field(default_factory=dict)  # why a payload can't be read, by uid
+    out_of_reach: set[int] = field(default_factory=set)  # numbers of unreachable places
+    unnamed: dict[int, list[str]] = field(default_factory=dict)  # segments without a row, by number of the place
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: `find` reads, in one read transaction; or `alone` opens as many as it needs."""
+    """One check: `find` runs in one read transaction, `alone` opens as many as it needs."""
 
     name: str
     find: Callable[[ReadTransaction, CheckContext], Sequence[Finding]] = lambda tx, context: ()
@@ -82,7 +82,7 @@ def repairable(text: str, *, level: Severity = Severity.PROBLEM) -> Finding:
 
 
 def warning(text: str, mend: str = "") -> Finding:
-    """Return a warning: no problem, but worth knowing."""
+    """Return a warning: nothing is damaged, but an operator should know."""
     return Finding("", Severity.WARNING, text, mend)
 
 

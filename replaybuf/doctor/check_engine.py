@@ -1,8 +1,8 @@
-"""What a server that speaks PostgreSQL has of what the store needs: each part is tried, none is guessed from a version.
+"""Features that the store needs of a server with PostgreSQL's protocol: each is tried, none is inferred from a version.
 
-Two connections try the parts in transactions that are rolled back. Where replaybuf's tables are missing, some are made
-for it, and are gone afterwards; where they are there, one row of theirs is locked for a moment, and that the server
-could make them needs no trial.
+Trials run on two connections, in transactions that are rolled back. Where replaybuf's tables are missing, a trial
+creates its own and removes them; where they exist, a trial locks one of their rows for a moment, and features
+that creating them has shown aren't tried.
 """
 
 from __future__ import annotations
@@ -26,48 +26,48 @@ from replaybuf.storage.sql.schema.create import create_tables
 from replaybuf.storage.sql.schema.tables import counter
 from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
 
-#: How long a part may take, and how long a notification may be on its way, in seconds.
+#: Timeouts in seconds: of a trial, and of a notification.
 TRIAL_SECONDS = 3.0
 HEARD_SECONDS = 0.5
-#: A payload that is more than servers with small limits take in a message, or in a row.
+#: The size of a payload that exceeds the message or row limits of some servers.
 LARGE_BYTES = 17 << 20
 
 _PAGE = "docs/engines.md says which servers have it"
-#: Errors that say that the trial isn't allowed, not that the server lacks something.
+#: SQLSTATEs of a forbidden trial, as opposed to a missing feature.
 _NOT_ALLOWED = {"42501": "the role may not", "25006": "the server, or the role, only reads"}
 
 
 class Untried(Exception):  # noqa: N818
-    """A part that couldn't be tried, and why."""
+    """A feature that couldn't be tried, and why."""
 
 
 @dataclass(slots=True)
 class Bench:
-    """Two connections on which parts are tried. `has_tables`: replaybuf's are there."""
+    """Two connections for trials. `has_tables`: replaybuf's tables exist."""
 
     one: Any
     other: Any
     has_tables: bool
     name: str = field(default_factory=lambda: f"rb_doctor_{secrets.token_hex(6)}")
     number: int = field(default_factory=lambda: secrets.randbits(62))
-    #: What other parts rest on, once it was tried.
+    #: Results of earlier trials that later ones depend on.
     sees_commits: bool = False
     ddl_is_undone: bool = True
 
     @asynccontextmanager
     async def begun(self, level: str = "READ COMMITTED", connection: Any = None) -> AsyncIterator[Any]:
-        """A transaction on a connection, the first one unless given, which is rolled back."""
+        """A transaction on a connection (by default the first one), which is rolled back."""
         connection = connection or self.one
         await connection.execute(f"BEGIN ISOLATION LEVEL {level};")
         try:
             yield connection
         finally:
-            with suppress(Exception):  # the connection was lost: the next trial says so
+            with suppress(Exception):  # the connection was lost: the next trial reports it
                 await connection.execute("ROLLBACK;")
 
     @asynccontextmanager
     async def table(self, more: str = "") -> AsyncIterator[tuple[Any, str]]:
-        """A transaction with a table that has the columns of `rb_counter`, and its name."""
+        """A transaction with a table that has the columns of `rb_counter`, and the table's name."""
         if self.has_tables:
             async with self.begun() as connection:
                 yield connection, counter.name
@@ -78,7 +78,7 @@ class Bench:
 
     @asynccontextmanager
     async def made(self, kind: str, how: str = "") -> AsyncIterator[Any]:
-        """A transaction in which something of the bench's name is made, which is gone afterwards."""
+        """A transaction in which an object with the bench's name exists; it is dropped afterwards."""
         try:
             async with self.begun() as connection:
                 await connection.execute(f"CREATE {kind} {self.name} {how}")
@@ -88,33 +88,33 @@ class Bench:
                 await self.other.execute(f"DROP {kind} IF EXISTS {self.name}")
 
 
-#: Tries a part. Returns what is wrong with it, nothing if all is well. Raises Untried, and what the driver raises.
+#: Tries a feature. Returns what is wrong with it, "" if nothing is. Raises Untried, and the driver's errors.
 Trial = Callable[[Bench], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePart:
-    """A part that the store uses: its name, for what, and what becomes of a run without it."""
+    """A feature that the store uses: its name, its use, and the consequence of its absence."""
 
     name: str
     use: str
     without: str
     trial: Trial
-    #: Without it no run is possible; else the store does without, or does worse.
+    #: Without it no run is possible; without the others the store works, possibly slower.
     needed: bool = True
-    #: That replaybuf's tables are there shows that the server has it.
+    #: The existence of replaybuf's tables proves it.
     shown_by_tables: bool = False
     mend: str = _PAGE
-    #: Without it nothing else can be tried.
+    #: Without it the other trials are skipped.
     comes_first: bool = False
 
 
-#: In the order in which they are tried.
+#: In the order of the trials.
 PARTS: list[EnginePart] = []
 
 
 def part(name: str, use: str, without: str, **more: Any) -> Callable[[Trial], Trial]:
-    """Make a trial that of a part, which comes after those of `PARTS`."""
+    """Register the decorated trial as a feature at the end of `PARTS`."""
 
     def add(trial: Trial) -> Trial:
         PARTS.append(EnginePart(name, use, without, trial, **more))
@@ -137,7 +137,7 @@ async def _prepared_statements(bench: Bench) -> str:
         for value in ("prepared", "run again"):
             if await bench.one.fetchval(ask, value) != value:
                 return "another statement ran than the one that was prepared"
-            async with bench.begun(connection=bench.other) as other:  # a pooler has another connection for `one` then
+            async with bench.begun(connection=bench.other) as other:  # a pooler then moves `one` to another connection
                 await other.fetchval("SELECT 1")
                 if await bench.one.fetchval(ask, value) != value:
                     return "another statement ran than the one that was prepared"
@@ -344,7 +344,7 @@ async def _jsonb(bench: Bench) -> str:
     shown_by_tables=True,
 )
 async def _large_rows(bench: Bench) -> str:
-    data = secrets.token_bytes(LARGE_BYTES)  # nothing makes it smaller
+    data = secrets.token_bytes(LARGE_BYTES)  # incompressible
     async with bench.table(", data bytea") as (one, table):
         await one.execute(f"INSERT INTO {table} VALUES ('large', 0, $1)", data)  # noqa: S608
         part = await one.fetchval(f"SELECT substr(data, {LARGE_BYTES - 99}, 100) FROM {table}")  # noqa: S608
@@ -358,7 +358,7 @@ async def _large_rows(bench: Bench) -> str:
     needed=False,
 )
 async def _identity(bench: Bench) -> str:
-    """(The last trial: it ends a connection.)"""
+    """(The last trial, because it terminates a connection.)"""
     async with bench.begun() as one:
         identity = outage.Identity(bench.name, 1, bench.number)
         await one.fetch(locks.TAKE, identity.lock)
@@ -371,13 +371,13 @@ async def _identity(bench: Bench) -> str:
 
 
 def check_engine(reader: Reader) -> Sequence[Finding]:
-    """Try all parts, and say which are missing. Raises ReplayBufError when there are no two connections to be had."""
+    """Try all features, and report the missing ones. Raises ReplayBufError when two connections can't be opened."""
     has_tables = reader.read_any(lambda tx: tx.revision()) is not None
     return _findings(asyncio.run(_try_all(reader, has_tables=has_tables)))
 
 
 async def _try_all(reader: Reader, *, has_tables: bool) -> Sequence[tuple[EnginePart, str, bool]]:
-    """Return each part, what is wrong with it (or why it wasn't tried), and whether it was tried."""
+    """Return each feature, what is wrong with it (or why it wasn't tried), and whether it was tried."""
     with translated(reader.url, LOCK_TIMEOUT):
         pool = Pool(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=False)
         lent: list[Any] = []

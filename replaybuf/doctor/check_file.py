@@ -19,8 +19,8 @@ from replaybuf.units import some
 # REINDEX mends an index that differs from its table.
 _OF_AN_INDEX = re.compile(r"missing from index |wrong # of entries in index |non-unique entry in index |out of order")
 
-#: Bytes. The log is copied into the database whenever it has grown by a sixteenth of that at most
-#: (`engine.sqlite_log.ALONE_PAGES`), unless a reader holds it back.
+#: Bytes. The WAL is checkpointed into the database whenever it has grown by at most a sixteenth of that
+#: (`engine.sqlite_log.ALONE_PAGES`), unless a reader blocks the checkpoint.
 LARGE_LOG = 256 << 20
 #: Free space on the disk below which the next puts may fail.
 LITTLE_SPACE = 64 * 1024 * 1024
@@ -86,7 +86,7 @@ def find_files(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
 
 
 def find_log(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check the size of the write-ahead log."""
+    """Check the size of the WAL."""
     size = _log_size(context)
     if is_log_large(context):
         what = f"the write-ahead log has {units.size(size)}: something reads for long, or nothing closed the database"
@@ -100,7 +100,7 @@ def _log_size(context: CheckContext) -> int:
 
 
 def is_log_large(context: CheckContext) -> bool:
-    """Return whether the write-ahead log is longer than it becomes in normal use."""
+    """Return whether the WAL is longer than in normal use."""
     return _log_size(context) >= LARGE_LOG
 
 
@@ -118,7 +118,7 @@ def find_space(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
 
 
 def find_disk(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether there is room on the disk."""
+    """Check the free space on the disk."""
     path = _path(context)
     free, size = shutil.disk_usage(path.parent).free, path.stat().st_size
     what = f"{units.size(free)} free on the disk, the database has {units.size(size)}"
@@ -133,11 +133,11 @@ def find_disk(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
 
 
 def find_settings(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether the file is set up as replaybuf makes it, and is on a disk that SQLite can trust."""
+    """Check whether the file has replaybuf's settings, and is on a file system that SQLite can rely on."""
     found = []
     path, kind = _path(context), filesystem_type(_path(context))
     size, encoding = tx.value("PRAGMA page_size"), tx.value("PRAGMA encoding")
-    if not is_wal(path):  # the pragma doesn't show it when nobody has the file open
+    if not is_wal(path):  # the pragma doesn't show it unless a process has the file open
         what = "no write-ahead log (a snapshot has none): writers and readers wait for each other"
         found.append(warning(what, "nothing: a run that opens it makes one"))
     if size != PAGE_SIZE:

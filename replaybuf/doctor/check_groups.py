@@ -1,4 +1,4 @@
-"""Checks that groups, payloads, lanes and garbage belong together, and that counts, uids and checkpoints agree."""
+"""Checks that groups, payloads, lanes and garbage are consistent, and that counts, uids and checkpoints agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replaybuf.units import some
 MISSING = "its payload is missing"
 #: What to do with groups that were set aside.
 FORGET = 'buffer.delete({"uid": ...}) when nobody needs to know of them'
-#: The number and age at which payloads that wait to be swept are a finding.
+#: Limits for a finding: the number of payloads that wait for the sweep, and their age.
 BACKLOG = 1000
 BACKLOG_SECONDS = 60.0
 
@@ -40,7 +40,7 @@ def find_lanes(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
 
 # Leases
 
-# Groups that only their lane, or only their lease, says are leased.
+# Groups that are marked as leased by their lane only, or by their lease only.
 HALF_LEASED = """
 SELECT g.uid, g.lease, l.leased, l.buffer, l.task_name, l.status FROM rb_group g JOIN rb_lane l ON l.id = g.lane
 WHERE l.leased AND (g.lease IS NULL OR g.leased_until IS NULL)
@@ -49,7 +49,7 @@ ORDER BY g.uid"""
 
 
 def find_leased(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether leased groups, and no others, are in the lanes of leased groups."""
+    """Check whether exactly the leased groups are in the lanes of leased groups."""
     if uids := tx.values(HALF_LEASED):
         return [repairable(f"{groups(len(uids))} half leased: {some(uids)}")]
     count = tx.value("SELECT count(*) FROM rb_group WHERE lease IS NOT NULL")
@@ -74,14 +74,14 @@ def find_payloads(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
     return [fine("every group has its payload")]
 
 
-#: The numbers of checkpoints with groups, as `found`: an index look-up each, however many groups they have.
+#: The ids of checkpoints with groups, as `found`: one index look-up each, whatever their number of groups.
 WITH_CHECKPOINTS = """
 WITH RECURSIVE found(number) AS (
     SELECT min(checkpoint) FROM rb_checkpoint_group
     UNION ALL
     SELECT (SELECT min(c.checkpoint) FROM rb_checkpoint_group c WHERE c.checkpoint > found.number)
     FROM found WHERE found.number IS NOT NULL)"""
-# Payloads that nothing needs and no sweep would delete. (It gets to those of dropped checkpoints.)
+# Unreferenced payloads that no sweep would delete. (A sweep deletes those of dropped checkpoints.)
 LEAKED_PAYLOADS = f"""{WITH_CHECKPOINTS}
 SELECT {{columns}} FROM rb_payload p
 WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = p.uid)
@@ -92,7 +92,7 @@ _COUNT_LEAKED = LEAKED_PAYLOADS.format(columns="count(*)")
 
 
 def find_leaked(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether every payload belongs to a group, or waits to be swept."""
+    """Check whether every payload belongs to a group, or waits for the sweep."""
     if count := tx.value(_COUNT_LEAKED):
         return [repairable(f"{count:,} payloads of groups that are gone, which nobody would delete")]
     return [fine("none")]
@@ -104,7 +104,7 @@ WANTED = "EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_garbage.uid)"
 
 
 def find_garbage(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check how much garbage waits to be swept, and whether all of it is garbage."""
+    """Check the number of payloads that wait for the sweep, and that no group needs them."""
     found = []
     if uids := tx.values(f"SELECT uid FROM rb_garbage WHERE {WANTED} ORDER BY uid"):  # noqa: S608
         wanted = f"{groups(len(uids))} that are there are to be swept, too: {some(uids)}"
@@ -148,15 +148,15 @@ CHECKS = (
 )
 
 
-# Every group that was put is counted in one of these.
+# Every group that was put is counted in exactly one of these.
 _ENDS = (
     *(Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.PRUNED),
     *(Tally.SIZE, Tally.LEASED),
 )
 
-#: Open buffers end expired leases twice a second, or every four seconds where they are many.
+#: Open buffers end expired leases twice a second, or every four seconds if there are many buffers.
 OVERDUE_SECONDS = 5.0
-#: Groups with so many failed deliveries are about to be set aside (`max_deliveries` is 5 by default).
+#: Groups with this many failed deliveries will soon be set aside (`max_deliveries` is 5 by default).
 MANY_DELIVERIES = 4
 
 # Sizes by lane
@@ -164,7 +164,7 @@ MANY_DELIVERIES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """The number of groups (SIZE or LEASED) of a lane by its tally, and the number that are there."""
+    """The number of groups (SIZE or LEASED) of a lane by its tally, and the actual number."""
 
     lane: int
     name: Tally
@@ -198,7 +198,7 @@ def sizes_of(tx: ReadTransaction) -> list[_Size]:
 
 
 def find_counts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether there are as many groups as were counted."""
+    """Check whether the tallies equal the numbers of groups."""
     sizes = sizes_of(tx)
     wrong = [
         f"{size.label}: {size.counted:,} {size.name} counted, {size.there:,} there"
@@ -244,7 +244,7 @@ SELECT max(uid) FROM (
 
 
 def uids_of(tx: ReadTransaction) -> tuple[int, int | None]:
-    """Return the highest uid in use and the last one given (None when the counter is gone)."""
+    """Return the highest uid in use, and the last uid assigned (None when the counter is missing)."""
     return tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
 
 
@@ -282,7 +282,7 @@ WHERE g.deliveries >= :times AND l.status <> :failed ORDER BY g.uid"""
 
 
 def find_deliveries(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether groups fail again and again."""
+    """Check for groups whose deliveries fail repeatedly."""
     uids = tx.values(_OFTEN, times=MANY_DELIVERIES, failed=str(Status.FAILED))
     if uids:
         found = f"{groups(len(uids))} leased {MANY_DELIVERIES} times or more in vain: {some(uids)}"
@@ -292,12 +292,12 @@ def find_deliveries(tx: ReadTransaction, context: CheckContext) -> Sequence[Find
 
 # Step checkpoints
 
-# What each checkpoint records of itself, what it holds, and how many of its payloads are gone.
+# The groups and bytes of each checkpoint as recorded and as counted, and the number of its missing payloads.
 _RECORDED = """
 SELECT c.step, c.groups, c.bytes, count(g.uid), coalesce(sum(g.bytes), 0), count(g.uid) - count(p.uid)
 FROM rb_checkpoint c LEFT JOIN rb_checkpoint_group g ON g.checkpoint = c.id LEFT JOIN rb_payload p ON p.uid = g.uid
 WHERE c.copied_to IS NULL GROUP BY c.id, c.step, c.groups, c.bytes ORDER BY c.id"""
-# Dropped ones, of which groups are left, and those whose maker has died.
+# Dropped checkpoints with remaining groups, and unfinished ones whose process has died.
 _TO_BE_SWEPT = f"""{WITH_CHECKPOINTS}
 SELECT (SELECT count(*) FROM found WHERE number IS NOT NULL AND number NOT IN (SELECT id FROM rb_checkpoint))
     + (SELECT count(*) FROM rb_checkpoint

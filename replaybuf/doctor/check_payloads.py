@@ -1,7 +1,7 @@
-"""Checks of payloads, each of which is compared with its checksum, and of the texts of a SQLite file.
+"""Checks of payloads, which are compared with their checksums, and of the texts of a SQLite file.
 
 A damaged page may leave a text that is no longer UTF-8 or JSON: every query that reads it then fails. (PostgreSQL
-doesn't accept such texts.)
+doesn't store such texts.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BadText(NamedTuple):
 
 
 def unreadable(tx: ReadTransaction) -> Iterator[BadText]:
-    """Yield the texts that aren't UTF-8, or not the JSON that they should be."""
+    """Yield the texts that aren't UTF-8, or aren't JSON though they should be."""
     for table, columns in _COLUMNS.items():
         casts = ", ".join(f"CAST({name} AS BLOB)" for name in columns)  # the raw bytes
         one_by_one = f"SELECT uid, {casts} FROM {table} WHERE uid BETWEEN :first AND :last ORDER BY uid"  # noqa: S608
@@ -50,15 +50,15 @@ def unreadable(tx: ReadTransaction) -> Iterator[BadText]:
                         yield BadText(uid, table, name)
 
 
-#: Groups whose texts are looked at together.
+#: The number of groups whose texts are checked by one statement.
 _AT_ONCE = 1000
 
 
 def _suspicious(tx: ReadTransaction, table: str) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last uid of groups among which some may have a text that can't be read.
+    """Yield ranges of uids (first, last) of groups with a text that may be unreadable.
 
-    SQLite says whether texts are JSON, and those of many groups are decoded at once. (JSON has no NUL, which SQLite may
-    take for its end.)
+    SQLite checks whether texts are JSON, and texts of many groups are decoded together. (JSON has no NUL, which SQLite
+    may treat as its end.)
     """
     columns = _COLUMNS[table]
     texts = ", ".join(f"CAST(group_concat(CAST({name} AS TEXT), char(10)) AS BLOB)" for name in columns)
@@ -89,7 +89,7 @@ def _is_readable(value: bytes, *, is_json: bool) -> bool:
 
 
 def find_texts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether tags, marks, keys, previews and reasons are valid texts, and valid JSON where they should be."""
+    """Check whether tags, marks, keys, previews and reasons are valid texts, and JSON where required."""
     bad = list(unreadable(tx))
     if not bad:
         return [fine("all can be read")]
@@ -97,24 +97,24 @@ def find_texts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
 
 
 def count_of(bad: Sequence[BadText]) -> str:
-    """Return how many groups have texts that can't be read."""
+    """Return the number of groups with unreadable texts, in words."""
     return groups(len({one.uid for one in bad}))
 
 
 def some_of(bad: Sequence[BadText]) -> str:
-    """Return some of these texts, by column and group."""
+    """Return some of these texts, by column and group, in words."""
     return some([f"{one.column} of {one.uid}" for one in bad])
 
 
 TEXTS = (Check("texts", find_texts),)
 
-#: How many payloads are read with `--quick`.
+#: The number of payloads read with `--quick`.
 SAMPLE = 200
 
 _BATCH_BYTES = 16 * 1024 * 1024
 _BATCH_GROUPS = 2000
 
-# The groups, those of checkpoints included.
+# The groups, including those of checkpoints.
 _GROUPS = """
 SELECT uid, bytes FROM rb_group
 UNION ALL SELECT DISTINCT uid, bytes FROM rb_checkpoint_group c
@@ -123,9 +123,9 @@ ORDER BY uid"""
 
 
 def check_checksums(reader: Reader, context: CheckContext) -> list[Finding]:
-    """Read and verify payloads, in several transactions: a long one would hold back cleaning up.
+    """Read and verify payloads, in several transactions: a long one would block vacuuming and checkpoints of the WAL.
 
-    Damaged groups are kept in `context.damaged`.
+    Damaged groups are recorded in `context.damaged`.
     """
     sizes = reader.read_any(lambda tx: tx.tuples(_GROUPS))
     chosen = sizes[:: len(sizes) // SAMPLE + 1] if context.quick else sizes
@@ -151,7 +151,7 @@ def check_checksums(reader: Reader, context: CheckContext) -> list[Finding]:
 
 
 def _in_batches(sizes: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield the uids in batches to be read at once; `sizes` has each uid with the bytes of its payload."""
+    """Yield the uids in batches for one read; `sizes` has pairs of uid and payload bytes."""
     batch: list[int] = []
     size = 0
     for uid, nbytes in sizes:
@@ -167,10 +167,10 @@ def _in_batches(sizes: Sequence[Sequence[int]]) -> Iterator[list[int]]:
 def _damaged(
     reader: Reader, uids: list[int], out_of_reach: Collection[int], lost: list[PayloadStoreError]
 ) -> tuple[int, dict[int, str]]:
-    """Return how many of these payloads are there, which of them are damaged, and why.
+    """Return the number of these payloads that exist, and why some are damaged, by uid.
 
-    Of those in places that are `out_of_reach` the heads are checked, and of all that are kept apart once a place is
-    `lost`, to which the reason is added.
+    Only the heads are checked of payloads in places that are `out_of_reach`, and of all payloads kept apart once
+    reading a place has failed; the failure is appended to `lost`.
     """
     query = f"SELECT uid, data FROM rb_payload WHERE uid IN ({', '.join(map(str, uids))})"  # noqa: S608  # numbers
     try:
@@ -197,14 +197,14 @@ def reasons_of(
     out_of_reach: Collection[int] = (),
     again: Callable[[], Sequence[Sequence[Any]]] | None = None,
 ) -> dict[int, str]:
-    """Return which of these payloads are damaged, and why; what is kept apart is checked where `places` are given.
+    """Return why some of these payloads are damaged, by uid; parts kept apart are checked if `places` are given.
 
-    In those that are `out_of_reach` nothing is read.
-    Those that are there `again`, but elsewhere, were moved meanwhile.
+    Nothing is read from places that are `out_of_reach`.
+    A payload whose row has changed when it is read `again` was moved meanwhile, and is checked in its new place.
     """
     wanted = [None if _is_in(data, out_of_reach) else data for _, data in rows]
     tails: Sequence[Any] = [None] * len(rows)
-    if places is not None and any(type(data) is bytes and is_apart(data) for data in wanted):  # saves the import
+    if places is not None and any(type(data) is bytes and is_apart(data) for data in wanted):  # avoids the import
         from replaybuf.codec.stored import read_tails
 
         tails = read_tails(wanted, places)
@@ -260,5 +260,5 @@ _ASIDE = "SELECT uid FROM rb_group WHERE uid IN ({uids}) AND error IS NOT NULL"
 
 
 def set_aside_already(tx: ReadTransaction, uids: Collection[int]) -> set[int]:
-    """Return which of these groups were set aside."""
+    """Return the groups among these that were set aside."""
     return {row["uid"] for row in rows_of(tx, _ASIDE, list(uids))}

@@ -1,6 +1,6 @@
-"""Checks of segments, and of the places where they are: what the database says of them, and what is there.
+"""Checks of segments and their places: the database's records compared with the existing files and objects.
 
-That a payload is as it was written is checked with all others (`check_payloads`).
+Checksums of payloads in segments are verified with all others (`check_payloads`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from replaybuf.storage.sql.schema.tables import IDENTITY, payload, segment
 from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, end_use, home_of
 from replaybuf.units import some
 
-#: Files and objects that the database doesn't name are left alone for so long: they may be being written.
+#: Files and objects without a row are left alone for this time: a process may be writing them.
 YOUNG_SECONDS: Final = 3600.0
-#: The most of them that one repair deletes: nobody can write meanwhile.
+#: The most of them deleted by one repair, which blocks all writers.
 _DELETED_AT_ONCE = 1000
 _SAMPLE = 200
 _ROWS_AT_ONCE = 10_000
@@ -42,9 +42,9 @@ _LACKING: Final = (
     "--repair sets the others aside (see checksums), and replaybuf rm --status failed removes them"
 )
 
-# What the database says
+# What the database records
 
-# The heads of payloads that are kept apart, of which the end says where the rest is.
+# The ends of the heads of payloads kept apart: they have the position of the rest.
 _ENDS = f"""
 SELECT p.uid, p.segment, p.size, substr(p.data, length(p.data) - {EXTENT_BYTES - 1}) AS said
 FROM rb_payload p WHERE p.segment IS NOT NULL AND p.uid > :after ORDER BY p.uid LIMIT :most"""  # noqa: S608
@@ -64,21 +64,21 @@ GROUP BY s.owner, u.worker, u.renewed_at ORDER BY s.owner"""
 
 
 def _misplaced(tx: ReadTransaction, *, quick: bool) -> Iterator[tuple[int, Extent]]:
-    """Yield the payloads of which the row says another segment or size than the payload itself, and that."""
+    """Yield the payloads whose row has another segment or size than the payload itself, with its extent."""
     rows = tx.tuples(_ENDS, after=-1, most=_SAMPLE if quick else _ROWS_AT_ONCE)
     while rows:
         for uid, number, size, said in rows:
             try:
                 extent = Extent.at_end_of(said)
             except (DecodeError, TypeError):
-                continue  # it is damaged, which the check of checksums finds
+                continue  # damaged: the check of checksums reports it
             if (extent.segment, extent.size) != (number, size):
                 yield uid, extent
         rows = [] if quick else tx.tuples(_ENDS, after=rows[-1][0], most=_ROWS_AT_ONCE)
 
 
 def find_segments(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether payloads and segments agree, and whether somebody looks after each segment."""
+    """Check whether payloads and segments agree, and whether each open segment has a live owner."""
     found = []
     if misplaced := list(_misplaced(tx, quick=context.quick)):
         uids = some([uid for uid, _ in misplaced])
@@ -102,7 +102,7 @@ def find_segments(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
 
 
 def repair_segments(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Take from payloads where they are, register their segments anew, leave those of the dead, and count."""
+    """Correct payloads' segments by their heads, register lost segments, release those of dead owners, and recount."""
     done = []
     if misplaced := list(_misplaced(tx, quick=False)):
         for uid, extent in misplaced:
@@ -123,7 +123,7 @@ def repair_segments(tx: Transaction, context: CheckContext) -> Sequence[str]:
 
 
 def _unregistered(tx: Transaction) -> dict[int, Extent]:
-    """Return the last payload in each of the segments without a row."""
+    """Return the last payload in each segment without a row."""
     last: dict[int, Extent] = {}
     lost = set(tx.values(_UNREGISTERED))
     for row in tx.execute(select(payload.c.uid, payload.c.data).where(payload.c.uid.in_(lost))) if lost else ():
@@ -137,7 +137,7 @@ def _unregistered(tx: Transaction) -> dict[int, Extent]:
     return last
 
 
-# What is there
+# What exists
 
 
 _SEGMENTS = """
@@ -146,7 +146,7 @@ FROM rb_segment s"""
 
 
 def _known(tx: ReadTransaction) -> dict[int, dict[str, int]]:
-    """Return the files and objects of each place that the database names, with the bytes of payloads in them."""
+    """Return the files and objects of each place that the database has rows for, with their bytes of payloads."""
     found: dict[int, dict[str, int]] = defaultdict(dict)
     for place, file, live in tx.tuples(_SEGMENTS):
         found[place][file_name(file)] = int(live or 0)
@@ -154,15 +154,15 @@ def _known(tx: ReadTransaction) -> dict[int, dict[str, int]]:
 
 
 def _identity(tx: ReadTransaction) -> tuple[str, Home]:
-    """Return the number of this database, and where it is."""
+    """Return the identity of this database, and its location."""
     number = tx.value("SELECT value FROM rb_info WHERE name = :name", name=IDENTITY) or ""
     return number, home_of(tx.of(DEFAULT))
 
 
 def check_places(reader: Reader, context: CheckContext) -> list[Finding]:
-    """Compare the segments in each place with those that the database names; no transaction is open meanwhile.
+    """Compare the segments in each place with the database's rows; no transaction is open meanwhile.
 
-    Places that can't be reached are kept in `context.out_of_reach`, what nobody names in `context.unnamed`.
+    Unreachable places are recorded in `context.out_of_reach`, segments without a row in `context.unnamed`.
     """
 
     places, known, (identity, home) = reader.read_any(lambda tx: (tx.places()[0], _known(tx), _identity(tx)))
@@ -173,11 +173,11 @@ def check_places(reader: Reader, context: CheckContext) -> list[Finding]:
         try:
             marker, there, (free, short_of) = _read_place(url, number, identity, home)
         except PayloadStoreError as error:
-            if ours:  # else nothing depends on it
+            if ours:  # otherwise no group depends on it
                 context.out_of_reach.add(number)
                 found.append(warning(f"{error}; what is there was not checked", "then run replaybuf doctor again"))
             continue
-        now = reader.read_any(_known).get(number, {})  # what was deleted meanwhile
+        now = reader.read_any(_known).get(number, {})  # leaves out segments deleted meanwhile
         there = {name: one for name, one in there.items() if name not in ours or name in now}
         ours = {name: live for name, live in ours.items() if now.get(name)}
         own = marker.belongs_to(home)
@@ -204,7 +204,7 @@ _Room = tuple[int | None, list[Finding]]
 
 
 def _room_in(store: SegmentStore) -> _Room:
-    """Return the bytes that a place has room for, if anybody knows, and what keeps this user from writing there."""
+    """Return the free bytes of a place (None if unknown), and findings about write access and low space."""
     try:
         store.check_may_write()
     except PayloadStoreError as error:
@@ -217,9 +217,9 @@ def _room_in(store: SegmentStore) -> _Room:
 
 
 def _read_place(url: str, number: int, identity: str, home: Home) -> tuple[Marker, dict[str, StoredSegment], _Room]:
-    """Return the marker and the segments in a place, by name, and the room there if it is this database's to write to.
+    """Return the marker and the segments of a place, by name, and its room if this database may write there.
 
-    Raises PayloadStoreError unless it is that of this database, or of a copy.
+    Raises PayloadStoreError unless the place belongs to this database or to a copy with the same identity.
     """
     try:
         store = open_place(url, PATIENCE)
@@ -232,7 +232,7 @@ def _read_place(url: str, number: int, identity: str, home: Home) -> tuple[Marke
 
 
 def _recognise(store: SegmentStore, identity: str, number: int) -> Marker:
-    """Make sure that this is the place of this number of the database; a mount that hangs would never answer."""
+    """Return the marker if the place has this number in this database; runs in a thread, since a mount may hang."""
     asked = Future[Marker]()
 
     def ask() -> None:
@@ -280,13 +280,13 @@ def _compare(
 
 
 def _unnamed(there: dict[str, StoredSegment], named: Collection[str], *, younger: bool = False) -> list[str]:
-    """Return the segments that the database doesn't name: those that nobody can be writing, or the `younger` ones."""
+    """Return the segments without a row: the old ones, which no process can be writing, or the `younger` ones."""
     latest = time.time() - YOUNG_SECONDS
     return sorted(name for name, one in there.items() if name not in named and (one.written_at > latest) is younger)
 
 
 def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Delete what was found that the database doesn't name, and still doesn't: nobody registers segments meanwhile."""
+    """Delete the segments found without a row that still have none; no segment can be registered meanwhile."""
     done = []
     places, known, (identity, home) = tx.places()[0], _known(tx), _identity(tx)
     if context.unnamed and tx.values(_UNREGISTERED):
@@ -308,7 +308,7 @@ def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
 
 
 def take_over_places(reader: Reader) -> list[str]:
-    """Make the places of a copy of this database that of this one, which may then write and delete there.
+    """Make this database the owner of places that belong to another copy of it, so that it may write and delete there.
 
     Return what was done. Raises PayloadStoreError where a place can't be reached.
     """

@@ -17,16 +17,16 @@ from replaybuf.units import some
 if TYPE_CHECKING:
     from sqlalchemy import Index
 
-#: The digest of the shape of a SQLite file of this version. Only where a file has another one its tables and indexes
-#: are compared with those that SQLAlchemy knows, whose import takes longer than all checks of a small file.
+#: The digest of the schema of a SQLite file of this version. Only if a file has another digest, its tables and indexes
+#: are compared with SQLAlchemy's metadata, whose import takes longer than all checks of a small file.
 SHAPE = "27e505e89384f8f392bc41fce4e2ecc5eb6612b32577d74228b6933b5fdbb55f"
 _OURS = "rb_"
 
 
 def shape_of(tx: ReadTransaction) -> tuple[str, int, int]:
-    """Return a digest of the tables, columns and indexes that there are of ours, and the number of tables and indexes.
+    """Return a digest of replaybuf's tables, columns and indexes, and the numbers of tables and indexes.
 
-    That is of a SQLite file.
+    Only for SQLite files.
     """
     columns = [
         (*place, nullable)
@@ -39,7 +39,7 @@ def shape_of(tx: ReadTransaction) -> tuple[str, int, int]:
 
 
 def _is_as_made(tx: ReadTransaction) -> tuple[int, int] | None:
-    """Return the number of tables and indexes where their shape says that all are as they were made."""
+    """Return the numbers of tables and indexes if their digest shows that all are unchanged, else None."""
     if tx.dialect_name != "sqlite":
         return None
     shape, tables, indexes = shape_of(tx)
@@ -47,7 +47,7 @@ def _is_as_made(tx: ReadTransaction) -> tuple[int, int] | None:
 
 
 def find_revision(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check the revision of the schema. Without the right one no other check makes sense."""
+    """Check the revision of the schema. Other checks are meaningless with a wrong one."""
     found, wanted = tx.revision(), HEAD
     match state_of(found):
         case State.CURRENT:
@@ -68,7 +68,7 @@ def find_revision(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
 
 
 def find_tables(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether all tables are there, with their columns."""
+    """Check whether all tables exist, with their columns."""
     if (known := _is_as_made(tx)) is not None:
         return [fine(f"{known[0]} tables with their columns")]
     from replaybuf.storage.sql.schema.records import metadata
@@ -132,7 +132,7 @@ def _indexes() -> list[Index]:
 
 
 def find_indexes(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether all indexes are there, valid and over the right columns."""
+    """Check whether all indexes exist, are valid, and have the right columns."""
     if (known := _is_as_made(tx)) is not None:
         return [fine(f"{known[1]} indexes")]
     if wrong := [f"{index.name} {why}" for index, why in wrong_indexes(tx)]:
@@ -154,7 +154,7 @@ def missing_views(tx: ReadTransaction) -> list[str]:
 
 
 def find_views(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether the views for people are there."""
+    """Check whether the public views exist."""
     if missing := missing_views(tx):
         return [repairable(f"missing: {', '.join(missing)}")]
     return [fine(" and ".join(VIEW_COLUMNS))]

@@ -1,4 +1,4 @@
-"""Checks of PostgreSQL: its settings, what holds it back, what it knows of its files; each server that a URL names."""
+"""Checks of PostgreSQL: settings, connections, vacuum, corruption that it reports; and of each server in the URL."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.tables import uid_sequence
 from replaybuf.units import some
 
-#: The share of all connections that may be in use.
+#: The share of all connections above which their use is a finding.
 MOST_CONNECTIONS = 0.8
-#: Seconds after which an open transaction is a finding: it keeps dead rows from being cleaned up.
+#: Seconds after which an open transaction is a finding: it blocks the vacuuming of dead rows.
 LONG_SECONDS = 300
-#: The number of dead rows of a table that autovacuum should have cleaned up.
+#: The number of dead rows in a table above which autovacuum has fallen behind.
 MANY_DEAD = 100_000
 
 _TABLES = sorted(metadata.tables)
@@ -64,7 +64,7 @@ SELECT current_user, coalesce(current_schema(), ''), pg_is_in_recovery(),
 
 
 def find_may_make_tables(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether this user may make the tables, where there are none."""
+    """Check whether this user may create the tables, if they don't exist."""
     [(user, schema, standby, may)] = tx.table(_MAKES_TABLES)[1]
     if standby:
         return [_STANDBY]
@@ -85,7 +85,7 @@ WAITING_SECONDS = 1.0
 
 
 def find_replication(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether the synchronous standbys that commits wait for are there."""
+    """Check whether the synchronous standbys that commits wait for are connected."""
     if tx.value("SELECT pg_is_in_recovery()"):
         return [fine("the server is a standby: commits are made elsewhere")]
     try:
@@ -112,7 +112,7 @@ def _setting(tx: ReadTransaction, name: str) -> str:
 
 
 def find_settings(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether the server keeps commits and cleans up. Every run sets synchronous_commit itself."""
+    """Check whether the server makes commits durable and vacuums. Every run sets synchronous_commit itself."""
     version = f"PostgreSQL {_setting(tx, 'server_version')}"
     encoding = tx.value("SELECT pg_encoding_to_char(encoding) FROM pg_database WHERE datname = current_database()")
     found = [
@@ -148,7 +148,7 @@ WHERE database = current_database() AND prepared < clock_timestamp() - make_inte
 
 
 def find_held(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether a forgotten transaction keeps dead rows from being cleaned up."""
+    """Check whether a forgotten transaction blocks the vacuuming of dead rows."""
     found = []
     if idle := tx.table(_LONG_SESSIONS, seconds=LONG_SECONDS)[1]:
         sessions = some([f"{pid} ({application}, {state})" for pid, application, state in idle])
@@ -167,7 +167,7 @@ FROM pg_stat_user_tables WHERE relname = ANY(:names) ORDER BY relname"""
 
 
 def find_space(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether dead rows are cleaned up."""
+    """Check whether dead rows are vacuumed."""
     tables = tx.table(_DEAD, names=_TABLES)[1]
     if bloated := [row for row in tables if row[1] >= MANY_DEAD and row[1] > row[2]]:
         shown = some(
@@ -184,7 +184,7 @@ FROM pg_stat_database WHERE datname = current_database()"""
 
 
 def find_integrity(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check what the server knows of damaged pages, and, with the extension amcheck, its indexes."""
+    """Check damaged pages reported by the server, and, with the extension amcheck, its indexes."""
     [(failures, has_checksums)] = tx.table(_PAGES)[1]
     if failures:
         return [problem(f"the server found {failures:,} damaged pages", "restore it from a backup")]
@@ -226,7 +226,7 @@ def _damaged_indexes(tx: ReadTransaction) -> dict[str, str]:
     return wrong
 
 
-#: What can be asked of a server without replaybuf's tables.
+#: Checks that need none of replaybuf's tables.
 _ALWAYS = (
     Check("settings", find_settings),
     Check("connections", find_connections),
@@ -239,7 +239,7 @@ CHECKS = (Check("integrity", find_integrity),)
 LAST = (Check("vacuum", find_held), Check("space", find_space))
 
 
-#: How long a server may take to answer.
+#: The timeout of a server's answer, in seconds.
 ANSWER_SECONDS = 5.0
 
 _ASK = """
@@ -248,12 +248,12 @@ SELECT current_setting('server_version'), pg_is_in_recovery(),
     CAST(extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp()) AS float8),
     (SELECT count(*) FROM pg_stat_wal_receiver)
 """
-# Not everybody may ask for it.
+# Reading it needs a privilege.
 _SYSTEM = "SELECT CAST(system_identifier AS text) FROM pg_control_system()"
 
 
 class _Server(NamedTuple):
-    """A server's version, role and WAL position (LSN), and the age of a standby's last transaction, in seconds."""
+    """A server's version, role and WAL position (LSN), and the age in seconds of a standby's last transaction."""
 
     version: str
     is_standby: bool
@@ -264,7 +264,7 @@ class _Server(NamedTuple):
 
 
 def check_hosts(reader: Reader, context: CheckContext) -> Sequence[Finding]:
-    """Say of each server what it is, or why it can't be used; nothing for a URL that names one."""
+    """Report the role of each server in the URL, or why it can't be used; nothing for a URL that names one server."""
     hosts = list(dict.fromkeys(hosts_of(reader.url)))
 
     async def ask() -> list[_Server | str]:
@@ -277,7 +277,7 @@ HOSTS = Check("hosts", alone=check_hosts)
 
 
 class _Answers(str):
-    """A server that is there, and speaks PostgreSQL's language without knowing what a standby is."""
+    """The error of a server that speaks PostgreSQL's protocol, but has no notion of standbys."""
 
     __slots__ = ()
 
@@ -346,6 +346,6 @@ def _said(name: str, one: _Server, newest: int | None) -> Finding:
 
 
 def _bytes(position: str | None) -> int:
-    """Return a position in the WAL as a number of bytes."""
+    """Return a WAL position as a number of bytes."""
     high, _, low = (position or "0/0").partition("/")
     return (int(high, 16) << 32) + int(low, 16)

@@ -1,7 +1,7 @@
-"""All checks of a database in turn.
+"""Runs all checks of a database in turn.
 
-What only some databases need is imported for them: a check of a small SQLite file takes less time than SQLAlchemy takes
-to be imported.
+Modules that only some databases need are imported on demand: a check of a small SQLite file takes less time than
+importing SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from replaybuf.doctor import (
 from replaybuf.errors import NotADatabaseError, ReplayBufError
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
-#: The errors of a check that fails, also on values of a wrong type. (SQLite allows any value in any column.)
+#: The errors of a failing check, including those for values of a wrong type. (SQLite allows any value in any column.)
 FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 
 def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
     """Yield the findings of all checks, each as soon as it is known.
 
-    Nothing is written. A check that fails, because of damage or for another reason, is a problem itself.
+    Writes nothing. A check that fails, because of damage or otherwise, yields a problem.
     """
     own: Any = check_file
     if reader.path is None:
@@ -49,11 +49,11 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
     texts = check_payloads.TEXTS if reader.path else ()
     checks = (*own.FIRST, *own.CHECKS, *check_schema.CHECKS, *texts, *check_groups.CHECKS, *_APART)
     checks = (*checks, check_payloads.CHECKSUMS, *check_groups.COUNT_CHECKS, *own.LAST)
-    for check in own.BEFORE if Severity.WARNING in levels else checks:  # a server before the first run
+    for check in own.BEFORE if Severity.WARNING in levels else checks:  # before the first run on a server
         yield from _findings_of(check, reader, context)
 
 
-# Any place, segment or payload in one.
+# Whether there is any place, segment, or payload in a segment.
 _IS_APART = """
 SELECT EXISTS (SELECT 1 FROM rb_place) OR EXISTS (SELECT 1 FROM rb_segment)
     OR EXISTS (SELECT 1 FROM rb_payload WHERE segment IS NOT NULL)"""
@@ -80,7 +80,7 @@ _APART = (Check("segments", _find_segments), Check("places", alone=_check_places
 
 
 def _findings_of(check: Check, reader: Reader, context: CheckContext) -> Sequence[Finding]:
-    """Return the findings of a check, with its name."""
+    """Return the findings of a check, with the check's name."""
     try:
         found = check.run(reader, context)
     except FAILURES as error:
@@ -100,7 +100,7 @@ _BEGINNING = 2**20
 
 
 def _was_a_database(path: Path) -> bool:
-    """Return whether a file that can't be read may be a damaged database: of whole pages, or with traces of one."""
+    """Return whether an unreadable file may be a damaged database: it consists of whole pages, or has traces of one."""
     with path.open("rb") as file:
         found = file.read(_BEGINNING)
         size = file.seek(0, 2)

@@ -1,7 +1,7 @@
-"""The repairs of `replaybuf doctor --repair`: of groups and payloads, of counts, of indexes and views; all in turn.
+"""The repairs of `replaybuf doctor --repair`: of groups and payloads, counts, indexes and views; and all in turn.
 
-A repair mends what is safe to mend, in one transaction without any other writer, and says what it did. It finds out by
-itself what is wrong, because that may have changed since the check. (Those of segments are in `check_places`.)
+A repair does only what is safe, in one exclusive write transaction, and returns what it did. It determines the damage
+again by itself, because that may have changed since the check. (Repairs of segments are in `check_places`.)
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _SWEEP_LEAKED = "INSERT INTO rb_garbage (uid, removed_at) " + LEAKED_PAYLOADS.fo
 
 
 def set_groups_aside(tx: Transaction, reasons: Mapping[int, str]) -> list[str]:
-    """Make groups with unreadable payloads FAILED, with the reason; return what was done.
+    """Make groups with unreadable payloads FAILED, with the reason as their error; return what was done.
 
-    Archived ones stay in the archive, with the reason. Leased ones are left to their consumers.
+    Archived groups stay ARCHIVED, with the reason. Leased groups are left to their consumers.
     """
     if not reasons:
         return []
@@ -98,7 +98,7 @@ def repair_lanes(tx: Transaction, context: CheckContext) -> Sequence[str]:
 
 
 def repair_leased(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Free groups that are half leased; end leases that have no end now."""
+    """Free half-leased groups; let leases without an end expire now."""
     uids = []
     for uid, lease, leased, buffer, task_name, status in tx.table(HALF_LEASED)[1]:
         own = tx.of(Scope(buffer))
@@ -122,13 +122,13 @@ def repair_payloads(tx: Transaction, context: CheckContext) -> Sequence[str]:
 
 
 def repair_leaked(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Leave payloads that nobody needs to the sweep."""
+    """Queue payloads that nothing references for the sweep."""
     count = tx.execute(text(_SWEEP_LEAKED), {"now": wall_clock(tx)}).rowcount
     return [f"left {count:,} leaked payloads to the sweep"] if count else []
 
 
 def repair_garbage(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Take payloads of existing groups off the list, and sweep those that have waited long enough."""
+    """Remove payloads of existing groups from the garbage list, and sweep those whose grace period is over."""
     wanted = tx.execute(text(f"DELETE FROM rb_garbage WHERE {WANTED}")).rowcount  # noqa: S608
     swept = sweep(tx, wall_clock(tx) - GRACE_SECONDS, _SWEPT_AT_ONCE)
     done = [f"took {groups(wanted)} off the list of what is to be swept"] if wanted else []
@@ -141,7 +141,7 @@ _MENDED_AT_ONCE = 50
 
 
 def repair_texts(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Make previews and marks anew from the payload; remove tags, keys and reasons that can't be read.
+    """Rebuild previews and marks from the payload; remove unreadable tags, keys and reasons.
 
     Groups whose payload can't be read either are set aside. Raises PayloadStoreError.
     """
@@ -156,7 +156,7 @@ def repair_texts(tx: Transaction, context: CheckContext) -> Sequence[str]:
 
 
 def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
-    """Return the replacement of a text, and why its group must be set aside, if it must."""
+    """Return the replacement of a text, and why its group must be set aside (None if it needn't)."""
     if bad.column not in _NOTHING:
         return None, None
     of = payload.outerjoin(group, group.c.uid == payload.c.uid).outerjoin(lane, lane.c.id == group.c.lane)
@@ -196,7 +196,7 @@ def repair_checksums(tx: Transaction, context: CheckContext) -> Sequence[str]:
 
 
 def repair_counts(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Count the groups anew."""
+    """Recount the groups."""
     lost = tx.execute(text(f"DELETE FROM {LANELESS_TALLIES}")).rowcount  # noqa: S608
     wrong = [size for size in sizes_of(tx) if size.counted != size.there]
     add_counts(tx, {(size.lane, size.name): size.there - size.counted for size in wrong})
@@ -217,7 +217,7 @@ def repair_uids(tx: Transaction, context: CheckContext) -> Sequence[str]:
 
 def repair_leases(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """End the expired leases."""
-    rules = Rules(limits=Limits(max_deliveries=0))  # only the run's config knows the limit
+    rules = Rules(limits=Limits(max_deliveries=0))  # the limit is known from the run's config only
     ended = {buffer: end_leases(tx.of(Scope(buffer, rules))) for buffer in buffers_of(tx)}
     return [
         f"gave back {groups(count)} of the buffer {buffer} whose lease was over"
@@ -236,7 +236,7 @@ def repair_integrity(tx: Transaction, context: CheckContext) -> Sequence[str]:
 
 
 def repair_indexes(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Build the indexes that are missing or wrong."""
+    """Create the indexes that are missing or wrong."""
     wrong = list(wrong_indexes(tx))
     for index, _ in wrong:
         tx.execute(text(f"DROP INDEX IF EXISTS {index.name}"))
@@ -245,7 +245,7 @@ def repair_indexes(tx: Transaction, context: CheckContext) -> Sequence[str]:
 
 
 def repair_views(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Create the views anew."""
+    """Recreate the views."""
     missing = missing_views(tx)
     if missing:
         drop_views(tx)
@@ -253,12 +253,12 @@ def repair_views(tx: Transaction, context: CheckContext) -> Sequence[str]:
     return [f"made the views {', '.join(missing)}"] if missing else []
 
 
-#: A repair mends what is safe to mend, in one transaction without any other writer, and says what it did. It finds out
-#: by itself what is wrong, because that may have changed since the check.
+#: Does what is safe to repair in one exclusive write transaction, and returns what it did. It determines the damage
+#: again by itself, because that may have changed since the check.
 Repair = Callable[[Transaction, CheckContext], Sequence[str]]
 
 _OF_FILES: dict[str, Repair] = {"integrity": repair_integrity, "texts": repair_texts}
-#: The repairs, by the name of their check. Counts come last: other repairs set groups aside, or bring them back.
+#: The repairs, by the name of their check. Counts come last, because other repairs move groups.
 _REPAIRS: dict[str, Repair] = {
     "indexes": repair_indexes,
     "views": repair_views,
@@ -277,9 +277,9 @@ _REPAIRS: dict[str, Repair] = {
 
 
 def repair(reader: Reader, context: CheckContext) -> list[str]:
-    """Run the repairs that are safe, each in an exclusive write transaction. Return what was done.
+    """Run the safe repairs, each in an exclusive write transaction. Return what was done.
 
-    `context` has the payloads that `examine` found damaged. No group is deleted, and no payload that one needs. Raises
+    `context` has the payloads that `examine` found damaged. No group and no referenced payload is deleted. Raises
     SchemaError if the schema isn't that of this version.
     """
     revision = reader.read_any(lambda tx: find_revision(tx, context))

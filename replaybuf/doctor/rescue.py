@@ -1,6 +1,6 @@
 """`replaybuf doctor --rescue`: snapshots of the readable groups of a damaged SQLite file.
 
-`salvage` reads rows around the damage; here they are made storable, impossible values left out, and written.
+`salvage` reads rows around the damage; this module makes them storable, without impossible values, and writes them.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ _ELSE: Row = {"priority": 1.0, "times_sampled": 0, "created_at": 0.0, "bytes": 0
 
 
 def mended_group(uid: int, row: Row) -> Row:
-    """Return a storable row of `rb_group`. Keys of races are left out: the races begin anew."""
+    """Return a storable row of `rb_group`, without sampling keys: random orders begin anew."""
     mended: Row = {"uid": uid}
     for column in group.columns:
         if column.name == "uid":
@@ -121,7 +121,7 @@ def mended_group(uid: int, row: Row) -> Row:
 
 
 def mended_lane(row: Row) -> Row | None:
-    """Return a storable row of `rb_lane`, or None when it doesn't identify the lane."""
+    """Return a storable row of `rb_lane`, or None if the row doesn't identify the lane."""
     names = {name: _text(row.get(name)) for name in ("buffer", "task_name", "status")}
     if None in names.values() or names["status"] not in set(Status) or _int(row.get("id")) is None:
         return None
@@ -130,16 +130,16 @@ def mended_lane(row: Row) -> Row | None:
 
 
 def read_places(damaged: Salvage) -> Places:
-    """Return the places of payloads that are kept apart, as `ReadTransaction.places` does."""
+    """Return the places of payloads kept apart, as `ReadTransaction.places` does."""
     urls = damaged.table("rb_place", ["url"]) if damaged.columns("rb_place") else {}
     facts = {_text(name): _text(value) for name, value in damaged.table("rb_info", ["name", "value"]).values()}
     return {number: _text(url) or "" for number, (url,) in urls.items()}, facts.get(PAYLOADS_OF, facts.get(IDENTITY))
 
 
 def payload_of(damaged: Salvage, uid: int, places: Places) -> Row | None:
-    """Return a group's row of `rb_payload` with the whole payload, or None when that is damaged.
+    """Return a group's row of `rb_payload` with the whole payload, or None if that is damaged.
 
-    Raises PayloadStoreError where what is kept apart of it can't be reached.
+    Raises PayloadStoreError if its parts kept apart can't be reached.
     """
     try:
         row = damaged.one("rb_payload", ["data", "outline", "prompt"], uid)
@@ -165,7 +165,7 @@ class ReadableBuffer:
 
     lanes: dict[int, Row] = field(default_factory=dict)
     groups: dict[int, Row] = field(default_factory=dict)
-    uids: set[int] = field(default_factory=set)  # all that are mentioned anywhere
+    uids: set[int] = field(default_factory=set)  # all that any row mentions
     counted: Counter[tuple[int, str]] = field(default_factory=Counter)
     cursors: list[Cursor] = field(default_factory=list)
 
@@ -177,7 +177,7 @@ def read_metadata(damaged: Salvage) -> tuple[int, dict[str, ReadableBuffer]]:
     names = [column.name for column in group.columns if column.name in damaged.columns("rb_group")]
     rows = damaged.table("rb_group", names, known=sorted(indexed))
     mended = {uid: mended_group(uid, dict(zip(names, values, strict=True))) for uid, values in rows.items()}
-    # Some are only in the index. Their payloads may be whole, and contain all but tags, key and priority.
+    # Some groups are only in the index. Their payloads may be intact, with everything but tags, key and priority.
     mended |= {uid: mended_group(uid, {}) for uid in indexed.keys() - rows.keys()}
     for uid, row in mended.items():
         if row["lane"] not in lanes:
@@ -199,8 +199,8 @@ def read_metadata(damaged: Salvage) -> tuple[int, dict[str, ReadableBuffer]]:
 
 
 def _read_lanes(damaged: Salvage) -> dict[int, Row]:
-    """Return the lanes by id, with a lane for unleased groups beside each one for leased groups."""
-    # Most of a lane is also in the index over its names; the table has more.
+    """Return the lanes by id, with an unleased lane beside each lane for leased groups."""
+    # Most columns of a lane are also in the index on its names; the table has the others.
     few = ["id", "buffer", "task_name", "status", "leased"]
     query = f"SELECT {', '.join(few)} FROM rb_lane INDEXED BY sqlite_autoindex_rb_lane_1 WHERE buffer >= ''"  # noqa: S608
     found = [dict(zip(few, row, strict=True)) for row in damaged.indexed(query)]
@@ -227,7 +227,7 @@ def name_of(one: Row) -> tuple[Any, ...]:
 
 
 def _lost_lane(lanes: dict[int, Row]) -> int:
-    """Return the lane for groups whose own lane is unknown, created if there is none."""
+    """Return the lane for groups whose own lane is unknown, creating it if needed."""
     names = {"buffer": _DEFAULT, "task_name": LOST, "status": str(Status.FAILED), "leased": False}
     if (there := next((one["id"] for one in lanes.values() if one.items() >= names.items()), None)) is not None:
         return int(there)
@@ -270,7 +270,7 @@ def _read_cursors(damaged: Salvage, buffers: dict[str, ReadableBuffer]) -> None:
 
 @dataclass(slots=True)
 class Rescued:
-    """What was saved of one buffer: the snapshot's file, the number of groups, and the number lost, as far as known."""
+    """The rescue of one buffer: the snapshot's file, the number of groups in it, and of lost ones as far as known."""
 
     buffer: str
     file: str
@@ -280,11 +280,11 @@ class Rescued:
 
 
 def rescue(path: Path, folder: Path, tell: Callable[[int, int], None] = lambda done, total: None) -> list[Rescued]:
-    """Write what can be read of the SQLite file `path` into a snapshot in `folder`.
+    """Write the readable part of the SQLite file `path` into a snapshot in `folder`.
 
-    If the file has several buffers, each gets its own folder in `folder`. Never writes to the file. Raises
+    With several buffers in the file, each gets a folder of its own in `folder`. Never writes to the file. Raises
     SnapshotError if the folder already has a snapshot, NotADatabaseError if nothing can be read, and PayloadStoreError
-    while payloads that are kept apart can't be reached: they would all be missing.
+    while payloads kept apart are unreachable, which would all be lost.
     """
     check_no_url(folder)
     if folder.exists() and next(folder.glob(f"**/{SNAPSHOT_FILE}"), None) is not None:
@@ -312,7 +312,7 @@ def rescue(path: Path, folder: Path, tell: Callable[[int, int], None] = lambda d
 def _write_snapshot(
     damaged: Salvage, found: ReadableBuffer, written: Rescued, last: int, told: Callable[[int], None]
 ) -> None:
-    """Write a snapshot of a buffer like `buffer.save`, and count what was; `last` is the last uid of the database."""
+    """Write a snapshot of a buffer like `buffer.save`, and count its groups; `last` is the database's last uid."""
 
     def work(tx: Transaction) -> None:
         create_schema(tx, written.file)

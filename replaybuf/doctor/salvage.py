@@ -1,7 +1,7 @@
-"""Reading as much as possible of a SQLite file that is damaged or truncated.
+"""Reads as much as possible of a damaged or truncated SQLite file.
 
 Each row is looked up separately from the root of its table, so that a damaged page costs only the rows on it or below
-it. Nothing is ever written to the file.
+it. The file is never written to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 ERRORS = (sqlite3.Error, OverflowError, ValueError)
 
 _HIGHEST = 2**62
-# The first byte of a page of a table that only points to others.
+# The first byte of an interior page of a table's B-tree.
 _INTERIOR = 5
 _MOST_PROBES = 200_000
 
@@ -32,7 +32,7 @@ Row = tuple[Any, ...]
 
 @contextmanager
 def opened(path: Path) -> Iterator[Salvage]:
-    """Open the file to salvage it. Raises NotADatabaseError when nothing in it is intelligible."""
+    """Open the file for salvage. Raises NotADatabaseError when nothing in it is intelligible."""
     with TemporaryDirectory(prefix="replaybuf-") as folder:
         connection, guessed = _connect(path, Path(folder))
         try:
@@ -49,7 +49,7 @@ def _connect(path: Path, folder: Path) -> tuple[sqlite3.Connection, bool]:
     for way in ways:
         with suppress(*ERRORS):
             return _usable(f"file:{quote_path(path.absolute())}?{way}"), False
-    # The pages that say where everything is are damaged: a copy gets those of a new database instead.
+    # The pages of the schema table are damaged: a copy gets those of a new database instead.
     copy = folder / "copy.db"
     _copy_with_new_schema(path, copy, folder / "new.db")
     try:
@@ -64,7 +64,7 @@ def _usable(uri: str) -> sqlite3.Connection:
         connection.text_factory = bytes  # texts may be invalid
         connection.execute("PRAGMA writable_schema = ON")  # accepts a file shorter than its header says
         connection.execute("PRAGMA query_only = ON")
-        for table in ("rb_lane", "rb_group", "rb_payload"):  # fails if one is listed but unknown: the list is damaged
+        for table in ("rb_lane", "rb_group", "rb_payload"):  # fails if the schema table is damaged
             connection.execute(f"SELECT rowid FROM {table} LIMIT 0")  # noqa: S608
     except BaseException:
         connection.close()
@@ -73,7 +73,7 @@ def _usable(uri: str) -> sqlite3.Connection:
 
 
 def _copy_with_new_schema(path: Path, copy: Path, new: Path) -> None:
-    """Copy a file with the first page of a new database, and the others of its list of tables.
+    """Copy a file with its first page and the other pages of the schema table taken from a new database.
 
     Tables begin at the same pages in every database that this version of replaybuf creates.
     """
@@ -94,7 +94,7 @@ def _copy_with_new_schema(path: Path, copy: Path, new: Path) -> None:
 
 
 def _schema_pages(data: bytes, page: int = 1) -> list[int]:
-    """Return the pages of the table that lists all others, from this one on: a tree, whose root is the first page."""
+    """Return the pages of the schema table's B-tree below this page; its root is the first page."""
     start = (page - 1) * PAGE_SIZE
     header = start + (100 if page == 1 else 0)
     if data[header] != _INTERIOR:
@@ -107,14 +107,14 @@ def _schema_pages(data: bytes, page: int = 1) -> list[int]:
 
 
 class Salvage:
-    """A damaged database. Texts are read as bytes. `guessed`: its tables' places are inferred from a new database."""
+    """A damaged database. Texts are read as bytes. `guessed`: its root pages are inferred from a new database."""
 
     def __init__(self, connection: sqlite3.Connection, guessed: bool) -> None:
         self._connection = connection
         self.guessed = guessed
 
     def columns(self, table: str) -> list[str]:
-        """Return the names of a table's columns; none when there is no such table."""
+        """Return the names of a table's columns; none if the table doesn't exist."""
         try:
             return [row[1].decode() for row in self._connection.execute(f"PRAGMA table_info({table})")]
         except ERRORS:
@@ -127,7 +127,7 @@ class Salvage:
         return row
 
     def indexed(self, query: str) -> list[Row]:
-        """Return the readable rows of an index, from its beginning on."""
+        """Return the readable rows of a query on an index, up to the first damaged page."""
         rows: list[Row] = []
         with suppress(*ERRORS):
             rows.extend(self._connection.execute(query))
@@ -144,16 +144,16 @@ class Salvage:
         return dict(sorted(rows.items()))
 
     def _read_from_both_ends(self, table: str, columns: Sequence[str]) -> dict[int, Row]:
-        """Return the rows of a table, read from both ends, and where that fails, from the middle of the rest, ..."""
+        """Return the rows of a table, read from both ends; after a failure, from the middle of the unread range, ..."""
         select = f"SELECT rowid, {', '.join(columns)} FROM {table} NOT INDEXED"  # noqa: S608
         query = f"{select} WHERE rowid >= ? AND rowid < ? ORDER BY rowid"
         rows: dict[int, Row] = {}
 
         def read(low: int, high: int, *, down: bool = False) -> int:
-            """Read rows upwards from `low` to before `high`, or downwards; return the rowid where that ended."""
+            """Read rows upwards from `low` to before `high`, or downwards; return the rowid where the reading ended."""
             try:
                 for rowid, *row in self._connection.execute(f"{query} {'DESC' if down else ''}", (low, high)):
-                    if not low <= rowid < high:  # a page that points back to another
+                    if not low <= rowid < high:  # a cycle of pages
                         break
                     rows[rowid] = tuple(row)
                     low, high = (low, rowid) if down else (rowid + 1, high)
@@ -164,7 +164,7 @@ class Salvage:
             return high if down else low
 
         low, high = read(-_HIGHEST, _HIGHEST), read(-_HIGHEST, _HIGHEST, down=True)
-        # If a page at one end is damaged, the table may go on beyond it: by as much again as is known.
+        # If a page at one end is damaged, the table may go on beyond it: probe as far again as the known range.
         first, last = (min(rows), max(rows)) if rows else (0, 0)
         width = max(1024, last - first)
         left = deque([(max(low, first - width), min(high, last + width))])

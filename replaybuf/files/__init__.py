@@ -1,1 +1,1 @@
-"""Rollouts in files: exports of ours, and imports of these, of others' rollouts, and of saved buffers."""
+"""Rollouts in files: exports, imports of exports and of other programs' rollouts, and of saved buffers."""

@@ -1,9 +1,9 @@
-"""Rows as tables of Arrow: writing Parquet and Arrow files, and reading them in batches.
+"""Rows as Arrow tables: writes Parquet and Arrow files, and reads them in batches.
 
-A column has the type of its values in the first rows: numbers, texts, bytes, lists of these in the dtype of the arrays
-that they were, lists of objects of texts (messages), and JSON as text for everything else. A later value that doesn't
-fit its column goes to the column `$more`, as JSON; so does a None that is there, since null means that the rollout has
-no such field. The schema's metadata entry `replaybuf` says which columns are JSON.
+A column has the type of its values in the first rows: numbers, texts, bytes, lists of these in the dtype of the
+original arrays, lists of objects of texts (messages), or JSON for everything else. A later value that doesn't fit its
+column goes to the column `$more`, as JSON; so does an explicit None, since null means that the rollout lacks the field.
+The schema's metadata entry `replaybuf` says which columns are JSON.
 
 A column's type is a text: "int64", "list:int32", "structs:role,content", "json", ...
 """
@@ -32,9 +32,9 @@ def arrow(module: str = "pyarrow") -> Any:
 
 
 def column_for(value: Any, kind: str | None) -> str:
-    """Return the type of column that a value of a row asks for, given its kind there (`row_format.KINDS`).
+    """Return the column type for a value of a row, given its kind there (`row_format.KINDS`).
 
-    "list:" is that of an empty list, which any list takes.
+    "list:" is the type of an empty list, which fits any list column.
     """
     if type(value) is int:
         return "int64" if -_INT64 <= value < _INT64 else "json"
@@ -60,7 +60,7 @@ def column_for(value: Any, kind: str | None) -> str:
 
 
 def joined(wanted: set[str]) -> str:
-    """Return the type of a column for values that ask for these."""
+    """Return the common column type for values of these types."""
     filled = wanted - {"list:"}
     if len(filled) == 1:
         return filled.pop()
@@ -74,7 +74,7 @@ def joined(wanted: set[str]) -> str:
 
 
 def fits(wanted: str, column: str) -> bool:
-    """Return whether a column takes values that ask for another type."""
+    """Return whether values of one type fit a column of another."""
     if wanted == column or column == "json":
         return True
     if wanted == "list:":
@@ -84,7 +84,7 @@ def fits(wanted: str, column: str) -> bool:
 
 
 def arrow_type(column: str) -> Any:
-    """Return the type of a column as Arrow has it. Raises MissingDriverError."""
+    """Return a column type as an Arrow type. Raises MissingDriverError."""
     pa = arrow()
     if column == "json":
         return pa.string()
@@ -96,7 +96,7 @@ def arrow_type(column: str) -> Any:
 
 
 def is_unicode(value: Any) -> bool:
-    """Return whether texts are whole: Arrow has no half surrogate pairs."""
+    """Return whether texts are valid Unicode: Arrow has no lone surrogates."""
     if type(value) is str:
         try:
             value.encode()
@@ -130,12 +130,12 @@ _METADATA: Final = {
 
 
 class TableColumns:
-    """The columns of a file, as its first rows gave them."""
+    """The columns of a file, determined by its first rows."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._grouped = not is_of_rollout(rows[0])
         prefix = "" if self._grouped else PREFIX
-        #: The columns beside the fields in a row of a rollout.
+        #: The metadata columns in rows of rollouts, beside the fields.
         self._beside = frozenset(() if self._grouped else (f"{PREFIX}{name}" for name in _METADATA))
         self._metadata = {prefix + name: column for name, column in _METADATA.items() if prefix or name in METADATA}
         rollouts = [one for row in rows for one in row[ROLLOUTS]] if self._grouped else rows
@@ -181,7 +181,7 @@ class TableColumns:
         return metadata
 
     def _fitted(self, row: Row) -> Row:
-        """Return the fields of a rollout as its columns take them."""
+        """Return the fields of a rollout, with those that don't fit their columns in `$more`."""
         fitted: Row = {}
         more: Row = {}
         kinds = row.get(KINDS, {})
@@ -213,7 +213,7 @@ class TableColumns:
 
 
 class TableReader:
-    """How the rows of a file's tables are read: those of our exports by what their schema says, others as they are."""
+    """Reads the rows of a file's tables: those of exports according to their schema, others unchanged."""
 
     def __init__(self, schema: Any) -> None:
         twice = [name for name, count in Counter(schema.names).items() if count > 1]
@@ -223,7 +223,7 @@ class TableReader:
         self._json = frozenset(self._about["json"] if self._about else ())
 
     def rows(self, batch: Any, first: int) -> Iterable[tuple[str, Row]]:
-        """Yield the rows of a batch, whose first has this number."""
+        """Yield the rows of a batch; `first` is the number of the first row."""
         names = batch.schema.names
         columns = [_values(name, column, first) for name, column in zip(names, batch.columns, strict=True)]
         for number in range(batch.num_rows):
@@ -280,7 +280,7 @@ def _about(schema: Any) -> Mapping[str, Any] | None:
 
 
 def _values(name: str, column: Any, first: int) -> list[Any]:
-    """Return the values of a column, whose first row has this number. FileError for those that Python lacks."""
+    """Return the values of a column; `first` is the number of its first row. FileError for values that Python lacks."""
     values: list[Any] = []
     try:
         for one in column:
@@ -298,16 +298,16 @@ def _parsed(place: str, name: str, text: Any) -> Any:
         raise FileError(f"{place}, column {name!r:.60}: no JSON ({error!s:.100})") from error
 
 
-#: Rows that are in memory together when a file is read.
+#: The number of rows in memory together when a file is read.
 _ROWS: Final = 64
-#: Rows are written together from this size on: readers like larger pieces, and memory smaller ones.
+#: The size at which buffered rows are written: larger pieces are better for readers, smaller ones for memory.
 _BYTES: Final = 4 << 20
 #: The end of an Arrow stream.
 _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class TableWriter:
-    """Writes rows to a Parquet or Arrow file whose columns are those of the first rows."""
+    """Writes rows to a Parquet or Arrow file, with the columns of the first rows."""
 
     def __init__(self, raw: IO[bytes], form: str) -> None:
         self._raw = raw
@@ -319,7 +319,7 @@ class TableWriter:
         arrow()
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write rows. The first call decides about the columns."""
+        """Write rows. The first call determines the columns."""
         if self._columns is None:
             self._columns = TableColumns(rows)
             self._schema = self._columns.schema()
@@ -376,7 +376,7 @@ def _batches(path: Path, form: str) -> Iterator[tuple[TableReader, Any]]:
         file = pa.ipc.open_stream(source) if form == "stream" else pa.ipc.open_file(source)
         reading = TableReader(file.schema)
         for whole in file if form == "stream" else map(file.get_batch, range(file.num_record_batches)):
-            whole.validate(full=True)  # offsets that lead out of the file would end the process
+            whole.validate(full=True)  # offsets beyond the file would crash the process
             for start in range(0, whole.num_rows, _ROWS):
                 yield reading, whole.slice(start, _ROWS)
         if form == "stream" and source.size() >= len(_END):

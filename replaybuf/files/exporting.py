@@ -1,6 +1,6 @@
-"""Exports: groups that match a query, from any store, in batches, into files, DataFrames and datasets.
+"""Exports: groups that match a query, from any store, in batches, to files, DataFrames and datasets.
 
-An export is one file or several, which get their names when all are complete.
+The files of an export get their final names together, after the last one is complete.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from replaybuf.storage.values import StorageItem
 
 
 class JSONLinesWriter:
-    """Writes rows as lines of JSON, compressed as the name says."""
+    """Writes rows as lines of JSON, compressed according to the file's name."""
 
     def __init__(self, raw: IO[bytes], name: str) -> None:
         self._raw = raw
@@ -56,9 +56,9 @@ RowWriter = JSONLinesWriter | TableWriter
 
 
 class ExportFiles:
-    """The files of one export: those beyond `max_bytes` begin another one. Nothing has a final name before `publish`.
+    """The files of one export, each of at most about `max_bytes`. None has its final name before `publish`.
 
-    Use it as a context manager: files that weren't published are removed at its end.
+    A context manager: unpublished files are removed at its end.
     """
 
     def __init__(self, path: Path, *, max_bytes: int | None, force: bool) -> None:
@@ -77,7 +77,7 @@ class ExportFiles:
         return self
 
     def check(self) -> None:
-        """Raise FileThereError where the files would replace others."""
+        """Raise FileThereError if the files would replace existing ones."""
         self._refuse([self.path, *self._old_parts()])
         if self.path.is_dir():
             raise FileThereError(f"{redact_path(str(self.path))} is a folder; give the name of a file in it")
@@ -107,10 +107,10 @@ class ExportFiles:
             self._writer.write(rows)
 
     def publish(self) -> list[Path]:
-        """Give the files their names, and remove those of an older export. Return them. Raises FileThereError.
+        """Give the files their final names, and remove those of an older export. Return them. Raises FileThereError.
 
-        No set of parts ever mixes two exports: older parts go before the first one gets its name, and after an error
-        none is left.
+        Parts of two exports are never mixed: older parts are removed before the first file gets its name, and after an
+        error no part is left.
         """
         with self._translating_errors():
             if self._writer is None and not self._done:
@@ -141,7 +141,7 @@ class ExportFiles:
         if self._writer is not None and self._raw is not None:
             self._writer.close()
             self._raw.flush()
-            os.fsync(self._raw.fileno())  # a disk that is full says so before an older export is touched
+            os.fsync(self._raw.fileno())  # a full disk raises before an older export is touched
             self.bytes += self._raw.tell()
             self._raw.close()
             self._raw = self._writer = None
@@ -151,7 +151,7 @@ class ExportFiles:
         return self.path.with_name(f"{stem}-{number:05}-of-{len(self._done):05}{self._ending}")
 
     def _old_parts(self) -> list[Path]:
-        """Return the parts of whole exports; what else is named like a part is another's."""
+        """Return the parts of complete exports; other files with names like parts aren't ours."""
         return [
             one
             for count, parts in sets_of_parts(self.path, self._ending).items()
@@ -180,7 +180,7 @@ def _remove(files: Iterable[Path]) -> None:
 
 
 def writer_to(stream: Any) -> RowWriter:
-    """Return the writer of lines of JSON to a stream, such as stdout."""
+    """Return a writer of JSON lines to a stream, such as stdout."""
     return JSONLinesWriter(stream, "")
 
 
@@ -189,13 +189,13 @@ T = TypeVar("T")
 #: Reads and writes payloads as trees, whatever the class of the rollouts.
 TREES: Final = Codec(RolloutType(dict)).as_trees()
 
-#: Groups that are turned into rows at a time. (A store reads them in pieces of some megabytes.)
+#: The number of groups converted to rows at a time. (A store reads them in pieces of some megabytes.)
 _GROUPS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ExportQuery:
-    """The groups of an export: those that match, in an order, at most `limit`; with a row a rollout or a group."""
+    """The groups of an export: those that match, in order, at most `limit`; a row is a rollout or a group."""
 
     query: Node
     order: Order = ()
@@ -205,10 +205,10 @@ class ExportQuery:
 
 @dataclass(slots=True)
 class Exported:
-    """What an export has written: its files, and the groups and rollouts in them.
+    """The result of an export: its files, and the groups and rollouts in them.
 
-    `left` are groups that left the buffer before they were read, `unreadable` the uids of those whose payload can't be
-    decoded; neither are in the files. `bytes` is the size of the files.
+    `left` is the number of groups removed from the buffer before they were read, `unreadable` the uids of groups whose
+    payload can't be decoded; both are missing from the files. `bytes` is the size of the files.
     """
 
     files: list[Path] = field(default_factory=list)
@@ -228,10 +228,10 @@ async def export_files(
     force: bool = False,
     progress: OnProgress | None = None,
 ) -> Exported:
-    """Write groups to the file `path`, or to several if it would have more than `max_bytes`. Return the counts.
+    """Write groups to the file `path`, or to several if it would exceed `max_bytes`. Return the counts.
 
-    The files get their names when all are complete; until then, and after an error, there are none. Raises
-    FileThereError where there is such a file, unless `force`; DiskFullError, AccessError, FileError.
+    The files get their final names when all are complete; until then, and after an error, none exists. Raises
+    FileThereError if one exists already, unless `force`; DiskFullError, AccessError, FileError.
     """
     with ExportFiles(path, max_bytes=max_bytes, force=force) as parts:
         await in_thread(parts.check)
@@ -259,7 +259,7 @@ async def export_rows(
 async def batches_of(
     storage: SQLStorage, chosen: ExportQuery, done: Exported
 ) -> AsyncGenerator[tuple[list[Row], int], None]:
-    """Yield the rows of groups, batch by batch, with the number of groups in each; they are counted in `done`."""
+    """Yield batches of rows, each with its number of groups; `done` counts the groups."""
     held: list[StorageItem] = []
     found = cast(Any, storage.find(chosen.query, order=chosen.order, limit=chosen.limit))
     async with aclosing(found):
@@ -291,14 +291,14 @@ def _rows(codec: Codec, items: Sequence[StorageItem], rows: RowsOf) -> list[Row]
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Run a function in a thread, and wait for its end even when cancelled: until then its files are its own."""
+    """Run a function in a thread, and wait for its end even when cancelled, because it uses files until then."""
     running = asyncio.ensure_future(asyncio.to_thread(function))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # marked as retrieved, so that asyncio doesn't log it
+            running.exception()  # retrieved, so that asyncio doesn't log it
         raise
 
 
@@ -316,7 +316,7 @@ async def to_pandas(storage: SQLStorage, chosen: ExportQuery) -> Any:
 
 
 async def to_dataset(storage: SQLStorage, chosen: ExportQuery, folder: Path, progress: OnProgress | None = None) -> Any:
-    """Return groups as a dataset that reads its rows from Arrow files in `folder`, which are written first."""
+    """Write groups to Arrow files in `folder`, and return a dataset that reads its rows from them."""
     datasets = needed("datasets", "to_dataset() needs the package datasets: pip install datasets pyarrow")
     await in_thread(lambda: folder.mkdir(parents=True, exist_ok=True))
     name = folder / "rollouts.arrows"

@@ -1,4 +1,4 @@
-"""Rows of other programs: their columns as fields of rollouts, and consecutive rows as groups."""
+"""Rows of other programs: maps their columns to fields of rollouts, and consecutive rows to groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replaybuf.redact import redact_path
 from replaybuf.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.rollouts.statuses import OUR_STATUSES
 
-#: Names that others give our fields, the likeliest first: those of TRL, verl, OpenRLHF, slime and prime-rl.
+#: Other names of our fields, the likeliest first: those of TRL, verl, OpenRLHF, slime and prime-rl.
 SYNONYMS: Final[dict[str, tuple[str, ...]]] = {
     "message": ("messages", "prompt", "input", "question", "problem", "query"),
     "response": ("completion", "output", "response_text", "answer_text"),
@@ -38,10 +38,10 @@ _METADATA: Final = ("priority", "tags", "key")
 class ColumnMapping:
     """How foreign rows are read.
 
-    `fields` gives the columns of our fields, {"response": "completion"}; others go by their own names, by those of
-    `SYNONYMS`, and the rest into `extra_fields`, or, with `as_they_are`, stay fields of those names. `task` and
-    `status` are those of rows that have none. The columns `key`, `priority` and `tags` are the group's; `key` names
-    another one for it. `names` are those that our fields may have, None for any. Raises InputError.
+    `fields` maps our fields to columns, {"response": "completion"}; other fields have columns of their own names or of
+    `SYNONYMS`. Remaining columns go to `extra_fields`, or with `as_they_are` become fields of their names. `task` and
+    `status` are for rows that have none. The columns `key`, `priority` and `tags` belong to the group; `key` names
+    another column for the key. `names` are the valid names of fields, None for any. Raises InputError.
     """
 
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class ColumnMapping:
 
 
 def _check_name(name: str, names: frozenset[str]) -> None:
-    """Raise InputError for a name that no field has, which nothing would ever read."""
+    """Raise InputError for a name that no field has, because its value would never be read."""
     if name in names:
         return
     near = [ours for ours, theirs in SYNONYMS.items() if name in theirs]
@@ -79,16 +79,16 @@ def _check_name(name: str, names: frozenset[str]) -> None:
 
 
 def foreign_groups(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[FileGroup]:
-    """Yield the groups of others' rows. Rows that follow each other and have the same group_id are a group.
+    """Yield the groups of foreign rows. Consecutive rows with the same group_id are a group.
 
-    Without a group_id, those with the same prompt are; a row with a list `rollouts` is one by itself.
+    Without a group_id, consecutive rows with the same prompt are; a row with a list `rollouts` is a group by itself.
     """
     for _, members in groupby(_members(rows, mapped), key=lambda member: member.group):
         yield _group(list(members), mapped)
 
 
 class _Member(NamedTuple):
-    """A rollout of others' rows, what it shares with the others of its group, and notices about its row."""
+    """A rollout of foreign rows, the metadata of its group, and notices about its row."""
 
     group: tuple[Literal["prompt", "group_id"] | None, Any, str]
     place: str
@@ -120,7 +120,7 @@ def _members(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[_Member]
 
 
 def _group(members: list[_Member], mapped: ColumnMapping) -> FileGroup:
-    """Return the group of these, with the metadata of the first, and the status and staleness of its rollouts."""
+    """Return the group of these members, with the first one's metadata, and its rollouts' status and staleness."""
     (by, *_), place, first, metadata, _ = members[0]
     priority = metadata.get("priority", 1.0)
     key = metadata.get("key")
@@ -147,7 +147,7 @@ def _group(members: list[_Member], mapped: ColumnMapping) -> FileGroup:
 
 
 def _rollout(place: str, row: Row, mapped: ColumnMapping) -> tuple[Row, Row, list[str]]:
-    """Return a rollout of RolloutState's fields, the metadata of its group, and notices about the row."""
+    """Return a rollout with RolloutState's fields, its group's metadata, and notices about the row."""
     row = dict(row)
     rollout: Row = {}
     odd: list[str] = []
@@ -185,7 +185,7 @@ def _rollout(place: str, row: Row, mapped: ColumnMapping) -> tuple[Row, Row, lis
 
 
 def _check(place: str, rollout: Row, mapped: ColumnMapping, odd: list[str]) -> None:
-    """Bring a rollout's fields into the form that features expect. Raises FileError."""
+    """Convert a rollout's fields to the types that other features expect. Raises FileError."""
 
     def wrong(name: str, expected: str) -> FileError:
         return FileError(f"{place}: {name} is {rollout[name]!r:.60}; expected {expected}")
@@ -221,14 +221,14 @@ def _check(place: str, rollout: Row, mapped: ColumnMapping, odd: list[str]) -> N
 
 
 def _as_list(values: Any) -> Any:
-    """Return a row of numbers in an array or a tensor as a list, anything else as it is."""
+    """Return a one-dimensional array or tensor of numbers as a list, other values unchanged."""
     if isinstance(values, StoredTensor):
         values = values.numpy()
     return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value that can be compared: of arrays and tensors the numbers, wherever in it they are."""
+    """Return a comparable value: arrays and tensors become lists of numbers, at any depth."""
     if type(value) is list:
         return list(map(_comparable, value))
     if type(value) is dict:

@@ -1,9 +1,9 @@
-"""Imports: groups of a file into any store, each exactly once.
+"""Imports the groups of a file into any store, each exactly once.
 
-The file is read twice: first all of it, so that nothing is written of one that is damaged; then again, in batches. A
-batch is put in one transaction with a *cursor* of the buffer, named for what is in the file, which says how many groups
-of each task and status are in. So an import that was killed goes on where it was, and a second one finds nothing to do,
-also when the groups have been consumed meanwhile. A checkpoint keeps the cursor with the groups.
+The file is read twice: first completely, so that nothing of a damaged file is written; then again, in batches. A batch
+is put in one transaction with a *cursor* of the buffer, named by a digest of the file's content, which has the number
+of imported groups of each task and status. So a killed import continues where it ended, and a repeated one does
+nothing, even if the groups have been consumed meanwhile. A checkpoint keeps the cursor with the groups.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from replaybuf.worker_name import check_worker, worker_name
 
 
 def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
-    """Return a group as every store takes it, checked. Raises FileError, which says where in the file it is."""
+    """Return a group as every store accepts it, validated. Raises FileError with the place in the file."""
     try:
         payload = TREES.encode(group.rollouts)
         new = NewGroup(
@@ -62,7 +62,7 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
 
 
 def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:
-    """Raise what a put would: it computes rollout metadata and an index for SQL from fields that can hold anything."""
+    """Raise the errors of a put: it computes rollout metadata and an index for SQL from fields of any content."""
     try:
         for one in rollouts:
             check_staleness(int(kind.get(one, "seq_staleness") or 0), "seq_staleness")
@@ -75,24 +75,24 @@ def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:
         raise RolloutError(f"the rollouts have a field that no store can take ({error!s:.150})") from error
 
 
-#: Parts of the names of columns with responses, the likeliest first.
+#: Parts of names of response columns, the likeliest first.
 _LIKELY: Final = ("answer", "response", "completion", "output", "generat", "solution", "reply", "text")
-#: Columns that are remembered: a file may have any number.
+#: The number of column names kept: a file may have any number.
 _COLUMNS: Final = 20
-#: Prompts that are remembered, as hashes of some 100 bytes each. Beyond these a group counts as one of a new prompt.
+#: The number of prompts kept, as hashes of some 100 bytes each. Beyond these every group counts as having a new prompt.
 _PROMPTS: Final = 1 << 18
 
 
 class ImportWarnings:
-    """Collects warnings about the groups of a file that can be imported, in bounded memory."""
+    """Collects warnings about the importable groups of a file, in bounded memory."""
 
     def __init__(self) -> None:
         self._groups = 0
         self._unanswered = 0
-        #: The columns that became no field, with whether they hold texts.
+        #: Unused columns, and whether they have texts.
         self._unused: dict[str, bool] = {}
         self._seen: set[int] = set()
-        #: Groups by the column that groups their rows, and those whose prompt or group_id an earlier group had.
+        #: Groups by the column that groups their rows, and groups whose prompt or group_id occurred before.
         self._by: Counter[str] = Counter()
         self._repeated: Counter[str] = Counter()
 
@@ -113,7 +113,7 @@ class ImportWarnings:
                 self._seen.add(fingerprint)
 
     def texts(self) -> list[str]:
-        """Return the warnings, a line each."""
+        """Return the warnings, one per line."""
         found = []
         if self._groups and self._unanswered == self._groups:
             found.append(f"no response was found: nothing of this can be trained on{self._hint()}")
@@ -146,19 +146,19 @@ class ImportWarnings:
 Lane = tuple[str, Status]
 Reader = Callable[[], Iterator[FileGroup]]
 
-#: The prefix of the names of an import's cursors.
+#: The prefix of import cursors' names.
 IMPORT: Final = "import "
-#: Groups and bytes of payloads that are put in one transaction.
+#: The numbers of groups and payload bytes put in one transaction.
 _GROUPS: Final = 128
 _BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """Which groups of a file are imported: those of a task or a status, or all. Raises InputError.
+    """The groups of a file to import: those of a task or a status, or all. Raises InputError.
 
-    With `partial`, a file that ends within a row or a group is imported up to there. With `again`, what was imported
-    before is imported once more. With `dry_run`, nothing is put.
+    With `partial`, a file that ends within a row or a group is imported up to there. With `again`, groups that were
+    imported before are imported once more. With `dry_run`, nothing is put.
     """
 
     task: str | None = None
@@ -179,9 +179,9 @@ class ImportOptions:
 class Survey:
     """The content of a file: groups and rollouts by task and status, notices about them, and where it ends.
 
-    `there` are groups that were imported before. `odd` counts groups by notice, and `examples` gives the place of the
+    `there` is the number of groups imported before. `odd` counts groups by notice, and `examples` has the place of the
     first one. `warnings` are likely mistakes of the caller. `ends` is the place where a file was cut short. `digest` is
-    the same for files with the same groups, in whatever format.
+    equal for files with the same groups, in any format.
     """
 
     groups: Counter[Lane] = field(default_factory=Counter)
@@ -201,9 +201,9 @@ class Survey:
 
 @dataclass(slots=True)
 class Imported:
-    """The result of an import: groups and rollouts that it has put; `there` are the groups that were imported before.
+    """The result of an import: the groups and rollouts put; `there` is the number of groups imported before.
 
-    `found` is the content of the file, by task and status; `found.new` is the number of groups that were to be put.
+    `found` is the content of the file, by task and status; `found.new` is the number of groups to be put.
     """
 
     found: Survey
@@ -215,10 +215,10 @@ class Imported:
 async def import_from(
     storage: SQLStorage, read: Reader, options: ImportOptions, progress: OnProgress | None = None
 ) -> Imported:
-    """Put the groups of a file, each exactly once; none when any of them is wrong. Return the counts.
+    """Put the groups of a file, each exactly once; none if any of them is invalid. Return the counts.
 
     `progress` is called in both passes: with the groups read, of an unknown total, and then with the groups put. Raises
-    what `survey` and `import_groups` raise.
+    the errors of `survey` and `import_groups`.
     """
     found = await survey(storage, read, options, progress)
     if options.dry_run or not found.new:
@@ -229,10 +229,10 @@ async def import_from(
 async def survey(
     storage: SQLStorage, read: Reader, options: ImportOptions, progress: OnProgress | None = None
 ) -> Survey:
-    """Read a file to its end, check each of its groups, and say what an import would do. Writes nothing.
+    """Read a file to its end, check each group, and return what an import would do. Writes nothing.
 
-    Raises FileError, which says where in the file the first wrong group is, and FileEndsError for a file that was cut
-    short, unless `options.partial`.
+    Raises FileError with the place of the first invalid group, and FileEndsError for a file that was cut short, unless
+    `options.partial`.
     """
     found, reporter = Survey(), ProgressReporter(progress, None)
     with closing(_surveying(storage.codec, read, options, found)) as reading:
@@ -249,7 +249,7 @@ async def survey(
 def _surveying(
     codec: Codec, read: Reader, options: ImportOptions, found: Survey
 ) -> Generator[tuple[int, int], None, None]:
-    """Add the groups of a file to the survey. Yield the number of groups and bytes read, piece by piece."""
+    """Add the groups of a file to the survey. Yield the numbers of groups and bytes read, piece by piece."""
     digest, warnings, groups, size = xxh3_128(), ImportWarnings(), 0, 0
     try:
         for group in read():
@@ -283,11 +283,11 @@ def _surveying(
 async def import_groups(
     storage: SQLStorage, read: Reader, options: ImportOptions, found: Survey, progress: OnProgress | None = None
 ) -> Imported:
-    """Put the groups of a file that was surveyed. Return the counts.
+    """Put the groups of a surveyed file. Return the counts.
 
-    Each batch is put as a whole: an import that fails, is cancelled or killed, goes on there when it is repeated.
-    Raises ConflictError when the same file is being imported by another process, FileError when it has changed since it
-    was surveyed, and what `put` raises.
+    Each batch is atomic: a repeated import continues after the last one, if the first failed, was cancelled or killed.
+    Raises ConflictError when another process is importing the same file, FileError when it has changed since the
+    survey, and the errors of `put`.
     """
     done = Imported(found)
     cursor = await storage.cursor(IMPORT + found.digest)
@@ -319,7 +319,7 @@ async def import_groups(
 def _batches(
     codec: Codec, read: Reader, options: ImportOptions, counts: Counter[Lane], met: Counter[Lane], done: Imported
 ) -> Generator[list[NewGroup], None, None]:
-    """Yield the groups that aren't in the buffer yet, in batches: empty ones while there are none among those read."""
+    """Yield the groups not yet imported, in batches; a batch is empty if all groups read for it were imported."""
     before, batch, size, passed = counts.copy(), list[NewGroup](), 0, 0
     groups = read()
     while True:
@@ -345,7 +345,7 @@ def _batches(
 
 
 def _identity(new: NewGroup) -> bytes:
-    """Return what makes a group of a file this one."""
+    """Return the bytes that identify a group of a file in its digest."""
     metadata = [new.task_name, new.status, new.staleness, new.priority, new.tags, new.key, new.times_sampled]
     return json.dumps(metadata).encode() + (new.payload or b"")
 
@@ -355,6 +355,6 @@ def _packed(counts: Counter[Lane]) -> bytes:
 
 
 def _counts(cursor: Cursor) -> Counter[Lane]:
-    """Return how many groups of each task and status were imported."""
+    """Return the number of imported groups of each task and status."""
     entries = json.loads(cursor.value) if cursor.value else []
     return Counter({(str(task), Status(status)): int(n) for task, status, n in entries})

@@ -1,4 +1,4 @@
-"""Saved buffers of xtuner and other pickles of rollouts: the records of a pickle as trees, and these as groups."""
+"""Saved buffers of xtuner and other pickles of rollouts: converts records of a pickle to trees, and trees to groups."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from replaybuf.rollouts.rollout import Status
 
 
 class TreeBuilder:
-    """Turns the records of a pickle into trees, which take memory in proportion to the file, of this size.
+    """Converts the records of a pickle to trees, with memory in proportion to the file's `size`.
 
-    FileError when they would not, because the pickle refers to the same values again and again: items, and bytes of
+    FileError when the pickle would need more because it refers to the same values repeatedly: items, and bytes of
     texts, arrays and tensors, are counted.
     """
 
@@ -101,7 +101,7 @@ class TreeBuilder:
 
 
 def _are_small(values: list[Any]) -> bool:
-    """Return whether values are numbers that take no more room than others."""
+    """Return whether values are numbers of ordinary size."""
     kinds = set(map(type, values))
     return kinds == {float} or (kinds <= {bool, int, float} and min(values) >= -(2**63) and max(values) < 2**64)
 
@@ -164,7 +164,7 @@ def _refuse(why: str) -> Any:
 
 
 def _dtype(made: Any) -> np.dtype[Any]:
-    """Return numpy's dtype for its record."""
+    """Return the numpy dtype of a record."""
     if type(made) is not PickledObject or made.name != "numpy.dtype":
         raise ValueError("no dtype of numpy")
     text, order = str(made.args[0]), "|"
@@ -223,7 +223,7 @@ def _parameter(self: TreeBuilder, made: PickledObject) -> Any:
     return StoredTensor([name, shape, items, 2 + int(made.args[1] is True)])
 
 
-#: What makes a tree of a record, by the name that the pickle has for it. No other names are data.
+#: Functions that convert a record to a tree, by the record's name in the pickle. Records of other names aren't data.
 REBUILDERS: Final[dict[str, Callable[[TreeBuilder, PickledObject], Any]]] = {
     "builtins.set": _set,
     "builtins.frozenset": _set,
@@ -250,7 +250,7 @@ REBUILDERS: Final[dict[str, Callable[[TreeBuilder, PickledObject], Any]]] = {
 def read_saved(path: Path, mapped: ColumnMapping) -> Iterator[FileGroup]:
     """Yield the groups of a file of `torch.save` or `pickle.dump`: a saved buffer, or a list of rollouts or groups.
 
-    All of the file is in memory meanwhile, once. Raises FileError.
+    The whole file is in memory meanwhile, once. Raises FileError.
     """
     with loaded(path, REBUILDERS.keys()) as (value, size):
         if isinstance(value, Mapping) and "storage_state" in value:

@@ -1,8 +1,8 @@
-"""Pickles and files of `torch.save`, read as data: nothing that one names is imported, called or built, not even torch.
+"""Pickles and files of `torch.save`, read as data: nothing that a pickle names is imported, called or built, nor torch.
 
-The unpickler makes records in place of objects: `PickledObject("torch._utils._rebuild_tensor_v2", args)` is one. Only
-names of data are accepted, which are listed here and in `files.pickled_values`; any other one is refused, and the error
-names it.
+The unpickler makes records instead of objects, such as `PickledObject("torch._utils._rebuild_tensor_v2", args)`. Only
+known names of data are accepted, which are listed here and in `files.pickled_values`; the error about another name
+quotes it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STATUS: Final = "Status"
 
 
 class PickledName:
-    """A class or function that a pickle names. Calling it makes a record."""
+    """A class or function named by a pickle. Calling it makes a record."""
 
     __slots__ = ("text",)
 
@@ -103,7 +103,7 @@ STORAGES: Final = {
 
 
 class _Bounded:
-    """A file that gives no more than it has: no length in a pickle makes room for more."""
+    """A file whose reads are bounded by its size: no length in a pickle allocates more."""
 
     def __init__(self, raw: IO[bytes], size: int) -> None:
         self._raw = raw
@@ -213,12 +213,12 @@ def _storage_dtype(full: str) -> str | None:
     return STORAGES.get(name) if module in ("torch", "torch.storage") else None
 
 
-#: The number with which files of torch.save before torch 1.6 begin.
+#: The number at the beginning of files written by torch.save before torch 1.6.
 _LEGACY_MAGIC: Final = 0x1950A86A20F9469CFC6C
 
 
 class TensorStorage:
-    """The numbers that tensors of a file share: their dtype, and how to read their bytes."""
+    """The storage that tensors of a file share: its dtype, and how to read its bytes."""
 
     def __init__(self, dtype: str, read: Callable[[], bytes]) -> None:
         self._dtype = dtype
@@ -227,7 +227,7 @@ class TensorStorage:
     def tensor(
         self, offset: Any, size: tuple[Any, ...], stride: tuple[Any, ...], dtype: str | None, grad: bool
     ) -> StoredTensor:
-        """Return a tensor of this storage. ValueError when it would reach beyond it, or unfold it."""
+        """Return a tensor of this storage. ValueError when it would exceed the storage, or repeat its elements."""
         name = dtype or self._dtype
         width, raw = SIZES[name], self._read()
         if any(type(n) is not int or n < 0 for n in (offset, *size, *stride)) or len(size) != len(stride):
@@ -249,8 +249,8 @@ class TensorStorage:
 def loaded(path: Path, names: Container[str]) -> Iterator[tuple[Any, int]]:
     """Yield the content of a file of `torch.save` or `pickle.dump`, as records, and its size. It may use these `names`.
 
-    Tensors are read from it when they are rebuilt, within the block. Raises FileError; UnsafePickleError for a pickle
-    that wants more than data.
+    Tensors are read from the file when they are rebuilt, within the block. Raises FileError; UnsafePickleError for a
+    pickle of more than data.
     """
     size = path.stat().st_size
     with path.open("rb") as raw:
@@ -293,7 +293,7 @@ def _load_zip(raw: IO[bytes], names: Container[str]) -> Any:
 
 
 def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Return an entry of the file. Those of torch are never compressed, and so no bombs."""
+    """Return an entry of the archive. Torch never compresses entries, so that they can't be zip bombs."""
     try:
         info = archive.getinfo(name)
         if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:

@@ -1,15 +1,15 @@
-"""Groups as rows of files, and back: a row a rollout or a row a group, with the group's metadata.
+"""Groups as rows of files, and back: a row is a rollout or a group, with the group's metadata.
 
 A row of a rollout has the rollout's fields by their names, and the metadata of its group as `group.uid`,
 `group.task_name`, ...; `group.index` and `group.size` are its place in the group and the number of its rollouts. A row
-of a group has the metadata by their names, and `rollouts`, a list of objects with fields. `$rest` has the fields whose
-names could be taken for something else.
+of a group has the metadata by their names, and `rollouts`, a list of objects with fields. `$rest` has the fields with
+ambiguous names.
 
-Plain values are JSON as they are, all others have a tag: an object of one entry whose name begins with "$":
+JSON values are written unchanged, all others with a tag: an object of one entry whose name begins with "$":
 `{"$tuple": [1, 2]}`, `{"$bytes": "aGk="}`, `{"$ndarray": ["<f4", [2, 3], "..."]}`. Its content is that of the extension
-type of this name in payloads (`codec.extension_types`), bytes in base64. A field of a rollout that is a row of numbers
-is a plain list; its *kind* ("array:<i4", "tensor:bfloat16:0", "status") is in `$kinds` beside the fields, and names the
-type of the list.
+type of this name in payloads (`codec.extension_types`), bytes in base64. A field of a rollout that is a one-dimensional
+array or tensor of numbers is a plain list; its *kind* ("array:<i4", "tensor:bfloat16:0", "status") is in `$kinds`
+beside the fields, and names the type of the list.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLAIN: Final = frozenset({type(None), bool, int, str})
 _SMALL: Final = _PLAIN | {float}
 _ROW: Final = re.compile(r"[<|]([iu][1248]|f[248]|b1)")
 _KINDS: Final[dict[str, set[type]]] = {"i": {int}, "u": {int}, "f": {int, float}, "b": {bool}}
-#: The dtypes of tensors whose rows of numbers are written as lists, with numpy's dtype for their values.
+#: The dtypes of one-dimensional tensors that are written as lists, with numpy's dtype for their values.
 _TENSORS: Final = {
     **{name: np.dtype(name).str for name in ("int8", "int16", "int32", "int64", "uint8", "float16", "float32")},
     **{name: np.dtype(name).str for name in ("float64", "bool")},
@@ -48,7 +48,7 @@ _TENSORS: Final = {
 
 
 def to_json(value: Any) -> Any:
-    """Return a value of a tree as JSON's values and tags. RecursionError when it is nested too deeply."""
+    """Return a value of a tree as JSON values and tags. RecursionError when it is nested too deeply."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -78,7 +78,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return the value of a tree for what `to_json` made of it. ValueError for a tag that makes no sense."""
+    """Return the value of a tree for the output of `to_json`. ValueError for an invalid tag."""
     if type(value) is list:
         return value if set(map(type, value)) <= _SMALL else list(map(from_json, value))
     if type(value) is not dict:
@@ -130,7 +130,7 @@ _ODD: Final = ("nan", "inf", "-inf")
 
 
 def _odd_float(value: float) -> str:
-    """Return a number that JSON lacks as a text: its bits for one of the rarer NaNs."""
+    """Return a number that JSON lacks as a text; a NaN other than the usual one as its bits."""
     bits = struct.pack(">d", value).hex()
     return next((name for name in _ODD if struct.pack(">d", float(name)).hex() == bits), bits)
 
@@ -152,7 +152,7 @@ def _to_bytes(text: Any) -> bytes:
 
 
 def to_field(value: Any) -> tuple[Any, str | None]:
-    """Return a field's value for a row, as JSON's values, tags or bytes, and its kind if that says more."""
+    """Return a field's value for a row, as JSON values, tags or bytes, and its kind if there is more to know."""
     if type(value) is bytes:
         return value, None
     if type(value) is Status:
@@ -167,7 +167,7 @@ def to_field(value: Any) -> tuple[Any, str | None]:
 
 
 def from_field(value: Any, kind: str | None) -> Any:
-    """Return a field's value of a tree. ValueError when the value isn't of this kind."""
+    """Return a field's value as a tree. ValueError when the value isn't of this kind."""
     if kind is None:
         return value if type(value) is bytes else from_json(value)
     name, _, rest = kind.partition(":")
@@ -194,7 +194,7 @@ def _row(value: Any, dtype: str) -> Any:
             row = np.array(value, dtype)
     except OverflowError as error:
         raise ValueError(f"{error} (dtype {dtype})") from error
-    if not _finite(row):  # one that isn't finite is no row of numbers, when it is written
+    if not _finite(row):  # rows with other numbers are never written as lists
         raise ValueError(f"a number is too large for the dtype {dtype}: {value!r:.60}")
     return row
 
@@ -222,9 +222,9 @@ METADATA: Final = (
 class FileGroup:
     """A group read from a file: its metadata, its rollouts as trees (`TaggedValue`), and its place in the file.
 
-    `created_at` is None where the file doesn't have it; `odd` has notices about the group. `guessed` is whether its
-    status is a guess, because its rows have none. `by` is the column by which its rows were grouped, "prompt" or
-    "group_id"; None for a group that is one row, or one of our exports.
+    `created_at` is None where the file doesn't have it; `odd` has notices about the group. `guessed`: its status is a
+    guess, because its rows have none. `by` is the column by which its rows were grouped, "prompt" or "group_id"; None
+    for a group that is one row, or from an export of replaybuf.
     """
 
     place: str
@@ -250,7 +250,7 @@ class FileGroup:
 
 
 def rows_of(item: StorageItem, trees: Sequence[Mapping[Any, Any]], rows: RowsOf) -> list[Row]:
-    """Return the rows of a group, whose rollouts are given as trees. Values are JSON's, tags, or bytes."""
+    """Return the rows of a group, whose rollouts are given as trees, with JSON values, tags, or bytes."""
     metadata = {name: getattr(item, name) for name in METADATA}
     metadata["status"] = str(item.status)
     fields = list(map(_fields, trees))
@@ -283,17 +283,17 @@ def _fields(tree: Mapping[Any, Any]) -> Row:
 
 
 def is_of_rollout(row: Row) -> bool:
-    """Return whether a row of ours is one of a rollout; others are of a group."""
+    """Return whether a row of an export is a rollout; otherwise it is a group."""
     return f"{PREFIX}uid" in row
 
 
 def is_ours(row: Row) -> bool:
-    """Return whether a row is of an export of ours."""
+    """Return whether a row is from an export of replaybuf."""
     return is_of_rollout(row) or (ROLLOUTS in row and {"uid", "task_name", "status", "staleness"} <= row.keys())
 
 
 def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
-    """Yield the groups of rows that an export of ours has written. FileError says which row and field is wrong.
+    """Yield the groups of the rows of an export. FileError names the invalid row and field.
 
     FileEndsError when the rows end within a group.
     """
@@ -356,7 +356,7 @@ def _begin(place: str, row: Row) -> tuple[FileGroup, int]:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number that a float can hold."""
+    """Return whether a value is a number in the range of a float."""
     if type(value) is int:
         return abs(value) <= sys.float_info.max
     return type(value) is float and math.isfinite(value)

@@ -1,6 +1,6 @@
-"""Files of rollouts: their names and formats, which reader each needs, and the rows of those that are lines of JSON.
+"""Files of rollouts: their names and formats, the reader for each, and the rows of JSON lines.
 
-A file that is read is known by its first bytes, not by its name; rows of lines have the numbers of their lines.
+A file's format is recognised by its first bytes, not by its name; rows have the numbers of their lines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from replaybuf.files.pickled_values import read_saved
 from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, groups_of, is_of_rollout, is_ours, to_json
 from replaybuf.redact import redact_path
 
-#: A longer line is refused: it would have to be in memory as a whole.
+#: A longer line is refused, because it would have to be in memory as a whole.
 _LONGEST: Final = 1 << 30
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BOM: Final = b"\xef\xbb\xbf"
@@ -51,12 +51,12 @@ def dump(row: Row) -> bytes:
 
 
 def _tagged(row: Row) -> Row:
-    """Return a row with its bytes, which are fields by themselves, as JSON."""
+    """Return a row with its top-level bytes as tagged JSON."""
     return {name: to_json(value) if type(value) is bytes else value for name, value in row.items()}
 
 
 def open_to_write(raw: IO[bytes], name: str) -> IO[bytes]:
-    """Return a stream whose bytes arrive in `raw`, compressed as the name says (.gz, .zst)."""
+    """Return a stream that writes to `raw`, compressed according to the name (.gz, .zst)."""
     if name.endswith(".gz"):
         return gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0)  # type: ignore[return-value]
     if name.endswith(".zst"):
@@ -68,7 +68,7 @@ def open_to_write(raw: IO[bytes], name: str) -> IO[bytes]:
 
 
 def read_rows(path: Path) -> Iterator[Placed]:
-    """Yield the objects in a file of lines. FileError says which line is none; FileEndsError that the last is cut."""
+    """Yield the objects in a file of lines. FileError for an invalid line, FileEndsError if the last is cut short."""
     with path.open("rb") as raw:
         stream = _decompressed(raw)
         number, begun = 0, False
@@ -95,7 +95,7 @@ def read_rows(path: Path) -> Iterator[Placed]:
 
 
 def _check_begin(line: bytes, number: int) -> None:
-    """Raise FileError unless the first line of a file begins an object: it is something else than lines of JSON."""
+    """Raise FileError unless the first line begins an object: otherwise the file isn't JSON lines."""
     begin = line.strip()
     if begin.startswith(b"["):
         raise FileError(f"line {number}: a JSON array; write one object a line: jq -c '.[]'")
@@ -175,7 +175,7 @@ class _Zstd(io.RawIOBase):
 
     def readinto(self, into: Any) -> int:
         while not self._ready:
-            piece = self._raw.read(1024)  # of which a hostile file can make no more than some 32 MB
+            piece = self._raw.read(1024)  # a hostile file can expand it to some 32 MB at most
             if not piece:
                 if not self._frame.eof:
                     raise EOFError("the end of the last frame is missing")
@@ -194,7 +194,7 @@ class _Zstd(io.RawIOBase):
         return len(taken)
 
 
-#: The formats of files, by the ends of their names.
+#: The formats of files, by file name extension.
 FORMATS: Final = {
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst"), "jsonl"),
     ".parquet": "parquet",
@@ -205,7 +205,7 @@ _PART: Final = re.compile(r"-([0-9]{5})-of-([0-9]{5})$")
 
 
 def ending_of(path: Path) -> str:
-    """Return the end of a file's name that says its format. Raises InputError."""
+    """Return the file name extension that determines the format. Raises InputError."""
     name = path.name.lower()
     for ending in sorted(FORMATS, key=len, reverse=True):
         if name.endswith(ending):
@@ -214,9 +214,9 @@ def ending_of(path: Path) -> str:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the parts of an export that was written in several files, by the name that it was given.
+    """Return the parts of an export that was split into several files, by the name given to the export.
 
-    Raises FileError when some of them are missing.
+    Raises FileError if parts are missing.
     """
     try:
         ending = ending_of(path)
@@ -239,7 +239,7 @@ def files_in(folder: Path) -> list[Path]:
     """
     exports: set[Path] = set()
     for one in folder.iterdir():
-        if not one.name.startswith((".", "cache-")):  # datasets keeps the results of its own calls in cache-*.arrow
+        if not one.name.startswith((".", "cache-")):  # datasets caches results in cache-*.arrow
             with contextlib.suppress(InputError):
                 ending = ending_of(one)
                 exports.add(one.with_name(_PART.sub("", one.name.removesuffix(ending)) + ending))
@@ -252,7 +252,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def sets_of_parts(path: Path, ending: str) -> dict[int, list[Path]]:
-    """Return the files that are named as parts of `path`, in their order, by the number of parts that they name."""
+    """Return the files named as parts of `path`, in order, by the number of parts in their names."""
     stem = path.name.removesuffix(ending)
     found: dict[int, list[Path]] = {}
     for one in sorted(path.parent.glob(f"{glob.escape(stem)}-?????-of-?????{glob.escape(ending)}")):
@@ -272,17 +272,17 @@ _DATABASE: Final = (
     "this is a database: replaybuf save and resume, or export, copy the groups of one of replaybuf's; those of others "
     "are imported from JSONL"
 )
-#: The ends of the names of files that are never empty, as those of plain lines may be.
+#: Extensions of files that are never empty, as opposed to plain lines.
 _FILLED: Final = (".gz", ".zst", ".parquet", ".arrow", ".feather", ".arrows", ".pth", ".pt", ".pkl")
 
 
 def is_sqlite(path: Path) -> bool:
-    """Return whether a file is a SQLite database; an empty one becomes one. OSError when it can't be read."""
+    """Return whether a file is a SQLite database (an empty file may become one). OSError when it can't be read."""
     with path.open("rb") as raw:
         return raw.read(len(_SQLITE)) in (b"", _SQLITE)
 
 
-#: What is no file: to open it could wait for ever.
+#: Special files: opening one could block for ever.
 _SPECIAL: Final = {
     stat.S_IFIFO: "a named pipe (FIFO)",
     stat.S_IFSOCK: "a socket",
@@ -291,19 +291,19 @@ _SPECIAL: Final = {
 }
 
 
-#: What readers raise for files that hold what they have not foreseen.
+#: Exceptions of readers about unforeseen content.
 _UNFORESEEN: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, NotImplementedError)
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutFile:
-    """A file, the parts of one, or the folder of a dataset, and how others' rows in it are read."""
+    """A file, the parts of an export, or the folder of a dataset, and the mapping for foreign rows in it."""
 
     where: str
     mapped: ColumnMapping = field(default_factory=ColumnMapping)
 
     def read(self) -> Iterator[FileGroup]:
-        """Yield the groups. FileError, which begins with the file's name, for one that is wrong."""
+        """Yield the groups. FileError for an invalid file, with the file's name first."""
         if self.where.startswith(("postgres", "sqlite:")) and "://" in self.where:
             raise FileError(f"{redact_path(self.where)}: {_DATABASE}")
         path = Path(self.where)
@@ -352,7 +352,7 @@ class RolloutFile:
         return self._grouped(read_rows(path))
 
     def _grouped(self, rows: Iterator[Placed]) -> Iterator[FileGroup]:
-        """Return the groups of rows: of ours, or of others'."""
+        """Return the groups of rows, of an export or foreign ones."""
         first = next(rows, None)
         if first is None:
             return iter(())

@@ -1,7 +1,7 @@
-"""Queries over the metadata of groups: a Mongo-like dict, and its translation to SQL.
+"""Queries over the metadata of groups: a Mongo-like dict, and its compilation to SQL.
 
-`parse` turns a dict into nodes and checks it; `to_text` turns nodes into JSON. `sql_conditions` has their meaning in
-SQL, and is imported where it is needed, because of SQLAlchemy.
+`parse` turns a dict into checked nodes; `to_text` turns nodes into JSON. `sql_conditions` compiles nodes to SQL, and is
+imported on demand, because it needs SQLAlchemy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The nodes of a parsed query: the fields that it may name, and its text.
+"""The nodes of a parsed query, the fields that it may name, and its JSON text.
 
-Nodes are plain data. Users may build them by hand; `parse` checks them like a dict, and only nodes that it returned go
-on to `compile_sql`. (`tests.reference.predicates` defines what a query means; the SQL has to agree with it.)
+Nodes are plain data. Users may build them by hand; `parse` checks them like a dict, and only nodes that it returned are
+passed to `compile_sql`. (`tests.reference.predicates` defines a query's meaning, which the SQL must have.)
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def tag_name(field: str) -> str | None:
 
 
 def field_type(field: str) -> FieldType | None:
-    """Return the type of a field or tag; None when there is no such field."""
+    """Return the type of a field or tag; None for an unknown field."""
     return TAG if tag_name(field) is not None else FIELDS.get(field)
 
 

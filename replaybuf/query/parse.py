@@ -1,7 +1,7 @@
-"""Parsing: from the user's query to checked nodes, whose operands both databases can hold.
+"""Parses a user's query into checked nodes, whose operands both databases can store.
 
-Users write numpy scalars, enum members and datetimes; operands become str, int, float, bool or None, of a kind that the
-field compares with. Errors name the place of a mistake, such as `$and[1].staleness.$gt`; `span_of` finds it in a text.
+Users write numpy scalars, enum members and datetimes; operands become str, int, float, bool or None, of a type that the
+field compares with. Errors have the path of a mistake, such as `$and[1].staleness.$gt`; `span_of` finds it in a text.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from replaybuf.rollouts.statuses import OUR_STATUSES, Status, Statuses
 
 
 def inside(place: str, name: str) -> str:
-    """Return the place of a field or operator in the query at a place."""
+    """Return the path of a field or operator inside the query at `place`."""
     step = name if name.isprintable() and len(name) <= 100 else short(name)
     return f"{place}.{step}" if place else step
 
 
 def short(name: str) -> str:
-    """Return the name as a message can show it, even a long or unprintable one."""
+    """Return a name shortened and escaped for a message."""
     return ascii(name) if len(name) <= 100 else ascii(name[:100]) + "..."
 
 
 def span_of(text: str, place: str) -> tuple[int, int] | None:
-    """Return where a place begins and ends in the JSON text of a query: an entry of an object with its key, an element
-    of a list, or with place "" the whole text. None if it isn't there."""
+    """Return the start and end of a path in the JSON text of a query: of an object's entry with its key, of a list's
+    element, or of the whole text for "". None if the path doesn't exist."""
     try:
         return next((span for where, span in _spans(text, _skip(text, 0), "") if where == place), None)
     except (JSONDecodeError, IndexError, RecursionError):
@@ -62,7 +62,7 @@ def span_of(text: str, place: str) -> tuple[int, int] | None:
 
 
 def _spans(text: str, start: int, place: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the places inside of the value that begins at `start`, and at last its own."""
+    """Yield the paths inside the value that begins at `start`, and then its own."""
     end = start + 1
     if text[start] in "{[":
         for found, span in _entries(text, start, place):
@@ -75,7 +75,7 @@ def _spans(text: str, start: int, place: str) -> Iterator[tuple[str, tuple[int, 
 
 
 def _entries(text: str, start: int, place: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the places inside of an object or array; after those in an entry, its own."""
+    """Yield the paths inside an object or array; the path of each entry follows those inside it."""
     at, number = _skip(text, start + 1), 0
     while text[at] not in "}]":
         begin, where = at, f"{place}[{number}]"
@@ -91,7 +91,7 @@ def _entries(text: str, start: int, place: str) -> Iterator[tuple[str, tuple[int
 
 
 def _skip(text: str, at: int) -> int:
-    """Return where the next thing after white space begins."""
+    """Return the offset of the next character after white space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
@@ -137,9 +137,9 @@ def read_value(value: Any, field: FieldType, place: str) -> Value:
 
 
 def read_values(values: Any, field: FieldType, place: str) -> tuple[Value, ...]:
-    """Return the operands of `$in` and `$not_in`, each once; True, 1 and 1.0 are the same.
+    """Return the operands of `$in` and `$not_in` without duplicates; True, 1 and 1.0 are equal.
 
-    Raises QueryError when they are not a list or one of them does not fit the field.
+    Raises QueryError unless they are a list whose values fit the field.
     """
     listed = _listed(values, place)
     return tuple(dict.fromkeys(read_value(value, field, f"{place}[{i}]") for i, value in enumerate(listed)))
@@ -148,7 +148,7 @@ def read_values(values: Any, field: FieldType, place: str) -> tuple[Value, ...]:
 def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value]:
     """Return the operands of `$between`.
 
-    Raises QueryError unless they are two values of one kind, in order.
+    Raises QueryError unless they are two values of one type, in order.
     """
     if is_numpy(bounds, "ndarray"):
         bounds = list(bounds)
@@ -159,7 +159,7 @@ def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value
         raise QueryError("None has no order; both bounds must be values", place)
     if is_number(lower) != is_number(upper):
         raise QueryError("both bounds must be numbers, or both strings", place)
-    if lower > upper:  # type: ignore[operator]  # of one kind, checked above
+    if lower > upper:  # type: ignore[operator]  # of one type, checked above
         raise QueryError(f"the lowest value comes first: {_short(lower)} is above {_short(upper)}", place)
     return lower, upper
 
@@ -199,7 +199,7 @@ def _plain(value: Any) -> Any:
 def _seconds(moment: datetime, place: str) -> float:
     try:
         return (moment if moment.utcoffset() is not None else moment.replace(tzinfo=UTC)).timestamp()
-    except Exception as error:  # from a time zone, or because it is pandas' NaT, which claims to be a datetime
+    except Exception as error:  # from a time zone, or pandas' NaT, a datetime by type
         raise QueryError("the datetime is no moment in time", place) from error
 
 
@@ -211,7 +211,7 @@ def _checked_text(text: str, field: FieldType, place: str) -> str:
 
 
 def check_storable(text: str, place: str) -> None:
-    """Raise QueryError for a text that a database can't hold."""
+    """Raise QueryError for a text that a database can't store."""
     if "\0" in text:
         raise QueryError("a text with a NUL character can't be stored", place)
     try:
@@ -256,20 +256,20 @@ MAX_TAG_NAME = 200
 
 
 def parse(query: Query, statuses: Statuses = OUR_STATUSES) -> Node:
-    """Return the checked nodes of a query, given as a dict or as nodes; `statuses` says what statuses mean.
+    """Return the checked nodes of a query, given as a dict or as nodes; `statuses` translates users' statuses.
 
-    Raises QueryError, and nothing else, for anything that is not a query; its `place` says where.
+    Raises QueryError, and nothing else, for an invalid query; its `place` is the path of the mistake.
     """
     try:
         return _QueryParser(statuses).query(query, "", 0)
     except QueryError:
         raise
-    except Exception as error:  # a user's objects may raise anything when they are read
+    except Exception as error:  # a user's objects may raise any exception
         raise QueryError(f"the query can't be read: looking at it raised {type(error).__name__}") from error
 
 
 class _QueryParser:
-    """Reads one query. It counts the nodes, because a small query that refers to itself can hold billions of them.
+    """Parses one query. It limits the nodes, because a small query that refers to itself can have billions of them.
 
     `depth` is always the number of logic nodes above, so that parsed nodes can be parsed again.
     """
@@ -341,7 +341,7 @@ class _QueryParser:
         return _compared(name, kind, op, self._own_status(kind, operand), place)
 
     def _leaf(self, field: object, op: object, operand: Any, valid: Iterable[str], place: str, depth: int) -> Node:
-        """Return the checked form of a node that the user built."""
+        """Return the checked form of a node built by the user."""
         self._count(place, depth)
         name = _text(field, place)
         kind = _known_field(name, inside(place, name))
@@ -352,7 +352,7 @@ class _QueryParser:
         return _compared(name, kind, operator, self._own_status(kind, operand), place)
 
     def _own_status(self, kind: FieldType, operand: Any) -> Any:
-        """Return an operand with statuses of ours in place of those of users; what isn't known stays."""
+        """Return an operand with users' statuses replaced by ours; unknown values are unchanged."""
         if kind.kind != "status":
             return operand
         if isinstance(operand, list | tuple | set | frozenset):
@@ -383,7 +383,7 @@ def _compared(name: str, kind: FieldType, op: str, operand: Any, place: str) -> 
 def _text(key: object, place: str) -> str:
     """Return a key of the query as text; it may be a member of an enum.
 
-    Raises QueryError when it isn't a str.
+    Raises QueryError unless it is a str.
     """
     if isinstance(key, Enum):
         key = key.value

@@ -1,11 +1,11 @@
-"""Queries in SQL, with the meaning that `predicate` gives them.
+"""Compiles queries to SQL with the meaning of `tests.reference.predicates`.
 
 No condition is ever NULL, so that negation works. Comparisons of columns that are never NULL stay plain, so that
-indexes are used. Every value is bound, tag names included, so that statements of the same shape share a cache entry.
+indexes are used. Every value is bound, including tag names, so that statements of the same shape share a cache entry.
 
 Numbers are compared exactly: databases convert one side when an integer is compared with a float, which rounds large
-integers and may keep an index on the column from being used. Here the operand is replaced instead: `uid < 3.5` becomes
-`uid <= 3`. A tag is NULL where a group has none of that name; no condition on tags is NULL.
+integers and may prevent the use of an index on the column. Instead the operand is replaced here: `uid < 3.5` becomes
+`uid <= 3`. A missing tag is NULL, but no condition on tags is.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 
 
 def number_type(*, integers: bool) -> TypeEngine[Any]:
-    """Return the type that operands of such a column are bound with."""
+    """Return the type of bound operands for an integer or float column."""
     return BigInteger() if integers else Double()
 
 
 def compare_number(column: ColumnElement[Any], op: str, value: int | float, *, integers: bool) -> ColumnElement[bool]:
-    """Return `column op value` with the meaning of Python; NULL where the column is."""
+    """Return `column op value` with Python's meaning; NULL where the column is NULL."""
     floor = _floor(value, integers=integers)
     if floor == value:
         return _compare(column, op, floor, integers=integers)
-    # The column never holds the value itself: numbers below it are at most the floor, numbers above it are more.
+    # The column can't hold the value itself: lower numbers are at most the floor, higher numbers are above the floor.
     if op in ("$eq", "$ne"):
         return true() if op == "$ne" else false()
     below = op in ("$lt", "$lte")
@@ -90,7 +90,7 @@ def compare_number(column: ColumnElement[Any], op: str, value: int | float, *, i
 
 
 def representable(values: Iterable[int | float], *, integers: bool) -> list[int | float]:
-    """Return the values that such a column can hold, as it holds them."""
+    """Return the values that an integer or float column can hold, as its type."""
     floors = ((value, _floor(value, integers=integers)) for value in values)
     return [floor for value, floor in floors if floor is not None and floor == value]
 
@@ -115,13 +115,13 @@ Typed = tuple[list[Any], TypeEngine[Any]]
 
 
 class QueryDialect(ABC):
-    """The SQL of one kind of database. Lists of more than `inline` values are sent as one parameter."""
+    """The SQL of one database. Lists of more than `inline` values are sent as one parameter."""
 
     def __init__(self, inline: int) -> None:
         self._inline = inline
 
     def one_of(self, value: ColumnElement[Any], values: Sequence[Any], kind: TypeEngine[Any]) -> ColumnElement[bool]:
-        """Return `value IN values`, all of one type; NULL when the value is."""
+        """Return `value IN values`, all of one type; NULL where the value is NULL."""
         if not values:
             return false()
         if len(values) <= self._inline:
@@ -130,11 +130,11 @@ class QueryDialect(ABC):
 
     @abstractmethod
     def by_code_point(self, text: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Return the text such that it is compared by Unicode code points."""
+        """Return the text with a collation by Unicode code points."""
 
     @abstractmethod
     def tag_compares(self, tags: Tags, name: str, op: str, value: str | int | float) -> ColumnElement[bool]:
-        """Return the condition that the tag is of the value's kind, and `tag op value`."""
+        """Return the condition that the tag has the value's type, and `tag op value`."""
 
     @abstractmethod
     def tag_one_of(self, tags: Tags, name: str, values: Sequence[str | int | float]) -> ColumnElement[bool]:
@@ -142,7 +142,7 @@ class QueryDialect(ABC):
 
     @abstractmethod
     def tag_present(self, tags: Tags, name: str) -> ColumnElement[bool]:
-        """Return the condition that there is such a tag, and it is not None."""
+        """Return the condition that the tag exists, and isn't None."""
 
     @abstractmethod
     def _rows(self, values: Sequence[Any], kind: TypeEngine[Any]) -> Select[Any]:
@@ -212,7 +212,7 @@ DIALECTS: dict[str, type[QueryDialect]] = {"sqlite": SQLiteQueries, "postgresql"
 
 
 def _by_type(values: Sequence[Any], type_of: Any) -> list[Typed]:
-    """Return the values in lists of one type each, with the type that they are bound as."""
+    """Return the values as lists of one type each, with the SQL type they are bound as."""
     lists: dict[type, Typed] = {}
     for value in values:
         kind = type_of(value)
@@ -256,7 +256,7 @@ def _get(tags: Tags, op: str, name: str) -> ColumnElement[Any]:
 
 
 def _tag(tags: Tags, name: str, kind: TypeEngine[Any]) -> ColumnElement[Any]:
-    """Return the tag as this type, NULL when it is of another kind. (CASE avoids casts that would fail.)"""
+    """Return the tag as this type, NULL when it has another type. (CASE avoids casts that would fail.)"""
     tag = _get(tags, "->", name)
     stored = func.jsonb_typeof(tag)
     if isinstance(kind, String):
@@ -270,7 +270,7 @@ def _tag(tags: Tags, name: str, kind: TypeEngine[Any]) -> ColumnElement[Any]:
 Condition = ColumnElement[bool]
 
 _INLINE = 200
-# Databases take about 32,000 parameters per statement; the other operands of a query need fewer than the rest.
+# Databases allow about 32,000 parameters per statement; a query's other operands need fewer than the remainder.
 _INLINE_IN_ALL = 20_000
 _FLAT = 8
 
@@ -279,7 +279,7 @@ def compile_sql(node: Node, columns: Mapping[str, ColumnElement[Any]], dialect_n
     """Return the condition for a node from `parse`, for `sqlite` or `postgresql`.
 
     `columns` has a column for each field, and `tags`: JSON text on SQLite, JSONB on PostgreSQL, NULL for no tags. Only
-    `tags` and the fields that are nullable may be NULL. Raises ValueError for another database.
+    `tags` and nullable fields may be NULL. Raises ValueError for another database.
     """
     if dialect_name not in DIALECTS:
         raise ValueError(f"no SQL for {dialect_name!r}, only for {' and '.join(DIALECTS)}")
@@ -357,7 +357,7 @@ class _Compiler:
 
 
 def _joined(join: Callable[..., Condition], empty: Condition, parts: Sequence[Condition]) -> Condition:
-    """Return the parts joined, many of them in halves.
+    """Return the parts joined, recursively in halves.
 
     SQLite limits the depth of an expression, and counts each link of a flat chain as one level.
     """

@@ -1,1 +1,1 @@
-"""What is drawn, evicted, counted and allowed: pure functions and values."""
+"""Rules of sampling, eviction, counting and limits: pure functions and values."""

@@ -1,6 +1,6 @@
-"""Sequences of different lengths, shared out evenly: over ranks, over micro-batches, over packed rows.
+"""Distributes sequences of different lengths evenly over ranks, micro-batches or packed rows.
 
-Pure functions of lengths, which return indices. A length is what it costs to train on a sequence: its number of tokens,
+Pure functions of lengths, which return indices. A length is the cost of training on a sequence: its number of tokens,
 or another number.
 """
 
@@ -24,7 +24,7 @@ _Part: TypeAlias = tuple[float, list[int]]
 
 
 def balance(lengths: Iterable[float], parts: int, *, same_size: bool = False) -> Parts:
-    """Share sequences out to `parts` parts of nearly equal sums of lengths, none of them empty.
+    """Distribute sequences over `parts` nonempty parts with nearly equal sums of lengths.
 
     The sums differ by at most the longest length. With `same_size` every part has the same number of sequences, which
     must be a multiple of `parts`. This is Karmarkar and Karp's differencing method for several parts ("The differencing
@@ -43,10 +43,10 @@ def balance(lengths: Iterable[float], parts: int, *, same_size: bool = False) ->
 
 
 def micro_batches(lengths: Iterable[float], most: float, *, at_least: int = 1) -> Parts:
-    """Share sequences out to as few parts as found whose sums are at most `most`, of nearly equal sums if that can be.
+    """Distribute sequences over few parts with sums of at most `most`, nearly equal if possible.
 
-    There are at least `at_least` parts: ranks that must make the same number give the largest of theirs. Raises
-    InputError for a sequence that is longer than `most`.
+    There are at least `at_least` parts: ranks that must make the same number of parts pass the largest of theirs.
+    Raises InputError for a sequence that is longer than `most`.
     """
     checked, least = _checked(lengths), check_whole(at_least, "at_least", 1)
     packed = packed_rows(checked, most)
@@ -78,7 +78,7 @@ def packed_rows(lengths: Iterable[float], most: float) -> Parts:
             "it, or allow more"
         )
     rows: list[_Part] = []
-    room: list[tuple[float, int]] = []  # what each row has left, ascending, with its place in `rows`
+    room: list[tuple[float, int]] = []  # (free length, index in `rows`), ascending
     for index in sorted(range(len(checked)), key=lambda index: (-checked[index], index)):
         place = bisect.bisect_left(room, (checked[index], 0))
         if place < len(room):
@@ -112,12 +112,12 @@ def _differencing(lengths: Sequence[float], number: int, at_once: int) -> list[_
 
 
 def _spread(parts: Sequence[_Part]) -> float:
-    """Return the spread of parts that are sorted, negative: the widest is the heap's first."""
+    """Return the negative spread of parts in descending order: a heap pops the widest first."""
     return parts[-1][0] - parts[0][0]
 
 
 def _fill_empty(parts: list[_Part], lengths: Sequence[float]) -> None:
-    """Give each empty part the shortest sequence of the largest one that has several: that widens no difference."""
+    """Give each empty part the shortest sequence of the largest part that has several: no difference grows."""
     for place, (_, indices) in enumerate(parts):
         if not indices:
             giver = max((other for other in range(len(parts)) if len(parts[other][1]) > 1), key=lambda i: parts[i][0])

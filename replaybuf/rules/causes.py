@@ -1,7 +1,7 @@
-"""The causes of waits: groups that are there and can't be drawn, and what became of others. (`diagnosis`: none comes.)
+"""Causes of waits: existing groups that can't be drawn, and lost groups. (`diagnosis` has causes of missing puts.)
 
-Each is a function of what a draw needs of one task and of the circumstances, and None where it doesn't hold. Where a
-limit holds back draws or puts, `to_draw` and `to_put` say which option to change.
+Each is a function of the need of a draw in one task and of the circumstances, and returns None if it doesn't hold. If a
+limit blocks draws or puts, `to_draw` and `to_put` name the options to change.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ from replaybuf.rules.transitions import Tally, levels
 
 
 class Reason(StrEnum):
-    """Why somebody waits; READY if there is nothing to wait for. The names are stable.
+    """Why a call waits; READY if it needn't. The names are stable.
 
-    They are in the order in which they are looked for: of several, the first is the one to remove.
+    The order is that of precedence: of several reasons, the first is the one to remove.
     """
 
-    FENCED = "fenced"  # the buffer was restored since
-    TOO_LARGE_A_BATCH = "too_large_a_batch"  # the limits never allow so many at once
-    NO_SUCH_TASK = "no_such_task"  # nothing was ever put there, but into others
-    HELD_BACK = "held_back"  # there are enough groups, but a limit doesn't let them go yet
+    FENCED = "fenced"  # the buffer was restored since the wait began
+    TOO_LARGE_A_BATCH = "too_large_a_batch"  # the limits never allow such a batch
+    NO_SUCH_TASK = "no_such_task"  # nothing was ever put into it, but into other tasks
+    HELD_BACK = "held_back"  # there are enough groups, but a limit blocks the draw
     NO_MATCH = "no_match"  # there are groups, but they don't match the query
-    LEASED = "leased"  # others hold them
-    FINISHED = "finished"  # the trainer has said that it has finished, so the producers have
-    END_OF_DATASET = "end_of_dataset"  # all prompts were drawn, and those in flight are too few
-    DEADLOCK = "deadlock"  # the producers wait for the trainer, which waits for them
-    PRODUCERS_HELD_BACK = "producers_held_back"  # there is no room for what they put
+    LEASED = "leased"  # consumers hold the groups
+    FINISHED = "finished"  # the trainer has published its end, so the producers stop
+    END_OF_DATASET = "end_of_dataset"  # all prompts were drawn, and too few are in flight
+    DEADLOCK = "deadlock"  # producers and trainer wait for each other
+    PRODUCERS_HELD_BACK = "producers_held_back"  # producers wait for room
     OTHER_STATUS = "other_status"  # there are groups, but of another status, such as INIT
     EXPIRED = "expired"
     FILTERED = "filtered"
     FAILED = "failed"
-    ABORTED = "aborted"  # interrupted, and to be continued
+    ABORTED = "aborted"  # interrupted, waiting for continuation
     NOTHING_PUT = "nothing_put"
     PRODUCERS_SILENT = "producers_silent"  # killed, ended, or alive without putting anything
-    WAITS_FOR_TRAINER = "waits_for_trainer"  # it has published nothing new
-    SLOW = "slow"  # groups come, but take their time
+    WAITS_FOR_TRAINER = "waits_for_trainer"  # producers wait for newer weights of the trainer
+    SLOW = "slow"  # groups arrive, but slowly
     READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One cause of a wait: what is the case, and what to do about it. Both are parts of a sentence."""
+    """One cause of a wait and the advice against it, as parts of a sentence."""
 
     reason: Reason
     text: str
@@ -73,9 +73,9 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a wait needs of one task: at least `least` groups, of which `there` are there.
+    """The need of a wait in one task: at least `least` groups, of which `there` exist.
 
-    Of these, `matching` match the query, and `available` may be drawn now.
+    Of the existing ones, `matching` match the query, and `available` may be drawn now.
     """
 
     wait: Wait
@@ -87,7 +87,7 @@ class Need:
 
     @classmethod
     def of(cls, wait: Wait, task: str, about: Circumstances) -> Need:
-        """Return what the wait needs of this task."""
+        """Return the need of the wait in this task."""
         there = matching = about.count(task, wait.status)
         if wait.query is not None and about.matches is not None:
             matching = min(there, about.matches.get(task, 0))
@@ -98,28 +98,28 @@ class Need:
 
     @property
     def missing(self) -> int:
-        """The number of groups without which the wait goes on."""
+        """The number of available groups that the wait lacks."""
         return max(0, self.least - self.available)
 
     @property
     def status(self) -> Status:
-        """The status of the groups."""
+        """The status of the needed groups."""
         return self.wait.status
 
     @property
     def head(self) -> str:
-        """The beginning of a sentence about it."""
+        """The beginning of a sentence about the need."""
         much = "Nothing" if self.available == 0 else "Too little"
         return f"{much} is ready for {named(self.task)} ({self.available:,} of {self.least:,})"
 
 
 def be(count: int) -> str:
-    """Return the verb for so many."""
+    """Return the verb for this number."""
     return "is" if count == 1 else "are"
 
 
 def to_draw(limits: Limits, level: Level, count: int) -> list[str]:
-    """Return what lets so many groups be drawn that are there, and are held back."""
+    """Return the option changes that allow a draw of `count` existing groups that the limits block."""
     rate, ratio = limits.rate, limits.samples_per_insert
     if level.completed < limits.min_size or rate is None or ratio is None:
         return ["lower min_size"]
@@ -133,7 +133,7 @@ def to_draw(limits: Limits, level: Level, count: int) -> list[str]:
 
 
 def to_put(limits: Limits, level: Level) -> list[str]:
-    """Return what lets more completed groups be put, where they are held back."""
+    """Return the option changes that allow puts of completed groups that the limits block."""
     ratio, full = limits.samples_per_insert, limits.capacity is not None and level.completed >= limits.capacity
     if ratio is None or (full and limits.on_full != "evict"):
         return ["raise the capacity"]
@@ -143,19 +143,19 @@ def to_put(limits: Limits, level: Level) -> list[str]:
 
 
 def _allows_more(limits: Limits, ratio: float, allowed: Callable[[Limits], int]) -> bool:
-    """Return whether another `samples_per_insert` is valid beside the other options, and allows more."""
+    """Return whether another `samples_per_insert` is valid with the other options, and allows more."""
     try:
         return allowed(replace(limits, samples_per_insert=ratio)) > allowed(limits)
     except ConfigError:
         return False
 
 
-#: Names are compared, and errors quoted, up to this length; so many names are compared with one that isn't there.
+#: The maximum length of compared names and quoted errors, and the number of tasks compared with an unknown name.
 _LONGEST, _TASKS_COMPARED = 200, 1000
 
 
 def fenced(wait: Wait, about: Circumstances) -> Cause | None:
-    """The buffer was restored while somebody waited."""
+    """The buffer was restored after the wait began."""
     restored, since = about.restored, wait.since
     if restored is None or since is None or restored.time <= since:
         return None
@@ -179,14 +179,14 @@ def too_large(need: Need, about: Circumstances) -> Cause | None:
 
 
 def no_such_task(need: Need, about: Circumstances) -> Cause | None:
-    """Nothing was ever put into this task, but into others."""
+    """Nothing was ever put into this task, but into other tasks."""
     if about.knows(need.task) or not (tasks := about.tasks):
         return None
     return Cause(Reason.NO_SUCH_TASK, *never_put(need.task, tasks))
 
 
 def never_put(name: str, tasks: Sequence[str]) -> tuple[str, str]:
-    """Return what is wrong with the name of a task that never had a group, where others had, and which was meant."""
+    """Return what is wrong with a task's name that never had a group, and the name that was probably meant."""
     comparable = [task for task in tasks[:_TASKS_COMPARED] if len(task) <= _LONGEST]
     near = difflib.get_close_matches(name[:_LONGEST], comparable, n=1, cutoff=0.5)
     meant = f"Did you mean {named(near[0])}" if near else "Is it the name under which the producers put"
@@ -194,12 +194,12 @@ def never_put(name: str, tasks: Sequence[str]) -> tuple[str, str]:
 
 
 def there_are(tasks: Sequence[str]) -> str:
-    """Return which tasks there are."""
+    """Return the existing tasks, in words."""
     return f"there {'is the task' if len(tasks) == 1 else 'are the tasks'} {listed(tasks, 5)}"
 
 
 def held_back(need: Need, about: Circumstances) -> Cause | None:
-    """There are enough groups, but min_size or the rate limit doesn't let them go yet."""
+    """There are enough groups, but min_size or the rate limit blocks the draw."""
     limits = about.limits
     if limits is None or need.status != Status.COMPLETED or need.available >= min(need.least, need.matching):
         return None
@@ -214,7 +214,7 @@ def held_back(need: Need, about: Circumstances) -> Cause | None:
 
 
 def no_match(need: Need, about: Circumstances) -> Cause | None:
-    """There are enough groups, but not enough that match the query; or none of those that are there does."""
+    """There are enough groups, but too few match the query; or there are fewer, and none matches."""
     if need.wait.query is None or need.matching >= need.least or need.there <= need.matching:
         return None
     if need.there < need.least and need.matching:
@@ -229,10 +229,10 @@ def no_match(need: Need, about: Circumstances) -> Cause | None:
 
 
 def leased(need: Need, about: Circumstances) -> Cause | None:
-    """Consumers hold as many groups as are missing.
+    """Consumers hold at least as many groups as are missing.
 
-    Where the waiting worker itself does, groups that come in sooner are the better reason: it holds a batch, and waits
-    for the next one.
+    If the waiting worker holds them itself, and new groups will arrive before its lease ends, the wait has another
+    reason: the worker prefetches the next batch.
     """
     count = about.count(need.task, need.status, Tally.LEASED)
     if count < need.missing or not need.missing:
@@ -248,7 +248,7 @@ def leased(need: Need, about: Circumstances) -> Cause | None:
 
 
 def _is_of_earlier(one: Held, wait: Wait) -> bool:
-    """Return whether an earlier process leased these under the name of the one that waits."""
+    """Return whether an earlier process of the waiting worker's name leased these groups."""
     began, leased_at = wait.process_began, one.last_leased
     return one.holder == wait.worker and began is not None and leased_at is not None and leased_at < began
 
@@ -271,7 +271,7 @@ def _to_get_back(held: Sequence[Held], own: Sequence[Held], wait: Wait) -> str:
 
 
 def _by_holders(held: Sequence[Held], wait: Wait, about: Circumstances) -> str:
-    """Return by whom groups are held, and until when."""
+    """Return the holders of groups and the ends of their leases, in words."""
     last, counts = defaultdict[str, float](float), Counter[str]()
     for one in held:
         name = "somebody without a name" if one.holder is None else named(one.holder)
@@ -288,7 +288,7 @@ def _by_holders(held: Sequence[Held], wait: Wait, about: Circumstances) -> str:
 
 
 def spoilt(need: Need, about: Circumstances) -> list[Cause]:
-    """Return what became of groups that were put and can't be drawn, what befell the most first."""
+    """Return why groups that were put can't be drawn, the cause of most groups first."""
     if not need.missing:
         return []
     if need.status != Status.COMPLETED:
@@ -300,9 +300,9 @@ def spoilt(need: Need, about: Circumstances) -> list[Cause]:
 
 
 def _of_status(need: Need, about: Circumstances, status: Status) -> tuple[int, Cause] | None:
-    """Groups of a status that isn't wanted explain a wait if they are enough, or there never was a wanted one.
+    """Groups of another status explain a wait if they are enough, or none of the wanted status was ever put.
 
-    INIT groups are no cause while producers generate others of the task: those will be generated, too.
+    INIT groups are no cause while producers generate others of the task: those will be generated later.
     """
     there = about.count(need.task, status)
     never = not about.put(need.task, need.status).ever
@@ -354,7 +354,7 @@ _UNFIT = {
 
 
 def _unfit(need: Need, about: Circumstances, status: Status) -> tuple[int, Cause] | None:
-    """Filtered and failed groups stay for SQL: they count only where most of what was put became so."""
+    """FILTERED or FAILED groups, which are kept for SQL, explain a wait only if most puts became so."""
     reason, look, mend = _UNFIT[status]
     advice = f"{look} (replaybuf ls --status {status}){mend}"
     if not about.count(need.task, status):
@@ -381,8 +381,8 @@ def _unfit(need: Need, about: Circumstances, status: Status) -> tuple[int, Cause
 
 
 def _lost(need: Need, about: Circumstances, bad: Counted, put: Counted, share: float) -> tuple[int, int, str] | None:
-    """Return the groups that were lost in some way if that explains what is missing, those that were put, and since
-    when: lately, or else ever. It does where they are at least this share of those put, also lately."""
+    """Return the number lost, the number put, and the period in words, if losses explain the missing groups, else None.
+    Recent losses come first, then all; in both cases at least this share of the puts."""
     whole = (bad.lately, put.lately) == (bad.ever, put.ever)
     if bad.lately < share * put.lately:
         return None

@@ -1,8 +1,8 @@
-"""What is known of a buffer when somebody waits: the counts, who holds what, who is alive, and who waits besides.
+"""The circumstances of waits in a buffer: tallies, leases, live workers, and other waits.
 
-All of it is plain values, which a store gathers (`storage.sql.inspection.circumstances`), or a process of what it knows
-itself: everything but the time and the tallies may be missing. Times are in seconds since the epoch, by the clock of
-the store. At the beginning: names, numbers and times in the sentences about waits.
+All are plain values, read by a store (`storage.sql.inspection.circumstances`) or known to a process itself: all but the
+time and the tallies may be missing. Times are in seconds since the epoch, by the store's clock. The functions at the
+beginning format names, numbers and times for sentences about waits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _cut(line: str, length: int = _LONGEST) -> str:
 
 
 def named(name: str) -> str:
-    """Return the name of a task or worker: quoted if one that looks the same could differ from it in white space."""
+    """Return the name of a task or worker, quoted if its white space would be ambiguous."""
     return brief(name) if name == " ".join(name.split()) else _cut(escape(repr(name[: 4 * _LONGEST])))
 
 
@@ -60,11 +60,11 @@ def groups(count: int, status: str = "") -> str:
 
 
 def clock(moment: float) -> str:
-    """Return a time of the day, in UTC."""
+    """Return a time of day in UTC."""
     return f"{datetime.fromtimestamp(moment, UTC):%H:%M:%S} UTC"
 
 
-# Ages are true at the time `now` only: what is read later (None) has the times themselves.
+# Ages are valid at the time `now` only: texts that are read later (now=None) have absolute times.
 
 
 def ago(moment: float, now: float | None) -> str:
@@ -83,7 +83,7 @@ def since(moment: float, now: float | None) -> str:
 
 
 def until(moment: float, now: float | None) -> str:
-    """Return when a lease ends, or ended."""
+    """Return when a lease ends or ended, in words."""
     if now is None:
         return f"until {clock(moment)}"
     if moment > now:
@@ -100,29 +100,29 @@ def wanted(wants: Mapping[str, int], status: str) -> str:
     return joined([f"{groups(count, status)} of {named(task)}", *(f"{n:,} of {named(name)}" for name, n in others)])
 
 
-#: The statuses of groups that producers lease: to generate, continue or generate them again.
+#: The statuses of groups that producers lease: to generate, continue or regenerate them.
 IN_FLIGHT = (Status.INIT, Status.ABORTED, Status.EXPIRED)
 
-#: A worker that gave no sign of life for this long, and didn't end, is silent: it was killed, or its host is lost.
+#: Without a heartbeat for this long, a worker that didn't end is silent: it was killed, or its host is lost.
 SILENT_SECONDS = 60.0
-#: Who puts, draws or waits gives one more often than this: a wait of which nothing was heard for so long is over.
+#: Active workers send heartbeats more often than this: a wait whose last heartbeat is older is over.
 LIVE_SECONDS = 15.0
 
-#: Rates are those of so many seconds, and at least so many groups. Groups go on coming unless none came for `_PAUSES`
-#: times the mean seconds between two puts; within `_PAUSE` seconds nobody can tell.
+#: Rates are over this many seconds, and of at least `_FEWEST` groups. A flow of groups has stopped if none came for
+#: `_PAUSES` times the mean seconds between two puts, and for at least `_PAUSE` seconds.
 RATE_SECONDS, _FEWEST, _PAUSE, _PAUSES = 300.0, 5, 0.5, 3.0
 
-# From so few seconds, or where the last put was so shortly before, nobody can tell what comes in an hour.
+# With fewer seconds of history, or a last put so shortly before it, the rate per hour is unknown.
 _SHORTEST = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A wait: for at least `wants[task]` groups of each task, of one status and, with a `query` (as JSON), of these.
+    """A wait for at least `wants[task]` groups of each task, of one status and matching the `query` (JSON) if given.
 
-    `kind` is "groups"; or "room", where the numbers are those of groups to put; or "trainer": a producer that waits for
-    what the trainer publishes. `worker` is the name of who waits, whose process began at `process_began`: an earlier
-    one may have had the name. `at_least`: it would take more if there were more.
+    `kind` is "groups"; "room" (then the numbers are groups to put); or "trainer" (a producer waits for newly published
+    weights). `worker` is the waiting worker's name, whose process began at `process_began`: an earlier process may have
+    had the same name. `at_least`: the call would take more groups if there were more.
     """
 
     wants: Mapping[str, int]
@@ -138,7 +138,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Leased groups of one task and status: who holds them, until when, and since when as far as that is known."""
+    """Leased groups of one task and status: the holder, the end of the lease, and its begin as far as known."""
 
     task_name: str
     status: Status
@@ -151,10 +151,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process that has used the buffer under this name, and what it did lately.
+    """A process that has used the buffer under this name, and its recent activity.
 
-    `groups` were put, of which `failures` failed (deliveries given back as failed count, too), and `taken` drawn.
-    `waits`: it did when it was seen last.
+    `groups` were put, of which `failures` failed (including deliveries returned as failed), and `taken` were drawn.
+    `waits`: it was waiting at its last heartbeat.
     """
 
     name: str
@@ -169,11 +169,11 @@ class Worker:
     waits: bool = False
 
     def is_silent(self, now: float) -> bool:
-        """Return whether it gave no sign of life for so long that it must be gone, without having said so."""
+        """Return whether the process hasn't ended, but its last heartbeat is so old that it must be gone."""
         return self.ended_at is None and now - self.seen_at > (LIVE_SECONDS if self.waits else SILENT_SECONDS)
 
     def state(self, now: float) -> str:
-        """Return "alive"; "quiet": it is idle, or was killed lately; "silent", or "ended"."""
+        """Return "alive", "quiet" (idle, or killed recently), "silent" or "ended"."""
         if self.ended_at is not None:
             return "ended"
         if self.is_silent(now):
@@ -181,13 +181,13 @@ class Worker:
         return "alive" if now - self.seen_at <= LIVE_SECONDS else "quiet"
 
     def is_alive(self, now: float) -> bool:
-        """Return whether it has neither ended nor fallen silent."""
+        """Return whether the process has neither ended nor fallen silent."""
         return self.ended_at is None and not self.is_silent(now)
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What had been counted at some time before: groups put, and by task those expired and set aside."""
+    """Counts at an earlier time: groups put, and by task groups expired and set aside."""
 
     time: float
     put: Mapping[LaneName, int]
@@ -197,7 +197,7 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A count since `Circumstances.before`, and since the beginning."""
+    """A count since `Circumstances.before` (`lately`), and since the beginning (`ever`)."""
 
     lately: int
     ever: int
@@ -215,7 +215,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """The last draw of groups: by whom, when, and how many."""
+    """The last draw: its worker, time and number of groups."""
 
     worker: str | None
     time: float
@@ -224,7 +224,7 @@ class Taking:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The last restore of the buffer: to which train step, when, and by whom."""
+    """The last restore of the buffer: its train step, time and worker."""
 
     step: int | None
     time: float
@@ -233,16 +233,16 @@ class Restored:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What is known of a buffer at the time `now`.
+    """The known state of a buffer at the time `now`.
 
-    `limits` are those in force where somebody waits, None if nobody has said. `matches` are the groups of each task
-    that match the query of a wait, `unknown_tags` the tags in it that none of the newest groups has, each with the most
-    similar one that they have. `trainer` is what the trainer has published, `steps` the train step of each task's last
-    refresh, `last_put` the time of its last put as far as one can tell, `errors` why its last failed group did,
-    `failed_by` who put its newest failed groups as such, and `failed_with` who drew those that were set aside since.
-    `before` is what had been counted an hour ago, or as long ago as is known, `recent` the same of `RATE_SECONDS`.
-    `datasets`: the number of prompts drawn from the dataset of each task that has been read to its end. `for_later`:
-    what is said of all this is read later, when ages wouldn't be true any more.
+    `limits` are those of the waiting process, None if none was recorded. `matches` is the number of groups of each task
+    that match the wait's query; `unknown_tags` are the tags in the query that none of the newest groups has, each with
+    the most similar existing tag. `trainer` is the published trainer state, `steps` the train step of each task's last
+    refresh, `last_put` the time of its last put as far as known, `errors` the error of its newest failed group,
+    `failed_by` the workers that put its newest failed groups, and `failed_with` the workers that drew groups set aside
+    later. `before` has the counts of an hour ago, or the oldest known since then, `recent` those of `RATE_SECONDS` ago.
+    `datasets` is the number of prompts drawn of each task whose dataset was read to its end. `for_later`: sentences are
+    read later, when ages would be wrong.
     """
 
     now: float
@@ -268,7 +268,7 @@ class Circumstances:
 
     @property
     def told_at(self) -> float | None:
-        """The time at which what is said of it is read; None if that is later."""
+        """The time at which sentences are read; None if that is later."""
         return None if self.for_later else self.now
 
     def count(self, task: str, status: Status, name: Tally = Tally.SIZE) -> int:
@@ -276,16 +276,16 @@ class Circumstances:
         return self.tallies.get((task, status, name), 0)
 
     def unfinished(self, task: str) -> int:
-        """Return the number of groups that wait to be generated: for the first time, to the end, or again."""
+        """Return the number of groups waiting for a producer: to be generated, continued or regenerated."""
         return total(self.tallies, task, Tally.SIZE, IN_FLIGHT)
 
     def in_flight(self, task: str, wanted: Status = Status.COMPLETED) -> int:
-        """Return the number of groups that producers hold to generate or finish them; not of those that are wanted."""
+        """Return the number of unfinished groups that producers hold, except those of the `wanted` status."""
         return total(self.tallies, task, Tally.LEASED, (status for status in IN_FLIGHT if status != wanted))
 
     @cached_property
     def producers(self) -> list[Worker]:
-        """The workers that have put groups, or are about to."""
+        """The workers that have put groups, lease unfinished ones, or wait for room or the trainer."""
         waiting = {wait.worker for wait in self.waits if wait.kind != "groups"}
         busy = {one.holder for one in self.held if one.status in IN_FLIGHT} | waiting
         return [one for one in self.workers if one.groups or one.failures or one.name in busy]
@@ -302,12 +302,12 @@ class Circumstances:
 
     @property
     def news(self) -> str:
-        """What the trainer has published, where somebody waits for more."""
+        """What the trainer has published, for sentences about a wait for more."""
         return "nothing yet" if self.trainer is None else f"nothing since step {self.trainer.train_step}"
 
     @property
     def abandoned(self) -> bool:
-        """Whether there were producers, and none is left."""
+        """Whether there were producers, and none is alive."""
         return bool(self.producers) and not self.alive
 
     def knows(self, task: str) -> bool:
@@ -316,7 +316,7 @@ class Circumstances:
 
     @cached_property
     def tasks(self) -> list[str]:
-        """The tasks into which something was put."""
+        """The tasks into which groups were put."""
         names = {task for task, _, _ in self.tallies}
         return sorted(task for task in names if self.knows(task))
 
@@ -328,10 +328,10 @@ class Circumstances:
         return Counted.of(self.count(task, status, Tally.PUT), before.put.get((task, status), 0) if before else 0)
 
     def rate(self, task: str, status: Status) -> float:
-        """Return how many groups of a status come in a second, by the last minutes; 0 where that isn't known.
+        """Return the recent puts of a status per second; 0 if unknown.
 
-        It is 0, too, of few, and once they have stopped: no producer is left, or the last is much longer ago than
-        they were apart.
+        Also 0 for few puts, and for a flow that has stopped: no producer is alive, or the last put is much longer ago
+        than the mean interval.
         """
         if self.recent is None or self.abandoned:
             return 0.0
@@ -343,9 +343,9 @@ class Circumstances:
         return 0.0 if self.now - last > pause else count / seconds
 
     def hourly(self, task: str, status: Status) -> float | None:
-        """Return how many groups of a status were put in an hour, since `before`; None where it isn't known.
+        """Return the puts of a status per hour since `before`; None if unknown.
 
-        That is where nothing was noted before the last ones were put.
+        It is unknown if no counts were recorded before the last puts.
         """
         if self.before is None or self.now - self.before.time < _SHORTEST:
             return None
@@ -358,23 +358,23 @@ class Circumstances:
         return Counted.of(expired_ever(self.tallies, task), self.before.expired.get(task, 0) if self.before else 0)
 
     def set_aside(self, task: str) -> Counted:
-        """Return the number of groups that became FAILED after they were put."""
+        """Return the number of groups that became FAILED after their put."""
         earlier = self.before.set_aside.get(task, 0) if self.before else 0
         return Counted.of(total(self.tallies, task, Tally.SET_ASIDE), earlier)
 
     def spoilt(self, task: str) -> Counted:
-        """Return how many of these were put as COMPLETED; lately, at most."""
+        """Return how many of the groups set aside were put as COMPLETED; `lately` is an upper bound."""
         ever = self.count(task, Status.COMPLETED, Tally.SET_ASIDE)
         return Counted(min(ever, self.set_aside(task).lately), ever)
 
 
 def in_force(limits: Limits) -> dict[str, Any]:
-    """Return the fields of limits that aren't as they are by default."""
+    """Return the fields of limits that differ from the defaults."""
     return {one.name: value for one in fields(limits) if (value := getattr(limits, one.name)) != one.default}
 
 
 def limits_of(stored: Mapping[str, Any]) -> Limits | None:
-    """Return the limits of which a process has written down these fields; None if they can't be read.
+    """Return the limits that a process has recorded as these fields; None if they can't be read.
 
     Fields that this version doesn't know are left out: another version may have written them.
     """

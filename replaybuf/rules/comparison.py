@@ -1,8 +1,8 @@
-"""Whose groups have worse rewards than they should: parts of a train step compared with the rest of it.
+"""Finds workers and tasks with unexpectedly low rewards, by comparing parts of a train step with the rest of it.
 
-A step's mean reward falls when a worker makes bad groups, when a task's groups are bad whoever made them, when other
-tasks are drawn, or when the policy got worse. So a group is compared with groups of its own task: a worker's with those
-that others made for the same step, a task's with those of the steps before.
+A step's mean reward falls when a worker makes bad groups, when a task's groups are bad whatever their worker, when
+other tasks are drawn, or when the policy got worse. So a group is compared with groups of its own task: a worker's with
+those of other workers for the same step, a task's with those of the steps before.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Protocol
 
-#: The probability that chance alone makes any part of what is compared stand out.
+#: The probability that any compared part stands out by chance alone (the family-wise error rate).
 _CHANCE = 0.01
-#: Fewer groups than this, on either side, say nothing about their worker. Nor do fewer rewards, beyond one a mean,
-#: about how far they spread.
+#: Fewer groups than this, on either side, are too few for a comparison. So are fewer degrees of freedom (rewards beyond
+#: one for each mean) for an estimate of the spread.
 _FEWEST = 3
-#: Of the largest reward: groups spread at least so far, also where the few that are compared are equal.
+#: The lower bound of the estimated spread, relative to the largest reward: few compared groups may be equal.
 _LEAST_SPREAD = 0.05
 _NAMED = 3
 
 
 class Drawn(Protocol):
-    """What is compared: a group as a draw had it."""
+    """A drawn group, as far as comparisons need it."""
 
     @property
     def task_name(self) -> str: ...
@@ -41,12 +41,12 @@ class Drawn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The groups of one worker or task, and those that they are compared with.
+    """The groups of one worker or task, and their comparison.
 
     `reward` and `staleness` are means (None where no group has one). `others` is the mean reward of the groups compared
-    with, as if there were as many of each task; `below` is how far `reward` is below it, negative if it is above, and
-    None where there is nothing to compare with. `errors` is `below` in standard errors, made smaller where few groups
-    tell how large these are, and `bound` is how many of them chance doesn't explain.
+    with, weighted by the part's tasks; `below` is `others - reward`, None where there is nothing to compare with.
+    `errors` is `below` in standard errors, reduced to a normal score if few groups estimate these, and `bound` is the
+    number of them that chance doesn't explain.
     """
 
     name: str | None
@@ -72,10 +72,10 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """Of groups that were drawn: their number, how many of them have a staleness and its sum, and their rewards.
+    """Statistics of drawn groups: their number, the number with a staleness and its sum, and moments of their rewards.
 
-    Of the rewards they are the number, the mean, the sum of squared distances from it, and the largest without its
-    sign. Two are joined as in Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983).
+    The moments are the number, the mean, the sum of squared deviations, and the largest absolute value. Two are joined
+    as in Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983).
     """
 
     groups: int = 0
@@ -88,7 +88,7 @@ class Rewards:
 
     @staticmethod
     def of(groups: Sequence[Drawn]) -> Rewards:
-        """Return those of groups; rewards that are missing or no finite numbers are left out."""
+        """Return the statistics of groups; rewards that are missing or not finite are left out."""
         rewards = [one.reward for one in groups if one.reward is not None and math.isfinite(one.reward)]
         stale = [one.staleness for one in groups if one.staleness is not None]
         middle = sum(rewards) / len(rewards) if rewards else 0.0
@@ -116,12 +116,12 @@ class Rewards:
         )
 
 
-#: The rewards of a step's groups, by task and by who made them.
+#: The rewards of a step's groups, by task and worker.
 Table = Mapping[tuple[str, str | None], Rewards]
 
 
 def tabulate(groups: Iterable[Drawn]) -> dict[tuple[str, str | None], Rewards]:
-    """Return the rewards of groups by task and by who made them."""
+    """Return the rewards of groups by task and worker."""
     found: dict[tuple[str, str | None], list[Drawn]] = {}
     for one in groups:
         found.setdefault((one.task_name, one.worker), []).append(one)
@@ -129,7 +129,7 @@ def tabulate(groups: Iterable[Drawn]) -> dict[tuple[str, str | None], Rewards]:
 
 
 def join(tables: Iterable[Table]) -> dict[tuple[str, str | None], Rewards]:
-    """Return the table of all groups of several tables."""
+    """Return the sum of several tables."""
     found: dict[tuple[str, str | None], Rewards] = {}
     for table in tables:
         for key, rewards in table.items():
@@ -138,15 +138,15 @@ def join(tables: Iterable[Table]) -> dict[tuple[str, str | None], Rewards]:
 
 
 def comparisons_of(groups: Table) -> int:
-    """Return how many parts of a step are compared: its workers and its tasks."""
+    """Return the number of compared parts of a step: its workers and its tasks."""
     return len({worker for _, worker in groups}) + len({task for task, _ in groups})
 
 
 def by_worker(groups: Table, before: Table, *, comparisons: int | None = None) -> list[Part]:
-    """Return a step's groups by who made them, the worst first.
+    """Return a step's groups by worker, the worst first.
 
-    A group is compared with those that others made of its task for the same step, or else for the steps `before`. The
-    step is one of several whose parts are so many `comparisons` together, or else alone.
+    A group is compared with those of its task by other workers for the same step, else with those of the steps
+    `before`. `comparisons` is the number of parts compared in all steps together; None: those of this step.
     """
 
     def others(worker: str | None, task_name: str) -> Rewards:
@@ -164,7 +164,7 @@ def by_task(groups: Table, before: Table, *, comparisons: int | None = None) -> 
 
 
 def of_others(workers: Sequence[Part], table: Table) -> Table:
-    """Return the part of a table that is of workers who don't stand out."""
+    """Return the part of a table without workers that stand out."""
     worse = {part.name for part in workers if part.stands_out}
     return {key: rewards for key, rewards in table.items() if key[1] not in worse}
 
@@ -182,7 +182,7 @@ def _parts(
 ) -> list[Part]:
     """Return the parts of a table by task (0) or by worker (1)."""
     many = comparisons_of(groups) if comparisons is None else comparisons
-    bound = -NormalDist().inv_cdf(_CHANCE / max(1, many))  # chance explains no more in any of them (Bonferroni)
+    bound = -NormalDist().inv_cdf(_CHANCE / max(1, many))  # Bonferroni
     named: dict[str | None, dict[str, Rewards]] = {}
     for key, rewards in groups.items():
         of_tasks = named.setdefault(key[part], {})
@@ -206,10 +206,10 @@ def _part(name: str | None, own: Mapping[str, Rewards], others: Mapping[str, Rew
 
 
 def _surprise(below: float, compared: Sequence[tuple[Rewards, Rewards]]) -> float:
-    """Return a difference in standard errors, as many as are as improbable if these were known exactly.
+    """Return a difference as a normal score: the number of exact standard errors with the same probability.
 
-    They are estimated from few groups: the difference has Student's distribution, and becomes normal as in Wallace,
-    "Bounds on normal approximations to Student's and the chi-square distributions" (1959).
+    Standard errors are estimated from few groups: the difference has Student's distribution, and is normalised as in
+    Wallace, "Bounds on normal approximations to Student's and the chi-square distributions" (1959).
     """
     error, known = _standard_error(compared)
     if not error or not math.isfinite(error) or not math.isfinite(below):
@@ -220,16 +220,16 @@ def _surprise(below: float, compared: Sequence[tuple[Rewards, Rewards]]) -> floa
 
 
 def _standard_error(compared: Sequence[tuple[Rewards, Rewards]]) -> tuple[float, int]:
-    """Return the standard error of the difference of the means, with the spread that groups have within a task.
+    """Return the standard error of the difference of the means, from the pooled spread of groups within tasks.
 
-    With it comes the number of rewards that say how far they spread; the error is infinite where these are too few.
+    The second value is its degrees of freedom; the error is infinite where these or the groups are too few.
     """
     every = [one for pair in compared for one in pair]
     known = sum(one.count for one in every) - len(every)
     fewest = min(sum(one.count for one in side) for side in zip(*compared, strict=True))
     if known < _FEWEST or fewest < _FEWEST:
         return math.inf, known
-    spread = math.sqrt(sum(one.squares for one in every) / known)  # of rewards without measure it is infinite
+    spread = math.sqrt(sum(one.squares for one in every) / known)  # infinite if the squares overflowed
     count = sum(mine.count for mine, _ in compared)
     fewer = 1 / count + sum((mine.count / count) ** 2 / found.count for mine, found in compared)
     return max(spread, _LEAST_SPREAD * max(one.largest for one in every)) * math.sqrt(fewer), known
@@ -242,10 +242,10 @@ def verdict(
     before: float | None,
     others: Sequence[Part] = (),
 ) -> str:
-    """Return in a sentence what stands out of a step: workers, or else tasks, or else nothing.
+    """Return a sentence about the outliers of a step: workers, else tasks, else none.
 
     `reward` and `before` are the mean rewards of the step and of the steps before it. `others` are the tasks without
-    the groups of workers that stand out.
+    the groups of outlying workers.
     """
     total = sum(part.groups for part in tasks)
     if worse := [part for part in workers if part.stands_out]:

@@ -1,11 +1,11 @@
-"""Explains why a draw or a put blocks: the one reason in a sentence, and what else is to be known as facts.
+"""Explains why a draw or a put blocks: one reason as a sentence, and further facts.
 
-`diagnose` is given what is waited for, and the circumstances. Several causes may hold at once: the reason is the first
-of those which, if it went away, would let the waiter go on; the others follow as facts. Where several tasks lack
-groups, the sentence is about the one whose reason comes first in `Reason`. The causes are in `causes`; those why no
-more groups come (what the producers do, and what they wait for themselves) are here.
+`diagnose` takes the wait and the circumstances. Several causes may hold at once: the reason is the first cause in order
+of precedence; the others follow as facts. If several tasks lack groups, the sentence is about the task whose reason
+comes first in `Reason`. Causes of missing puts (what the producers do, and what they wait for) are here, the others in
+`causes`.
 
-Names, queries and error texts are shortened, and what could drive a terminal in them is escaped (`brief`).
+Names, queries and error texts are shortened, and control characters in them escaped (`brief`).
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _START = "Start the producers, or see that they use the same url, name and task"
 
 
 def finished(need: Need, about: Circumstances) -> Cause | None:
-    """The trainer has told the workers that it has finished."""
-    if about.trainer is None or not about.trainer.finished or about.alive:  # who is alive goes on, whatever it says
+    """The trainer has published that it has finished."""
+    if about.trainer is None or not about.trainer.finished or about.alive:  # live producers go on regardless
         return None
     text = f"the trainer has published that it has finished (step {about.trainer.train_step}), so the workers stop"
     return Cause(Reason.FINISHED, text, "Publish a state that isn't finished, and start workers, to go on")
 
 
 def end_of_dataset(need: Need, about: Circumstances) -> Cause | None:
-    """All prompts of the task's dataset were drawn, and fewer than the missing groups aren't finished."""
+    """All prompts of the task's dataset were drawn, and fewer groups are unfinished than are missing."""
     if need.status != Status.COMPLETED or need.task not in about.datasets:
         return None
     to_come = about.in_flight(need.task, need.status) + about.unfinished(need.task)
@@ -65,7 +65,7 @@ def end_of_dataset(need: Need, about: Circumstances) -> Cause | None:
 
 
 def prompts_of(task: str, about: Circumstances) -> str:
-    """Return where the prompts of a dataset are that was read to its end, with the numbers of its prompt ledger."""
+    """Return the state of the prompts of a dataset that was read to its end, in words, from its prompt ledger."""
     drawn, waiting = about.datasets[task], about.unfinished(task)
     flying = about.in_flight(task)
     parts = [f"{drawn - flying - waiting:,} {be(drawn - flying - waiting)} finished", f"{flying:,} in flight"]
@@ -74,7 +74,7 @@ def prompts_of(task: str, about: Circumstances) -> str:
 
 
 def deadlock(need: Need, about: Circumstances) -> Cause | None:
-    """All producers wait for the trainer to publish something, while it waits for groups."""
+    """All producers wait for the trainer to publish, while it waits for groups."""
     if not (waiting := _all_wait(about, "trainer")):
         return None
     text = f"deadlock: {_waiters(waiting, about)} for the trainer, which has published {about.news}, while it waits for"
@@ -82,7 +82,7 @@ def deadlock(need: Need, about: Circumstances) -> Cause | None:
 
 
 def publishing(about: Circumstances) -> str:
-    """Return what a trainer is to do for whom its workers wait."""
+    """Return the advice for a trainer whose workers wait for it to publish."""
     if about.trainer is None:
         return "Publish the trainer's state (publish) before waiting for a batch"
     return "Publish newer weights (publish), or ask for no more groups than the workers keep ready (their batch_size)"
@@ -104,7 +104,7 @@ def producers_held_back(need: Need, about: Circumstances) -> Cause | None:
 
 
 def nothing_put(need: Need, about: Circumstances) -> Cause | None:
-    """Nothing was ever put, into no task."""
+    """Nothing was ever put into any task."""
     if about.tasks:
         return None
     known = [one.name for one in about.workers if one.is_alive(about.now) and one.name != need.wait.worker]
@@ -113,7 +113,7 @@ def nothing_put(need: Need, about: Circumstances) -> Cause | None:
 
 
 def producers_silent(need: Need, about: Circumstances) -> Cause | None:
-    """All producers have ended or were killed, or they are alive and do nothing."""
+    """All producers have ended or were killed, or they are alive and idle."""
     known, alive, last = about.producers, about.alive, about.last_put.get(need.task)
     if not known:
         if last is None or about.now - last < _IDLE_SECONDS:
@@ -142,14 +142,14 @@ def producers_silent(need: Need, about: Circumstances) -> Cause | None:
 
 
 def _silent_since_the_last_put(about: Circumstances, last: float) -> list[Worker]:
-    """Return the producers that fell silent after, or when, the last group was put, and that nobody replaces."""
+    """Return the producers whose last heartbeat was about the time of the last put, and that have no successor."""
     alive = {one.name for one in about.alive}
     known = {one.name: one for one in sorted(about.producers, key=lambda one: one.seen_at) if one.name not in alive}
     return [one for one in known.values() if one.is_silent(about.now) and one.seen_at >= last - LIVE_SECONDS]
 
 
 def slow(need: Need, about: Circumstances) -> Cause:
-    """Return the cause where there is no other: groups come or are being made, or nobody is known to make any."""
+    """Return the cause if there is no other: groups arrive slowly or are in flight, or no known worker makes any."""
     parts = []
     if rate := about.rate(need.task, need.status):
         hourly = round(rate * 3600)
@@ -173,7 +173,7 @@ def slow(need: Need, about: Circumstances) -> Cause:
 
 
 def _all_wait(about: Circumstances, kind: str) -> list[Wait]:
-    """Return the waits of this kind if every producer that is alive has one; otherwise nothing."""
+    """Return the waits of this kind if every live producer has one; otherwise []."""
     waits = [wait for wait in about.waits if wait.kind == kind]
     waiting = {wait.worker for wait in waits}
     return waits if all(one.name in waiting for one in about.alive) else []
@@ -187,7 +187,7 @@ def _waiters(waits: Sequence[Wait], about: Circumstances) -> str:
 
 
 def ends_of(workers: Sequence[Worker], now: float | None) -> str:
-    """Return when each worker ended, or was seen for the last time; the latest first."""
+    """Return when each worker ended or was last seen, in words; the latest first."""
     latest = {one.name: one for one in sorted(workers, key=lambda one: one.seen_at)}
     ends = []
     for one in sorted(latest.values(), key=lambda one: -one.seen_at):
@@ -201,7 +201,7 @@ def ends_of(workers: Sequence[Worker], now: float | None) -> str:
 
 
 def _alive(workers: Sequence[Worker], about: Circumstances) -> str:
-    """Return `gen-1 was last seen 4s ago and gen-2 40s ago`: whether they still run, nobody can know."""
+    """Return `gen-1 was last seen 4s ago and gen-2 40s ago`: whether they still run is unknown."""
     seen = {one.name: one.seen_at for one in sorted(workers, key=lambda one: one.seen_at)}
     names = sorted(seen, key=lambda name: -seen[name])
     first = [name for name in names if ago(seen[name], about.told_at) == ago(seen[names[0]], about.told_at)]
@@ -215,14 +215,14 @@ def _names(workers: Sequence[Worker]) -> list[str]:
 
 
 _TASKS_NAMED = 5
-# Of more, the first ones are looked at: a wait for hundreds of tasks holds up the event loop for no longer.
+# Of more tasks, only the first are explained: a wait for hundreds of tasks must not block the event loop.
 _TASKS_EXPLAINED = 20
 _ORDER = list(Reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something else to be known about a wait: another cause, if it has a reason, or numbers."""
+    """A further fact about a wait: another cause, if it has a reason, or numbers."""
 
     text: str
     reason: Reason | None = None
@@ -230,9 +230,9 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The reason of a wait, a sentence for people, the task that it is about, and further facts.
+    """The reason of a wait, its sentence for people, the task it is about, and further facts.
 
-    `recorded` is the sentence for who reads it later: with times of the day in place of ages.
+    `recorded` is the sentence for later readers, with times of day instead of ages.
     """
 
     reason: Reason
@@ -246,7 +246,7 @@ class Diagnosis:
 
 
 def diagnose(wait: Wait, circumstances: Circumstances) -> Diagnosis:
-    """Return why this wait isn't over, or that it could be over now (READY)."""
+    """Return why this wait goes on, or READY if it could end now."""
     later = _diagnose(wait, replace(circumstances, for_later=True))
     return replace(_diagnose(wait, circumstances), recorded=later.sentence)
 
@@ -272,7 +272,7 @@ def _diagnose(wait: Wait, circumstances: Circumstances) -> Diagnosis:
 
 
 def causes_of(need: Need, about: Circumstances) -> list[Cause]:
-    """Return the causes of a lack of groups, at least one; the first is the one to remove."""
+    """Return the causes of a lack of groups, at least one, in order of precedence."""
     found = [
         causes.fenced(need.wait, about),
         causes.too_large(need, about),
@@ -292,7 +292,7 @@ def causes_of(need: Need, about: Circumstances) -> list[Cause]:
 
 
 def line_of(need: Need, about: Circumstances) -> str:
-    """Return `task math: 12 of 64 completed groups (3 expired, 1 failed)`, and what holds them back."""
+    """Return `task math: 12 of 64 completed groups (3 expired, 1 failed)`, and the limit that blocks them, if any."""
     task, status = need.task, need.status
     others = sorted(
         f"{n} {other}" for other in Status if other not in (status, Status.ARCHIVED) and (n := about.count(task, other))
@@ -326,7 +326,7 @@ def _ready(needs: Sequence[Need], about: Circumstances) -> Diagnosis:
 
 
 def _background(wait: Wait, about: Circumstances) -> list[Fact]:
-    """Return who drew last, which others wait, and for what."""
+    """Return the last draw and the other waiting consumers."""
     facts = []
     if last := about.last_take:
         who = "" if last.worker is None else f" by {named(last.worker)}"
@@ -336,7 +336,7 @@ def _background(wait: Wait, about: Circumstances) -> list[Fact]:
     return facts
 
 
-# For room
+# Waits for room
 
 
 def _of_room(wait: Wait, about: Circumstances) -> Diagnosis:
@@ -358,7 +358,7 @@ def _of_room(wait: Wait, about: Circumstances) -> Diagnosis:
 
 
 def _who_should_take(task: str, about: Circumstances) -> tuple[str, str, list[Fact]]:
-    """Return what the consumers of a full task do, what is to be done, and why those wait who should draw."""
+    """Return what a full task's consumers do, the advice, and the diagnosis of a consumer's own wait."""
     looser = [] if about.limits is None else causes.to_put(about.limits, levels(about.tallies, [task])[task])
     for other in sorted(about.consumers, key=lambda other: task not in other.wants):
         why = _diagnose(other, replace(about, matches=None))
@@ -383,7 +383,7 @@ def _who_should_take(task: str, about: Circumstances) -> tuple[str, str, list[Fa
     return drawn or "nobody has drawn any yet", "Is the consumer running?", []
 
 
-# For the trainer
+# Waits for the trainer
 
 
 def _of_trainer(wait: Wait, about: Circumstances) -> Diagnosis:

@@ -1,7 +1,7 @@
 """The rules of a buffer: what is drawn, what is evicted, how often, how much, and how fast.
 
-The parts and their names are those of DeepMind Reverb's tables: sampler, remover, rate limiter, max times sampled. All
-of it is pure: the store keeps the numbers and asks here what is allowed.
+Parts are named as in DeepMind Reverb's tables: sampler, remover, rate limiter, max times sampled. Everything is pure:
+the store keeps the numbers and asks these rules what is allowed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from replaybuf.rules.policies import KEYS, FIFOPolicy, ReplayPolicy
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The numbers of a task that its limits look at.
+    """The numbers of a task that its limits depend on.
 
-    `buffered` counts the groups that take room: those that are neither leased nor archived, filtered or failed;
-    `completed` those of them that are COMPLETED, `inserted` the completed groups that were put, `sampled` the draws of
-    completed groups.
+    `buffered` counts the groups that take room (all but leased, ARCHIVED, FILTERED and FAILED ones), `completed` the
+    COMPLETED ones among them, `inserted` the puts of completed groups, and `sampled` their draws.
     """
 
     buffered: int = 0
@@ -56,7 +55,7 @@ _ROUNDING = 1e-9
 class Rate:
     """Keeps the error, completed groups put * samples_per_insert - draws, in a range (see `Limits`).
 
-    Raises ConfigError for a range in which puts or draws could never go on.
+    Raises ConfigError for a range in which puts or draws could block for ever.
     """
 
     samples_per_insert: float
@@ -113,22 +112,22 @@ class Rate:
         return begins - tolerance, begins + tolerance
 
     def drawable(self, level: Level) -> int:
-        """Return the number of draws that are allowed now, below 0 when there were too many."""
+        """Return the number of draws allowed now, negative after too many."""
         low, _ = self.errors
         ahead = level.inserted * self.samples_per_insert - level.sampled - low
         return math.floor(ahead + _ROUNDING)
 
     def insertable(self, level: Level) -> int:
-        """Return the number of completed groups that may be put now, below 0 when there were too many."""
+        """Return the number of completed groups that may be put now, negative after too many."""
         _, high = self.errors
         return math.floor((high + level.sampled) / self.samples_per_insert - level.inserted + _ROUNDING)
 
     @property
     def drawable_when_puts_wait(self) -> int:
-        """The number of draws that are allowed at least when puts are held back."""
+        """The least number of draws allowed while puts are blocked."""
         ratio = Fraction(self.samples_per_insert).limit_denominator(10**6)
         low, high = map(Fraction, self.errors)
-        # One more put would take the error, which goes in steps of 1/q, above the highest one.
+        # One more put would raise the error, a multiple of 1/q, above the maximum.
         step = Fraction(1, ratio.denominator)
         error = (math.floor((high - ratio) / step) + 1) * step
         return math.floor(error - low)
@@ -146,12 +145,12 @@ class Rate:
 
     @property
     def tolerance(self) -> str:
-        """The error buffer, for people."""
+        """The error buffer as text."""
         low, high = self.errors
         return f"({low:g}, {high:g})" if isinstance(self.error_buffer, tuple) else f"{(high - low) / 2:g}"
 
     def __str__(self) -> str:
-        """Return the rate limit, for people."""
+        """Return the rate limit as text."""
         default = " (the default)" if self.error_buffer is None else ""
         return f"samples_per_insert {self.samples_per_insert:g} with error_buffer {self.tolerance}{default}"
 
@@ -166,24 +165,24 @@ OnFull = Literal["evict", "block", "reject"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many groups a task holds, how often they are drawn and at what rate.
+    """The limits of a task: how many groups it holds, how often they are drawn, and at what rate.
 
-    `max_times_sampled`: a completed group leaves with its n-th draw; with 0 it stays. `capacity` bounds the groups of a
-    task that take room (FILTERED and FAILED ones don't), and the remover evicts beyond it (`on_full="evict"`).
-    Otherwise it bounds the completed groups, and a put of one more waits ("block") or is refused ("reject"); groups of
-    other statuses are never held back then. `min_size`: nothing is drawn while there are fewer completed groups.
-    `samples_per_insert` keeps the number of draws per completed group put near this value: it holds back puts as well
-    as draws. The formula is that of Reverb's SampleToInsertRatio limiter (`reverb/rate_limiters.py`): the error
+    `max_times_sampled`: a completed group is removed by its n-th draw; with 0 it stays. `capacity` bounds the groups of
+    a task that take room (FILTERED and FAILED ones don't), and the remover evicts beyond it (`on_full="evict"`).
+    Otherwise it bounds the completed groups, and a put of one more blocks ("block") or is refused ("reject"); groups of
+    other statuses are not limited then. `min_size`: nothing is drawn while there are fewer completed groups.
+    `samples_per_insert` keeps the number of draws per completed group put near this value: it blocks puts as well as
+    draws. The formula is that of Reverb's SampleToInsertRatio limiter (`reverb/rate_limiters.py`): the error
 
         completed groups put * samples_per_insert - draws
 
     never rises above `high` by a put nor falls below `low` by a draw. An `error_buffer` of two numbers is (low, high);
-    one number e stands for (o - e, o + e), where o = min_size * samples_per_insert, so that it counts what comes after
-    the first min_size groups. Puts are never held back while there are fewer completed groups than min_size or than
-    could be put at the beginning, high / samples_per_insert, which Reverb doesn't have: groups that expired or were
-    deleted or evicted are never drawn, and puts would wait for their draws for ever.
+    one number e stands for (o - e, o + e), where o = min_size * samples_per_insert, so that it counts from
+    the first min_size groups on. Unlike in Reverb, puts never block while there are fewer completed groups than
+    min_size, or than could be put at the beginning, high / samples_per_insert: expired, deleted and evicted groups are
+    never drawn, and puts would wait for their draws for ever.
 
-    `archive_groups` and `archive_seconds`: groups that leave by being drawn stay as ARCHIVED, up to this number per
+    `archive_groups` and `archive_seconds`: groups consumed by draws stay as ARCHIVED, up to this number per
     task or this age. `unfit_groups` and `unfit_seconds`: the same for FILTERED and FAILED groups, of each status; None
     for both keeps all of them. `max_deliveries`: a group that was leased this often without acknowledgement is set
     aside as FAILED; 0 means no limit.
@@ -271,33 +270,33 @@ class Limits:
 
     @property
     def archives(self) -> bool:
-        """Whether groups that leave by being drawn stay as ARCHIVED."""
+        """Whether groups consumed by draws stay as ARCHIVED."""
         return self.archive_groups is not None or self.archive_seconds is not None
 
     @property
     def keeps_unfit(self) -> bool:
-        """Whether there is a bound for FILTERED and FAILED groups: then those that strategies make are kept, too."""
+        """Whether FILTERED and FAILED groups have a bound: then strategies keep the ones they make, too."""
         return self.unfit_groups is not None or self.unfit_seconds is not None
 
     def bound_aside(self, status: Status) -> tuple[int | None, float | None]:
-        """Return how many groups of a status that takes no room stay in each task, and how long, in seconds."""
+        """Return the retention of a status that takes no room: the number of groups in each task, and seconds."""
         if status == Status.ARCHIVED:
             return self.archive_groups, self.archive_seconds
         return self.unfit_groups, self.unfit_seconds
 
     @property
     def bounded_aside(self) -> tuple[Status, ...]:
-        """The statuses that take no room and have a bound of their own."""
+        """The statuses that take no room and have a retention of their own."""
         return tuple(status for status in ASIDE if self.bound_aside(status) != (None, None))
 
     @property
     def slows_draws(self) -> bool:
-        """Whether draws of completed groups may have to wait although there are some."""
+        """Whether draws of completed groups may block although there are some."""
         return self.min_size > 1 or self.samples_per_insert is not None
 
     @property
     def slows_puts(self) -> bool:
-        """Whether a put may have to wait or be refused."""
+        """Whether a put may block or be refused."""
         return self.samples_per_insert is not None or (self.capacity is not None and self.on_full != "evict")
 
     def drawable(self, level: Level) -> int:
@@ -310,9 +309,9 @@ class Limits:
     def insertable(self, level: Level, status: Status) -> int | None:
         """Return the number of groups of this status that may be put now; None for any number.
 
-        Eviction makes room by itself. Otherwise only completed groups are held back, and only they fill the buffer:
-        unfinished groups leave when a producer takes them to finish them, so a producer that waited for them to leave
-        would wait for ever.
+        Eviction makes room by itself. Otherwise only completed groups are limited and fill the buffer: unfinished
+        groups are removed by the producer that takes and finishes them, so a producer waiting for their removal would
+        block for ever.
         """
         if status != Status.COMPLETED:
             return None
@@ -320,7 +319,7 @@ class Limits:
         rate = self.rate
         if rate is None:
             return room
-        # Lost groups give no draws, and consumers may need as many groups as there were at the beginning.
+        # Lost groups are never drawn, and consumers may need as many groups as there were at the beginning.
         allowed = max(0, rate.insertable(level), self._always_insertable(rate) - level.completed)
         return allowed if room is None else min(room, allowed)
 
@@ -328,7 +327,7 @@ class Limits:
     def largest_batch(self) -> int | None:
         """The largest number of groups of a task that can be drawn at once; None for any number.
 
-        Larger batches would sooner or later wait for ever, because puts would be waiting, too.
+        Larger batches could block for ever, because puts would block, too.
         """
         rate = self.rate
         if rate is None:
@@ -345,13 +344,13 @@ class Limits:
 
     @property
     def rate(self) -> Rate | None:
-        """The rate limit, None without one; its text is for people."""
+        """The rate limit, None without one; its str() is for people."""
         if self.samples_per_insert is None:
             return None
         return _rate(self.samples_per_insert, self.error_buffer, self.min_size)
 
     def why_full(self, level: Level, status: Status) -> str:
-        """Return why there is no room for a put: the middle of the sentence of FullError."""
+        """Return why there is no room for a put, as the middle of FullError's sentence."""
         if self.capacity is not None and self.on_full != "evict" and level.completed >= self.capacity:
             return f"{level.completed} completed groups are buffered, and the capacity is {self.capacity}"
         return (
@@ -360,7 +359,7 @@ class Limits:
         )
 
     def why_slow(self, level: Level) -> str:
-        """Return what holds draws back, for people; empty when nothing does."""
+        """Return which limit blocks draws, as text; "" if none does."""
         if level.completed < self.min_size:
             return f"min_size is {self.min_size}"
         if self.samples_per_insert is not None and self.drawable(level) < level.completed:
@@ -373,7 +372,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The policy that draws, the policy that evicts, and the limits."""
+    """The sampler, the remover, and the limits."""
 
     sampler: ReplayPolicy = field(default_factory=FIFOPolicy)
     remover: ReplayPolicy = field(default_factory=FIFOPolicy)
@@ -381,17 +380,17 @@ class Rules:
 
     @property
     def races(self) -> tuple[str, ...]:
-        """The keys that either policy orders by."""
+        """The names of the sampling keys that either policy orders by."""
         used = {term.field for term in (*self.sampler.order, *self.remover.order)}
         return tuple(key for key in KEYS if key in used)
 
     def seed_of(self, key: str) -> int:
-        """Return the seed of a race."""
+        """Return the seed of a sampling key."""
         drawn_by_remover = all(term.field != key for term in self.sampler.order)
         return self.remover.seed if drawn_by_remover else self.sampler.seed
 
 
-#: Checked once: puts and draws ask for it.
+#: Validated once, since puts and draws ask for it.
 _rate = lru_cache(100)(Rate)
 
 

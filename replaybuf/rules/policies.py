@@ -1,4 +1,4 @@
-"""Replay policies: in what order groups are drawn, or evicted.
+"""Replay policies: the order in which groups are drawn, or evicted.
 
 A policy is data: a name and an ORDER BY, which `storage.sql.statements.ordering` compiles, so that a new policy is a
 subclass of a few lines:
@@ -7,7 +7,7 @@ subclass of a few lines:
         name = "best_first"
         order = (OrderTerm("reward", descending=True), OrderTerm("timestamp_id"))
 
-Random policies order by the key of a race: `uniform_key` or `prioritized_key`.
+Random policies order by a sampling key, `uniform_key` or `prioritized_key`: arrival times in an exponential race.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from replaybuf.errors import ConfigError, QueryError
 from replaybuf.query import FIELDS
 from replaybuf.redact import redact_path
 
-#: The orders that are races, by the name of the key that groups are ordered by.
+#: The names of sampling keys; each stands for a random order (a race).
 UNIFORM, PRIORITIZED = "uniform_key", "prioritized_key"
 KEYS = (UNIFORM, PRIORITIZED)
 
-#: Groups of priority 0 race among themselves, after all others; their keys begin here.
+#: Groups of priority 0 come after all others, in uniform order; their sampling keys begin here.
 IDLE = 1e250
 #: Lower weights are raised to this one.
 SLOWEST = 1e-200
 #: Priorities are summed up in this unit, so that even a sum of the largest ones doesn't overflow.
 UNIT = 2.0**64
-# After this many of a group's mean arrival times, its keys have few digits left.
+# After this many of a group's mean arrival times, its new keys would have too few significant digits.
 _FEW_DIGITS = 2.0**40
 _MASK = 2**64 - 1
 
 
 @dataclass(slots=True)
 class Clock:
-    """The present time of a race: for groups with a weight, and for groups of priority 0 (in units of IDLE)."""
+    """The virtual time of a race: for groups with a weight, and for groups of priority 0 (in units of IDLE)."""
 
     time: float = 0.0
     idle_time: float = 0.0
 
     def advance(self, keys: Iterable[float]) -> None:
-        """Move on to the arrival of the last drawn group."""
+        """Advance to the arrival of the last drawn group."""
         for key in keys:
             if key < IDLE:
                 self.time = max(self.time, key)
@@ -57,12 +57,12 @@ class Clock:
                 self.idle_time = max(self.idle_time, key / IDLE - 1.0)
 
     def is_worn(self, weights: Iterable[float]) -> bool:
-        """Return whether keys of these weights have lost too many digits, so that the race has to begin anew."""
+        """Return whether keys of these weights have lost too many digits, so that all keys must be drawn anew."""
         return self.idle_time > _FEW_DIGITS or any(self.time * weight > _FEW_DIGITS for weight in weights)
 
 
 def draw_keys(seed: int, clock: Clock, groups: Iterable[tuple[int, float]]) -> list[float]:
-    """Return the keys of groups, each given as (ticket, weight), that enter the race now."""
+    """Return the sampling keys of groups, given as (sampling id, weight), that enter the race now."""
     (now,) = struct.unpack("<Q", struct.pack("<d", clock.time))
     (idle,) = struct.unpack("<Q", struct.pack("<d", clock.idle_time))
     active, resting = _mix(seed ^ now), _mix(~seed ^ idle)
@@ -103,7 +103,7 @@ def _mix(bits: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OrderTerm:
-    """One term of an ORDER BY: a field of the query language (not a tag), or in a policy the key of a race.
+    """One term of an ORDER BY: a field of the query language (not a tag), or in a policy a sampling key.
 
     Groups without a value come last.
     """
@@ -126,7 +126,7 @@ def check_field(name: str, place: str) -> None:
 
 
 class ReplayPolicy:
-    """What order groups are drawn in. Subclasses set `name` and `order`; the order should end in `timestamp_id`.
+    """The order in which groups are drawn. Subclasses set `name` and `order`; the order should end in `timestamp_id`.
 
     `seed` makes the draws of a random policy reproducible: with the same seed, the same puts and takes in the same
     order draw the same groups, also across a resume. Without a seed a random one is chosen.
@@ -146,7 +146,7 @@ class ReplayPolicy:
 
     @property
     def race(self) -> str | None:
-        """The key that the order begins with, or None when it isn't random."""
+        """The sampling key that the order begins with, or None if the policy isn't random."""
         return self.order[0].field if self.order[0].field in KEYS else None
 
 
@@ -194,7 +194,7 @@ POLICIES: dict[str, type[ReplayPolicy]] = {
 
 
 def check_seed(seed: object) -> int:
-    """Return the seed if it is a whole number of 64 bits. Raises ConfigError otherwise."""
+    """Return the seed if it is a 64-bit integer. Raises ConfigError otherwise."""
     number = whole(seed)
     if number is None or not 0 <= number < 2**64:
         raise ConfigError(f"seed must be a whole number of at least 0, below 2**64, got {seed!r:.100}")
@@ -231,14 +231,14 @@ def _import_policy(name: str) -> object:
     module, _, attribute = name.partition(":")
     try:
         return getattr(import_module(module), attribute, None)
-    except (ImportError, ValueError, TypeError) as error:  # the latter two for what is no name of a module
+    except (ImportError, ValueError, TypeError) as error:  # the latter two for invalid module names
         raise ConfigError(f"the policy {redact_path(name)!r:.200} can't be imported: {error!s:.200}") from error
 
 
 def parse_order(order_by: str | OrderTerm | Iterable[str | OrderTerm] | None) -> Order:
     """Return the terms of an ORDER BY as users write it: one or more field names, with a leading "-" for descending.
 
-    Ties, and None, mean insertion order. Raises QueryError for fields that don't exist.
+    None, and ties, mean insertion order. Raises QueryError for unknown fields.
     """
     if order_by is None:
         terms: list[OrderTerm] = []

@@ -1,4 +1,4 @@
-"""What a trainer says of itself to the workers: its step and its newest weights."""
+"""The state that a trainer publishes to workers: its step and its newest weights."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import msgpack  # type: ignore[import-untyped]
 from replaybuf.checks import check_step, check_train_step
 from replaybuf.errors import InputError
 
-#: The name of the cursor in which it is kept, where prompt ledgers keep their place.
+#: The name of the state's cursor, in the table in which prompt ledgers keep their positions.
 TRAINER = "replaybuf:trainer"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainState:
-    """The trainer's state: `train_step` is the step that it will do next, `model_step` that of the newest weights.
+    """The trainer's state: `train_step` is its next step, `model_step` that of its newest weights.
 
-    `weights` says where these are (a path, a URL, a name that the workers understand). `finished` is true when the
-    trainer has done its last step.
+    `weights` locates the weights (a path, a URL, a name that the workers understand). `finished` is true after the
+    trainer's last step.
     """
 
     train_step: int

@@ -1,8 +1,8 @@
-"""What can happen to a group: where it goes, what is counted, and what is kept of its history.
+"""State transitions of groups: the new place, the tallies, and the recorded history.
 
 Each function is one event and returns the transition of one group. They are pure; SQL carries them out, with one
-statement for all groups of a task that change alike (`storage.sql.statements.counts`). At the end, the tallies by task
-as figures for people, and how fast they grow.
+statement for all groups of a task that change alike (`storage.sql.statements.counts`). At the end: tallies by task as
+figures for people, and their rates.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from replaybuf.rules.limits import Level, Limits
 
 
 class Tally(StrEnum):
-    """What is counted; events of a group count under the status that it had then."""
+    """Names of counts; an event of a group counts under the status that the group had then."""
 
     SIZE = "size"  # groups there now, without leased ones
     LEASED = "leased"  # groups leased now
     PUT = "put"
     SAMPLED_NEW = "sampled_new"  # draws of groups that were never drawn before
     SAMPLED_AGAIN = "sampled_again"
-    TAKEN = "taken"  # left by being drawn
+    TAKEN = "taken"  # removed by a draw
     EVICTED = "evicted"
     EXPIRED = "expired"  # became EXPIRED in a refresh
     DROPPED = "dropped"  # expired and weren't retryable
     DELETED = "deleted"
-    REPLACED = "replaced"  # by a put of the same key, or one that says so
+    REPLACED = "replaced"  # by a put of the same key, or one that names it
     SET_ASIDE = "set_aside"  # became FAILED: undecodable, or leased too often
     REFUSED = "refused"  # puts without room; nothing was stored
-    RETURNED = "returned"  # leases given back
-    LEASE_EXPIRED = "lease_expired"  # leases whose time ran out
-    PRUNED = "pruned"  # left the archive, or were FILTERED or FAILED and no longer kept
+    RETURNED = "returned"  # leases released
+    LEASE_EXPIRED = "lease_expired"  # leases that expired
+    PRUNED = "pruned"  # ARCHIVED, FILTERED or FAILED ones removed by retention
 
 
 #: A task and a status.
@@ -62,7 +62,7 @@ def levels(tallies: Tallies, tasks: Iterable[str]) -> dict[str, Level]:
 
 
 def expired_ever(tallies: Tallies, task: str) -> int:
-    """Return how many groups of a task have expired: in a refresh, which may drop them, or before they were put."""
+    """Return the number of expired groups of a task: in a refresh, which may drop them, or before their put."""
     fresh = [status for status in Status if status != Status.EXPIRED]
     came_expired = total(tallies, task, Tally.PUT, [Status.EXPIRED])
     return total(tallies, task, Tally.EXPIRED) + total(tallies, task, Tally.DROPPED, fresh) + came_expired
@@ -74,19 +74,19 @@ def sizes_of(tallies: Tallies) -> dict[LaneName, int]:
 
 
 class Place(NamedTuple):
-    """Where a group of a task is: among the groups of its status (ARCHIVED is the archive), or leased from there."""
+    """The place of a group in a task: with the groups of its status (ARCHIVED is the archive), or leased from there."""
 
     status: Status
     leased: bool = False
 
     @property
     def tally(self) -> Tally:
-        """The tally of the groups that are here now."""
+        """The tally of the groups at this place."""
         return Tally.LEASED if self.leased else Tally.SIZE
 
 
 class Group(Protocol):
-    """What a transition depends on."""
+    """The properties of a group that transitions depend on."""
 
     @property
     def status(self) -> Status: ...
@@ -100,11 +100,11 @@ class Group(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A group's step from one place to another; None stands for before it is put and after it has left for good.
+    """A group's move from one place to another; None stands for before its put and after its removal.
 
     `draws` and `deliveries` are added to its `times_sampled` and `deliveries`; with `afresh` both the deliveries and
-    the error are cleared. `error` says why it became FAILED. `counts` is what is added to the tallies of its task; it
-    isn't compared, so that transitions that change groups alike are equal.
+    the error are cleared. `error` says why it became FAILED. `counts` are the changes of its task's tallies; they are
+    excluded from equality, so that transitions that change groups alike are equal.
     """
 
     before: Place | None
@@ -117,27 +117,27 @@ class Transition:
 
     @property
     def moves(self) -> bool:
-        """Whether the group is elsewhere afterwards, or gone."""
+        """Whether the group's place changes, or the group is removed."""
         return self.before != self.after
 
     @property
     def enters_races(self) -> bool:
-        """Whether the group gets new keys in the races of its place: it came there, or was drawn and stays."""
+        """Whether the group gets new sampling keys: its place has changed, or it was drawn and stays."""
         return self.after is not None and not self.after.leased and (self.moves or self.draws > 0)
 
     @property
     def pins_staleness(self) -> bool:
-        """Whether the group's staleness is pinned: it no longer follows the train step of its place."""
+        """Whether the group gets a staleness override: it no longer follows the train step of its place."""
         return self.moves and self.before is not None and self.after is not None and not self.before.leased
 
     @property
     def undone(self) -> Transition:
-        """The transition that undoes a draw or a lease that nobody received."""
+        """The transition that undoes an undelivered draw or lease."""
         counts = {name: -n for name, n in self.counts.items()}
         return Transition(self.after, self.before, -self.draws, -self.deliveries, counts=counts)
 
 
-# Coming
+# Puts
 
 
 def put(status: Status) -> Transition:
@@ -146,17 +146,17 @@ def put(status: Status) -> Transition:
 
 
 def dropped(status: Status) -> Transition:
-    """Return the transition of a group that is put, and not stored: it expired, or it is unfit and none is kept."""
+    """Return the transition of a put that stores nothing: the group expired, or is unfit and none is kept."""
     return _nowhere(status, Tally.PUT, Tally.PRUNED if status in UNFIT else Tally.DROPPED)
 
 
 def refused(status: Status) -> Transition:
-    """Return the transition of a group for which there was no room."""
+    """Return the transition of a put that was refused for lack of room."""
     return _nowhere(status, Tally.REFUSED)
 
 
 def undrawn(group: Group) -> Status:
-    """Return a group's status as if it had never been drawn: a group that a draw archived was COMPLETED."""
+    """Return a group's status before any draw: a group that a draw archived was COMPLETED."""
     return Status.COMPLETED if group.status == Status.ARCHIVED and group.times_sampled else group.status
 
 
@@ -164,7 +164,7 @@ def undrawn(group: Group) -> Status:
 
 
 def drawn(group: Group, limits: Limits) -> Transition:
-    """Return the transition of a group that is drawn for good."""
+    """Return the transition of a group that is drawn without a lease."""
     after, taken = _consumed(group.status, group.times_sampled + 1, limits)
     return _step(Place(group.status), after, {_sampled(group.times_sampled): 1, **taken}, draws=1)
 
@@ -182,7 +182,7 @@ def acknowledged(group: Group, limits: Limits) -> Transition:
 
 
 def given_back(group: Group, limits: Limits, reason: str | None) -> Transition:
-    """Return the transition of a leased group that is given back; without a reason the delivery doesn't count."""
+    """Return the transition of a released group; without a reason the delivery doesn't count."""
     return _returned(group, limits, Tally.RETURNED, reason)
 
 
@@ -192,12 +192,12 @@ def lapsed(group: Group, limits: Limits) -> Transition:
 
 
 def unleased(group: Group) -> Transition:
-    """Return the transition of a group whose lease is undone: nobody received it, or its consumer is unknown."""
+    """Return the transition of a group whose lease is undone: it wasn't delivered, or its consumer is unknown."""
     status, sampled = group.status, {_sampled(group.times_sampled - 1): -1}
     return _step(Place(status, leased=True), Place(status), sampled, draws=-1, deliveries=-1)
 
 
-# Changing and leaving
+# Changes and removals
 
 
 def set_aside(status: Status, error: str) -> Transition:
@@ -206,17 +206,17 @@ def set_aside(status: Status, error: str) -> Transition:
 
 
 def expired(status: Status) -> Transition:
-    """Return the transition of a group that is too old, and stays to be generated again."""
+    """Return the transition of a group that is too old, and stays to be regenerated."""
     return _step(Place(status), Place(Status.EXPIRED), {Tally.EXPIRED: 1})
 
 
 def updated(status: Status, new: Status) -> Transition:
-    """Return the transition of a group that an update gives a status."""
+    """Return the transition of a group whose status an update sets."""
     return _step(Place(status), Place(new), {}, afresh=True)
 
 
 def removed(place: Place, why: Tally) -> Transition:
-    """Return the transition of a group that leaves other than by a draw: EVICTED, DROPPED, DELETED, REPLACED,
+    """Return the transition of a group that is removed other than by a draw: EVICTED, DROPPED, DELETED, REPLACED,
     PRUNED."""
     return _step(place, None, {why: 1})
 
@@ -227,7 +227,7 @@ def is_last(group: Group, limits: Limits) -> bool:
 
 
 def _returned(group: Group, limits: Limits, why: Tally, reason: str | None) -> Transition:
-    """Return the transition of a leased group that goes back as if undrawn; delivered too often, it becomes FAILED."""
+    """Return the transition of a leased group that returns as if undrawn; after too many deliveries it is FAILED."""
     before, counts = Place(group.status, leased=True), {why: 1, _sampled(group.times_sampled - 1): -1}
     if reason is None or not is_last(group, limits):
         return _step(before, Place(group.status), counts, draws=-1, deliveries=-1 if reason is None else 0)
@@ -236,7 +236,7 @@ def _returned(group: Group, limits: Limits, why: Tally, reason: str | None) -> T
 
 
 def _consumed(status: Status, times_sampled: int, limits: Limits) -> tuple[Place | None, dict[Tally, int]]:
-    """Return where a group drawn this often goes (it stays, is archived, or leaves), and what is counted."""
+    """Return the place of a group after this many draws (the same, the archive, or None), and tallies."""
     if limits.keeps(status, times_sampled):
         return Place(status), {}
     archived = status == Status.COMPLETED and limits.archives
@@ -248,7 +248,7 @@ def _nowhere(status: Status, *events: Tally) -> Transition:
 
 
 def _sampled(times_before: int) -> Tally:
-    """Return the tally for a draw of a group that was drawn this often before."""
+    """Return the tally for a draw of a group with this many earlier draws."""
     return Tally.SAMPLED_AGAIN if times_before else Tally.SAMPLED_NEW
 
 
@@ -262,7 +262,7 @@ def _step(
     afresh: bool = False,
     error: str | None = None,
 ) -> Transition:
-    """Return the transition that counts the group's places and these events, under the status that it had."""
+    """Return the transition, with tallies for the group's places and these events under the status that it had."""
     home = before or after
     assert home is not None
     counts = {(home.status, name): n for name, n in events.items()}
@@ -274,7 +274,7 @@ def _step(
 
 
 _LEVELS = (Tally.SIZE, Tally.LEASED)
-#: The totals of each task, since the beginning, over all processes.
+#: The totals of each task since the beginning, over all processes.
 TOTALS = (*(str(name) for name in Tally if name not in _LEVELS), "taken_unfinished")
 UNFINISHED = TOTALS[-1]
 #: The totals that count completed groups only: those that were trained on.
@@ -282,7 +282,7 @@ OF_COMPLETED = ("sampled_new", "sampled_again", "taken")
 
 
 def of_tasks(tallies: Tallies) -> dict[str, dict[str, Any]]:
-    """Return the groups that there are now, and the totals since the beginning, by task."""
+    """Return the current numbers of groups, and the totals since the beginning, by task."""
     tasks: dict[str, dict[str, Any]] = {}
     for task in sorted({task for task, _, _ in tallies}):
         of_task = {(status, name): n for (owner, status, name), n in tallies.items() if owner == task}
@@ -296,7 +296,7 @@ def of_tasks(tallies: Tallies) -> dict[str, dict[str, Any]]:
 
 
 def _total(name: str, of_task: Mapping[tuple[Status, Tally], int]) -> int:
-    """Return a total of a task. Draws of groups that aren't completed are kept apart."""
+    """Return a total of a task. Draws of unfinished groups have a total of their own."""
     if name == UNFINISHED:
         return sum(n for (status, tally), n in of_task.items() if tally == Tally.TAKEN and status != Status.COMPLETED)
     if name in OF_COMPLETED:
@@ -304,15 +304,15 @@ def _total(name: str, of_task: Mapping[tuple[Status, Tally], int]) -> int:
     return sum(n for (_, tally), n in of_task.items() if tally == name)
 
 
-#: Rates are those of the last minute.
+#: Rates are over the last minute.
 RATE_SECONDS = 60.0
 
 
 def rate(totals: Sequence[tuple[float, float]]) -> float | None:
-    """Return by how much a total grew in a second, in the minute before the last of its readings.
+    """Return the growth of a total per second, over the minute before its last reading.
 
-    A reading is a time in seconds and the total until then, the oldest first. Between two of them a total grows
-    steadily; if it shrinks, as by a restore, nothing came. It is None without two readings at different times.
+    A reading is a time in seconds and the total at that time; readings are oldest first. Totals are interpolated
+    linearly; a decrease, as after a restore, counts as 0. None without two readings at different times.
     """
     if not totals or totals[0][0] >= totals[-1][0]:
         return None

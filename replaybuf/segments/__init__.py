@@ -1,1 +1,1 @@
-"""Segments: files or objects with the payloads of groups, beside the database that has the rows."""
+"""Segments: files or objects with payloads of groups, outside the database."""

@@ -1,4 +1,4 @@
-"""Which file systems are network file systems, whose clients may see an older content of a file than was written."""
+"""Recognises network file systems, whose clients may read outdated content of a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 MOUNTINFO = "/proc/self/mountinfo"
 
-# The kernel's names. (fuse is a program that doesn't say what it is.)
+# The kernel's names. (fuse is a program with an unknown type.)
 _NETWORK = frozenset(
     (
         *("acfs", "afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "coda", "davfs", "fhgfs", "fuse", "gfs", "gfs2"),
@@ -39,14 +39,14 @@ def filesystem_type(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) ->
     for line in table.splitlines():
         place, kind = _read_line(line)
         inside = target == place or target.startswith(place.rstrip("/") + "/")
-        # Of several mounted at one place, the last is visible.
+        # Of several mounts at one point, the last is visible.
         if kind and inside and (found is None or len(place) >= found[0]):
             found = len(place), kind
     return None if found is None else found[1]
 
 
 def is_network(kind: str | None) -> bool:
-    """Return whether this is a network file system, or that of a program that may be one."""
+    """Return whether this is a network file system, or a user-space one that may be."""
     if kind is None:
         return False
     if kind.startswith("fuse."):

@@ -1,4 +1,4 @@
-"""Segments in a folder: of a local disk, or of a file system that all hosts mount."""
+"""Segments in a folder: on a local disk, or on a file system that all hosts mount."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from replaybuf.segments.store import (
 )
 
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
-#: Segments that are kept open for reading.
+#: The number of segments kept open for reading.
 _MOST_OPEN = 32
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-#: A file is open whose file system was unmounted, or whose server was started anew.
+#: Errors of an open file whose file system was unmounted, or whose server restarted.
 _DEAD = (errno.ENOTCONN, errno.ESTALE, errno.ENODEV)
 
 
 class FolderStore(SegmentStore):
     """Segments as files.
 
-    On a network file system they are on the server when a write returns, aren't written over, and are opened anew where
-    what was read of them isn't what was written: its clients may show older content of an open file.
+    On a network file system, writes are on the server when they return, segments aren't overwritten, and a segment is
+    reopened if its content isn't as written: clients may read outdated content of an open file.
     """
 
     one_write_each = False
@@ -50,7 +50,7 @@ class FolderStore(SegmentStore):
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
         self.url = str(self.path)
-        self._kept: OrderedDict[str, int] = OrderedDict()  # descriptors by name, the last used at the end
+        self._kept: OrderedDict[str, int] = OrderedDict()  # descriptors by name, most recently used last
         self._lock = threading.Lock()
         self.on_network = is_network(filesystem_type(self.path))
         self.reuses = not self.on_network
@@ -64,7 +64,7 @@ class FolderStore(SegmentStore):
         new = self._new_marker(marker)
         try:
             with self._as_ours("written to"), contextlib.suppress(FileExistsError):
-                os.link(new, self.path / MARKER)  # whole, and only if there is none
+                os.link(new, self.path / MARKER)  # atomic, and fails if there is one
                 return True
         finally:
             new.unlink()
@@ -116,7 +116,7 @@ class FolderStore(SegmentStore):
 
     def _read(self, wanted: Range) -> Any:
         problem: DecodeError
-        for anew in (False, True):  # what is open may be of another folder that was mounted here for a while
+        for anew in (False, True):  # an open file may be of another folder that was mounted here for a while
             try:
                 with self._open(wanted.extent.name, anew=anew) as number:
                     return _read_range(number, wanted, self.database)
@@ -159,7 +159,7 @@ class FolderStore(SegmentStore):
         self._drop(*names)
 
     def _drop(self, *names: str) -> None:
-        """Keep segments open no longer. Who is reading has a descriptor of its own."""
+        """Close segments. Concurrent reads have descriptors of their own."""
         with self._lock:
             numbers = [self._kept.pop(name, None) for name in names]
         for number in numbers:
@@ -171,7 +171,7 @@ class FolderStore(SegmentStore):
 
     @contextlib.contextmanager
     def _open(self, name: str, *, anew: bool = False) -> Iterator[int]:
-        """Yield a descriptor of a segment, which stays open for others to come. Raises FileNotFoundError."""
+        """Yield a descriptor of a segment, which is kept open for later reads. Raises FileNotFoundError."""
         if anew:
             self._drop(name)
         with self._lock:
@@ -187,7 +187,7 @@ class FolderStore(SegmentStore):
 
     @contextlib.contextmanager
     def _as_ours(self, what: str) -> Iterator[None]:
-        """Raise PayloadStoreError for the errors of the system; those of ours stay as they are."""
+        """Raise PayloadStoreError for operating system errors; replaybuf's own errors pass."""
         try:
             yield
         except PayloadStoreError:
@@ -196,7 +196,7 @@ class FolderStore(SegmentStore):
             raise self.error(error, what) from error
 
     def error(self, error: OSError, what: str) -> PayloadStoreError:
-        """Return the error for a folder that can't be read or written to, by the system's."""
+        """Return the error for a folder that can't be read or written to, from the operating system's error."""
         reason = os.strerror(error.errno) if error.errno else str(error)
         return PayloadStoreError(
             f"the folder for payloads {self.path} can't be {what} ({reason}): see that it is mounted and writable"
@@ -209,7 +209,7 @@ class _FileWriter(SegmentWriter):
         self._path = store.path / SEGMENTS / name
         self._number: int | None = number
         self._begun = False
-        self._lock = threading.Lock()  # a number that was closed may be that of another file
+        self._lock = threading.Lock()  # a closed descriptor's number may be reused for another file
 
     def write(self, at: int, buffers: Sequence[Any], *, sync: bool) -> None:
         with self._lock:
@@ -250,7 +250,7 @@ class _FileWriter(SegmentWriter):
                 views[first] = views[first][written:]
 
     def _check_in_place(self, number: int) -> None:
-        """Raise SegmentLostError when the file was deleted or moved, or its folder unmounted: nobody would find it."""
+        """Raise SegmentLostError when the file was deleted or moved, or its folder unmounted: data would be lost."""
         ours = os.fstat(number)
         try:
             found = os.stat(self._path)
@@ -274,7 +274,7 @@ def _bytes_of(buffer: Any) -> memoryview:
 def _is_deleted(number: int) -> bool:
     try:
         return os.fstat(number).st_nlink == 0
-    except OSError:  # of a server that doesn't know the file any more
+    except OSError:  # a server no longer has the file
         return True
 
 
@@ -287,7 +287,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _read_range(number: int, wanted: Range, database: bytes | None) -> Any:
-    """Return bytes in memory of their own. Raises DecodeError when they aren't those of the payload."""
+    """Return bytes in newly allocated memory. Raises DecodeError when they aren't the payload's."""
     extent = wanted.extent
     header = bytearray(ALIGNMENT)
     memory: Any = np.empty(wanted.size, np.uint8)
@@ -298,7 +298,7 @@ def _read_range(number: int, wanted: Range, database: bytes | None) -> Any:
         _fill(number, [memoryview(header)], extent.at - ALIGNMENT, extent.name)
         _fill(number, [memoryview(memory)], start, extent.name)
     check_frame(header, extent, database)
-    # Bytes that were written over while they were read come after a header that was written over before them.
+    # A writer overwrites the header before the bytes, so the header, read last, reveals bytes overwritten meanwhile.
     _fill(number, [memoryview(header)], extent.at - ALIGNMENT, extent.name)
     check_frame(header, extent, database)
     return memory

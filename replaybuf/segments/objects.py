@@ -17,21 +17,21 @@ from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, Paylo
 from replaybuf.redact import redact
 from replaybuf.segments.store import MARKER, SEGMENTS, GoneError, Range, SegmentStore, SegmentWriter, StoredSegment
 
-#: The schemes of URLs, with what people call them.
+#: The schemes of URLs, with the names of the services.
 SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
-_REQUESTS = 16  # at once
-#: Requests are given up before their caller gives up, and so can say what was answered.
+_REQUESTS = 16  # concurrent
+#: The share of the caller's timeout after which a request is given up, so that the error can quote the answer.
 _PART = 0.8
 _STATUS = re.compile(r"\b(?:status(?: code)?:?|HTTP error) *\(?([1-5]\d\d)\b|\b([45]\d\d) [A-Z][a-z]+")
 
-#: The process in which `obstore` runs its threads, which no process has that was forked from it.
+#: The process in which `obstore` runs its threads, which a forked child doesn't have.
 _running_in: int | None = None
 
 
 class ObjectStore(SegmentStore):
-    """Segments as objects, which are written once and whole.
+    """Segments as objects, each of which is written once, atomically.
 
-    A request is repeated for up to `patience` seconds where the store doesn't answer, or answers that it can't.
+    A request is retried for up to `patience` seconds if the store doesn't answer, or answers with a transient error.
     Credentials, region and endpoint come from the environment, as for `obstore` (AWS_ACCESS_KEY_ID, ...).
     """
 
@@ -87,14 +87,14 @@ class ObjectStore(SegmentStore):
 
     def check_may_write(self) -> None:
         if self.marker is not None:
-            self.write_marker(self.marker)  # which is there: who may write is told so, and others that they may not
+            self.write_marker(self.marker)  # it exists: the answer shows whether this process may write
 
     def writer(self, name: str, *, anew: bool) -> SegmentWriter:
         assert not anew
         return _ObjectWriter(self, name)
 
     def put(self, name: str, buffers: Sequence[Any]) -> None:
-        """Write an object; it is there when this returns."""
+        """Write an object, which is durable when this returns."""
         with self._as_ours("written to"):
             self._obstore.put(self._store, f"{SEGMENTS}/{name}", b"".join(buffers), use_multipart=False)
 
@@ -124,7 +124,7 @@ class ObjectStore(SegmentStore):
                 starts, lengths = [one.extent.at + one.at for one in wanted], [one.size for one in wanted]
                 path = f"{SEGMENTS}/{name}"
                 rest = iter(self._obstore.get_ranges(self._store, path, starts=starts, lengths=lengths))
-                # Copied, since what obstore returns can't be written to.
+                # Copied, since obstore's buffers are read-only.
                 return [np.frombuffer(next(rest) if one.size else b"", np.uint8).copy() for one in ranges]
             except FileNotFoundError:
                 self.check_there()
@@ -158,7 +158,7 @@ class ObjectStore(SegmentStore):
 
     @contextlib.contextmanager
     def _as_ours(self, what: str) -> Iterator[None]:
-        """Raise PayloadStoreError for the errors of `obstore`, whose texts may hold anything."""
+        """Raise PayloadStoreError for the errors of `obstore`, whose texts may contain anything."""
         try:
             yield
         except PayloadStoreError:
@@ -181,7 +181,7 @@ class ObjectStore(SegmentStore):
         return f"{self._asked()} {answer}, and {again}"
 
     def _asked(self) -> str:
-        """Return which server was asked, as far as the environment names one."""
+        """Return the server that requests go to, as far as the environment names one."""
         return redact(self._endpoint) if self._endpoint else "the store"
 
 
@@ -198,12 +198,12 @@ _BACKOFF: Final = {"init_backoff": timedelta(milliseconds=100), "max_backoff": t
 
 
 def _status(error: Exception) -> str | None:
-    """Return the status with which the store answered, if it did."""
+    """Return the HTTP status of the store's answer, if there was one."""
     return next((one[1] or one[2] for one in _STATUS.finditer(str(error))), None)
 
 
 def _run_here(url: str) -> None:
-    """Note that `obstore` runs in this process. Raises PayloadStoreError where it can't: its calls would never end."""
+    """Record that `obstore` runs in this process. Raises PayloadStoreError in a forked child: its calls would hang."""
     global _running_in
     if _running_in not in (None, os.getpid()):
         raise PayloadStoreError(
@@ -214,7 +214,7 @@ def _run_here(url: str) -> None:
 
 
 def _endpoint() -> str:
-    """Return the server that the environment names, "" for that of the provider. Raises ConfigError."""
+    """Return the endpoint that the environment names, "" for the provider's own. Raises ConfigError."""
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         if given := os.environ.get(name):
             if not given.startswith(("http://", "https://")):

@@ -1,8 +1,8 @@
-"""Where payloads are kept, and whose a place is: the setting `payloads`, the stores that it names, and their markers.
+"""Places of payloads and their owners: the setting `payloads`, the stores that it names, and their markers.
 
-The marker of a place names the database whose segments are there, and where that database is. A copy of a database has
-its number, and both would delete segments that only the other needs. So a place belongs to the one whose home is in the
-marker; its copies read there, and neither write nor delete.
+The marker of a place names the database that owns its segments, and that database's home. A copy of a database has the
+same identity, and both would delete segments that only the other needs. So a place belongs to the database whose home
+is in the marker; its copies read there, and neither write nor delete.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from replaybuf.segments.folder import FolderStore
 from replaybuf.segments.objects import SCHEMES, ObjectStore
 from replaybuf.segments.store import MARKER, SegmentStore
 
-#: Facts that tell the copies of a database apart, such as the path of its file and its host, and its `name` for people;
-#: none for a database that has no copies.
+#: Facts that distinguish copies of a database, such as its file's path and host, and its `name` for people; empty for a
+#: database that has no copies.
 Home = Mapping[str, str]
 
 _FORMAT = 1
 
 
 class CopyError(Exception):
-    """The place belongs to a database with this number that is, or was, somewhere else: at `home`."""
+    """The place belongs to a database with this identity that is, or was, somewhere else: at `home`."""
 
     def __init__(self, home: Home) -> None:
         super().__init__(home)
@@ -35,7 +35,7 @@ class CopyError(Exception):
 
 
 class Marker(NamedTuple):
-    """What a marker says: the number of the database, that of the place in it, and where the database is."""
+    """The content of a marker: the identity of the database, the number of the place in it, and the database's home."""
 
     database: str
     place: int
@@ -46,18 +46,18 @@ class Marker(NamedTuple):
         return json.dumps({**self._asdict(), "home": dict(self.home), "format": _FORMAT}).encode()
 
     def belongs_to(self, home: Home) -> bool:
-        """Return whether this is the home: two of its facts are the same.
+        """Return whether this is the home: at least two facts are equal.
 
-        So a file may be moved on its host, be put back from a backup, and a container may have another name each time.
+        So a file may move on its host or be restored from a backup, and a container may have a new name each time.
         """
         same = [name for name in self.home.keys() & home.keys() - {"name"} if self.home[name] == home[name]]
         return not self.home or not home or len(same) > 1
 
 
 def claim(store: SegmentStore, database: str, place: int | None, home: Home) -> int | None:
-    """Return the number that the place has in the database; None where it has none yet and `place` is None.
+    """Return the number of the place in the database; None if it has none yet and `place` is None.
 
-    Otherwise the place is marked as that of this database, under the number `place`. Raises ConfigError when it belongs
+    An unclaimed place is marked as that of this database, under the number `place`. Raises ConfigError when it belongs
     to another database, CopyError when it belongs to another copy of this one.
     """
     found = store.read_marker()
@@ -79,7 +79,7 @@ def claim(store: SegmentStore, database: str, place: int | None, home: Home) -> 
 
 
 def check_unclaimed(store: SegmentStore) -> None:
-    """Raise ConfigError when the place is that of any database: then it isn't that of a new one."""
+    """Raise ConfigError when any database owns the place: it can't be that of a new one."""
     found = store.read_marker()
     if found is not None:
         raise _of_another(store, parse(store, found))
@@ -93,13 +93,13 @@ def _of_another(store: SegmentStore, owner: Marker) -> ConfigError:
 
 
 def take_over(store: SegmentStore, home: Home) -> None:
-    """Make the place that of the database at this home, instead of the one with the same number that it belonged to."""
+    """Transfer the place to the database at this home, from the copy that owned it."""
     owner = parse(store, store.read_marker() or b"")
     store.replace_marker(owner._replace(home=home).packed())
 
 
 def recognise(store: SegmentStore, database: str, place: int) -> Marker:
-    """Make sure that this is the place of this number of the database, or of a copy. Raises PayloadStoreError."""
+    """Return the marker if the place has this number in the database or in a copy of it. Raises PayloadStoreError."""
     store.check_there()
     found = store.read_marker() or b""
     marker = parse(store, found)
@@ -113,12 +113,12 @@ def recognise(store: SegmentStore, database: str, place: int) -> Marker:
 
 
 def in_frames(database: str) -> bytes:
-    """Return the number of a database as frames have it."""
+    """Return the identity of a database as frames store it."""
     return bytes.fromhex(database)[:16].ljust(16, b"\0")
 
 
 def parse(store: SegmentStore, found: bytes) -> Marker:
-    """Return what a marker says. Raises PayloadStoreError."""
+    """Return a parsed marker. Raises PayloadStoreError."""
     try:
         marker: dict[str, Any] = json.loads(found)
         home = {str(name): str(fact) for name, fact in marker.get("home", {}).items()}
@@ -130,7 +130,7 @@ def parse(store: SegmentStore, found: bytes) -> Marker:
 
 
 def described(home: Home) -> str:
-    """Return in words where a database is."""
+    """Return the location of a database in words."""
     return redact(home.get("name", "another database"))
 
 
@@ -138,7 +138,7 @@ def _note(store: SegmentStore, marker: bytes, database: str) -> None:
     store.marker, store.database = marker, in_frames(database)
 
 
-#: The setting by which payloads stay in the database.
+#: The setting for payloads in the database.
 IN_DATABASE = "database"
 #: The bytes of arrays from which a payload is kept apart.
 PAYLOAD_THRESHOLD = 64 << 10
@@ -172,28 +172,28 @@ def parse_place(payloads: str) -> str | None:
     return payloads.rstrip("/")
 
 
-#: Where open buffers of this process write, by its id, the database and the number of the place.
+#: URLs of places that open buffers of this process write to, by process id, database and number of the place.
 _here: dict[tuple[int, str, int], list[str]] = {}
 
 
 def know_place(database: str, number: int, url: str) -> None:
-    """Note where a place of a database is for this process, which was told so, whatever others call it."""
+    """Register this process's URL of a place, which may differ from the URL that the database has."""
     _here.setdefault((os.getpid(), database, number), []).append(url)
 
 
 def forget_place(database: str, number: int, url: str) -> None:
-    """Take back one `know_place`."""
+    """Undo one `know_place`."""
     known = _here.get((os.getpid(), database, number), [])
     if url in known:
         known.remove(url)
 
 
 def url_here(database: str, number: int, url: str) -> str:
-    """Return where a place is for this process, which others know as `url`."""
+    """Return this process's URL of a place, by default the one that the database has."""
     known = _here.get((os.getpid(), database, number))
     return known[-1] if known else url
 
 
 def open_place(place: str, patience: float) -> SegmentStore:
-    """Return the store at a place; nothing is read or written yet."""
+    """Return the store at a place, without reading or writing anything."""
     return ObjectStore(place, patience) if "://" in place else FolderStore(place)

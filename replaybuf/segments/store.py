@@ -1,17 +1,17 @@
-"""Places for segments: their interface, how payloads lie in a segment (frames), and where one is (extents).
+"""The interface of places for segments, the format of segments (frames), and references to payloads (extents).
 
 A segment is a sequence of frames. Each begins at a multiple of 64 bytes and is a header of 64 bytes, then the bytes:
 
-    magic "RPSG", version, three zero bytes, segment (u64), place of the bytes (u64), their number (u64),
+    magic "RPSG", version, three zero bytes, segment (u64), offset of the bytes (u64), their number (u64),
     number of the database (16 bytes), seconds since the epoch (f64), XXH3 of all that (u32), four zero bytes
 
-A segment that is written over has a new number, so that a frame of its former content is told from those of the present
-one. The bytes have their checksums in the head of their payload (`codec.payload`), which is in the database. At the end
-of that head an extent says where they are:
+An overwritten segment gets a new number, which distinguishes frames of its old content from new ones. The checksums of
+the bytes are in the head of their payload (`codec.payload`), which is in the database. At the end of that head is the
+extent of the bytes:
 
-    magic "RPLX", place (u32), segment (u64), file (u64), place of the bytes (u64), their number (u64), XXH3 (u32)
+    magic "RPLX", place (u32), segment (u64), file (u64), offset of the bytes (u64), their number (u64), XXH3 (u32)
 
-All numbers are little-endian. `segments.places` has whose a place is.
+All numbers are little-endian. Ownership of places is in `segments.places`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from replaybuf.errors import DecodeError, PayloadStoreError
 _FIELDS = struct.Struct("<4sIQQQQ")
 _CHECKSUM = struct.Struct("<I")
 _MAGIC: Final = b"RPLX"
-#: The bytes that an extent takes behind the head of a payload.
+#: The size of an extent behind the head of a payload.
 EXTENT_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 
 
@@ -40,7 +40,7 @@ def _digest(fields: bytes) -> int:
 
 @dataclass(frozen=True)
 class Extent:
-    """Bytes in a segment: the number of its place, of the segment and of its file, and where in it they are."""
+    """A range of bytes in a segment: the numbers of the place, the segment and its file, the offset and the size."""
 
     place: int
     segment: int
@@ -54,7 +54,7 @@ class Extent:
         return file_name(self.file)
 
     def packed(self) -> bytes:
-        """Return the extent as it stands behind a head."""
+        """Return the encoded extent."""
         fields = _FIELDS.pack(_MAGIC, self.place, self.segment, self.file, self.at, self.size)
         return fields + _CHECKSUM.pack(_digest(fields))
 
@@ -86,7 +86,7 @@ assert _HEADER.size + _HEADER_CHECKSUM.size == ALIGNMENT
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The header of a frame: where its bytes are, the database that names them, and when they were written."""
+    """The header of a frame: the range of its bytes, the database that owns them, and when they were written."""
 
     segment: int
     at: int
@@ -95,18 +95,18 @@ class Frame:
     written_at: float
 
     def packed(self) -> bytes:
-        """Return the header as it is written."""
+        """Return the encoded header."""
         fields = _HEADER.pack(MAGIC, VERSION, self.segment, self.at, self.size, self.database, self.written_at)
         return fields + _HEADER_CHECKSUM.pack(_digest(fields))
 
     @property
     def end(self) -> int:
-        """Where the next frame may begin."""
+        """The lowest offset for the next frame."""
         return self.at + self.size + -(self.at + self.size) % ALIGNMENT
 
     @classmethod
     def parsed(cls, header: Any) -> Frame | None:
-        """Return the frame of a header, None where there is none."""
+        """Return the parsed header of a frame, None if it is invalid."""
         if len(header) != ALIGNMENT:
             return None
         magic, version, segment, at, size, database, written_at = _HEADER.unpack_from(header)
@@ -117,11 +117,11 @@ class Frame:
 
 
 class GoneError(DecodeError):
-    """Bytes aren't there any more: their segment was deleted, or written over."""
+    """The bytes no longer exist: their segment was deleted or overwritten."""
 
 
 def check_frame(header: Any, extent: Extent, database: bytes | None) -> None:
-    """Raise DecodeError, or GoneError where others are there, unless the header is that of these bytes."""
+    """Raise DecodeError, or GoneError if they were overwritten, unless the header is that of these bytes."""
     found = Frame.parsed(header)
     if found is None:
         raise DecodeError(f"segment {extent.name}: no payload begins at byte {extent.at}; it was damaged or cut short")
@@ -131,23 +131,23 @@ def check_frame(header: Any, extent: Extent, database: bytes | None) -> None:
         raise GoneError(f"segment {extent.name}: another payload is at byte {extent.at}; it was written over")
 
 
-#: The name of the marker: whose segments are here.
+#: The name of the marker, which names the owner of a place.
 MARKER: Final = "replaybuf.json"
-#: Where segments are, beside the marker.
+#: The folder of segments, beside the marker.
 SEGMENTS: Final = "segments"
 
 
 class SegmentLostError(Exception):
-    """A segment is no longer this process's, or its file is gone: what was written there has to be written anew."""
+    """The segment was taken from this process, or its file is gone: data written to it must be written again."""
 
 
 class TakenError(Exception):
-    """There is something under the name of a new segment: the database was taken back to a time before it."""
+    """The name of a new segment is in use: the database was restored to a time before that segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bytes to be read: the payload that they belong to, and their place in it."""
+    """A range of a payload's tail to read."""
 
     extent: Extent
     at: int
@@ -155,13 +155,13 @@ class Range:
 
     @classmethod
     def whole(cls, extent: Extent) -> Range:
-        """Return all of a payload."""
+        """Return the range of the whole tail."""
         return cls(extent, 0, extent.size)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSegment:
-    """A segment as the place lists it: its name, its size, and when it was written last (seconds since the epoch)."""
+    """A segment in a place's listing: its name, size, and last modification (seconds since the epoch)."""
 
     name: str
     nbytes: int
@@ -169,16 +169,16 @@ class StoredSegment:
 
 
 class SegmentStore(ABC):
-    """A place for segments. All calls block and may be made in any thread; they raise PayloadStoreError.
+    """A place for segments. All calls block, may be made in any thread, and raise PayloadStoreError.
 
-    `url` is shown to people, and has no secrets. `reuses` says whether segments can be written over.
+    `url` is for people, without secrets. `reuses` says whether segments can be overwritten.
     """
 
     url: str
     reuses: bool
     #: Whether each write needs a segment of its own.
     one_write_each: bool
-    #: The marker, once it is known, and the database that it names: with another one, this is another place.
+    #: The marker, once known, and the database that it names: another marker means another place.
     marker: bytes | None = None
     database: bytes | None = None
 
@@ -192,48 +192,48 @@ class SegmentStore(ABC):
 
     @abstractmethod
     def replace_marker(self, marker: bytes) -> None:
-        """Write the marker in place of the one that is there."""
+        """Overwrite the marker."""
 
     @abstractmethod
     def check_writable(self) -> None:
-        """Raise PayloadStoreError, saying what to do, where segments can't be written."""
+        """Raise PayloadStoreError, with advice, if segments can't be written."""
 
     @abstractmethod
     def check_may_write(self) -> None:
-        """Raise PayloadStoreError where this process may not write to a place that is marked; changes nothing."""
+        """Raise PayloadStoreError if this process may not write to a marked place; changes nothing."""
 
     def free_bytes(self) -> int | None:
-        """Return how many bytes there is room for, None where nobody knows."""
+        """Return the free bytes, None if unknown."""
         return None
 
     @abstractmethod
     def writer(self, name: str, *, anew: bool) -> SegmentWriter:
-        """Return the writer of a segment, which is new or (`anew`) written over; nobody else may write to it.
+        """Return the only writer of a segment, which is new or overwritten (`anew`).
 
-        Raises TakenError where there is something under the name of a new one.
+        Raises TakenError if the name of a new segment is in use.
         """
 
     @abstractmethod
     def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
-        """Return bytes of payloads, each in memory of its own, or a DecodeError in place of those that are damaged.
+        """Return the bytes of ranges, each in newly allocated memory, or a DecodeError for a damaged one.
 
         PayloadStoreError when the place doesn't answer within `timeout` seconds.
         """
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Delete a segment, if it is there."""
+        """Delete a segment if it exists."""
 
     @abstractmethod
     def segments(self) -> Iterator[StoredSegment]:
-        """Yield all segments that are there."""
+        """Yield all segments."""
 
     @abstractmethod
     def read_raw(self, name: str, at: int, size: int) -> bytes:
-        """Return bytes of a segment as they are, fewer at its end."""
+        """Return unchecked bytes of a segment, fewer at its end."""
 
     def check_there(self) -> None:
-        """Raise PayloadStoreError where the place is gone, or another one is in its stead, as after an unmount."""
+        """Raise PayloadStoreError if the place is gone or replaced by another one, as after an unmount."""
         found = self.read_marker()
         if found is None:
             raise PayloadStoreError(
@@ -247,7 +247,7 @@ class SegmentStore(ABC):
             )
 
     def forget(self) -> None:  # noqa: B027
-        """Release what is kept open of segments that were deleted."""
+        """Close deleted segments."""
 
     def close(self) -> None:  # noqa: B027
         """Release everything."""
@@ -258,10 +258,10 @@ class SegmentWriter(ABC):
 
     @abstractmethod
     def write(self, at: int, buffers: Sequence[Any], *, sync: bool) -> None:
-        """Write buffers one after the other from a place on; with `sync` they are on the disk when this returns.
+        """Write consecutive buffers at an offset; with `sync` they are durable when this returns.
 
-        Raises PayloadStoreError, and DiskFullError, when they aren't all written, and SegmentLostError when nobody
-        would find them, because the segment was deleted or this writer closed.
+        Raises PayloadStoreError and DiskFullError when not all are written, and SegmentLostError when they would be
+        lost, because the segment was deleted or this writer closed.
         """
 
     def close(self) -> None:  # noqa: B027

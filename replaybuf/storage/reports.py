@@ -1,4 +1,4 @@
-"""Who waits for a store, and what seldom happens there: for people who look into a run."""
+"""Published waits and rare events of a store, for people who inspect a run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from replaybuf import units
 from replaybuf.rules.circumstances import Wait
 from replaybuf.rules.limits import Limits
 
-#: When this process began, by its own clock, as far as anybody who waits or holds something can tell.
+#: The start of this process by its own clock, which identifies it to observers of waits and leases.
 PROCESS_BEGAN = time.time()
-# Beginning with that time, so that a process never repeats the numbers of an earlier one with its name and pid.
+# Based on the start time, so that a process never repeats the numbers of an earlier one with its name and pid.
 _numbers = itertools.count(int(PROCESS_BEGAN * 1_000_000))
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A wait that others are shown while it lasts, with the limits that it goes by.
+    """A published wait, with the limits that apply to it.
 
-    `reason` says why it isn't over; who waits brings it up to date. `worker` is who that is, and `number` unique among
-    all waits that a process ever has.
+    `reason` says why the wait goes on; the waiting call updates it. `worker` is the waiting worker's name, and `number`
+    is unique among all waits of a process.
     """
 
     wait: Wait
@@ -33,27 +33,27 @@ class Waiting:
 
 
 def process_began(number: int) -> float:
-    """Return when the process began that has a wait of this number."""
+    """Return the start time of the process that has a wait of this number."""
     return number / 1_000_000
 
 
 class EventKind(StrEnum):
-    """What happens seldom enough to be noted one by one."""
+    """Events rare enough to be recorded one by one."""
 
-    LEASE_LAPSED = "lease_lapsed"  # its time ran out: the groups are back
-    GIVEN_BACK = "given_back"  # by a consumer that failed: `detail` says why
+    LEASE_LAPSED = "lease_lapsed"  # a lease expired, and its groups are available again
+    GIVEN_BACK = "given_back"  # released by a failed consumer; `detail` says why
     SET_ASIDE = "set_aside"  # became FAILED: undecodable, or leased too often
     EXPIRED = "expired"  # in a refresh to `step`
     DELETED = "deleted"  # by a query
-    REQUEUED = "requeued"  # failed, filtered or expired groups that are back
+    REQUEUED = "requeued"  # failed, filtered or expired groups made available again
     REFUSED = "refused"  # puts without room
     IMPORTED = "imported"  # from a file
-    CHECKPOINT = "checkpoint"  # of `step` was made
+    CHECKPOINT = "checkpoint"  # the one of `step` was made
     CHECKPOINT_DROPPED = "checkpoint_dropped"
     RESTORED = "restored"  # to the checkpoint of `step`
-    GAVE_UP = "gave_up"  # a wait of more than a second ended by its timeout: `groups` were wanted, `detail` says why
+    GAVE_UP = "gave_up"  # a wait of over a second timed out: it needed `groups`, `detail` says why it went on
     DATASET_ENDED = "dataset_ended"  # after so many prompts (`groups`) of the ledger `detail`
-    LIMITS = "limits"  # by which a worker draws, as JSON in `detail`, where they aren't those that were noted last
+    LIMITS = "limits"  # of a worker's draws, as JSON in `detail`, if they differ from the last recorded ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ class WorkerEvent:
 
 
 def timeout_event(wait: Wait, worker: str, time: float, reason: str, task_name: str | None = None) -> WorkerEvent:
-    """Return the event of a wait that ended by its timeout, and why it wasn't over.
+    """Return the event of a wait that timed out, with the reason why it went on.
 
-    `task_name` is the task that the reason is about, if it is about one. The event has the number of groups that were
-    wanted (of the task, if there is one), and says how long the wait was, for what, and the reason.
+    `task_name` is the task that the reason is about, if any. The event has the number of groups that the wait needed
+    (of the task, if there is one), and its detail has the wait's duration, its kind, and the reason.
     """
     wanted = sum(wait.wants.values()) if task_name is None else wait.wants.get(task_name, 0)
     detail = f"after {lasted(wait.kind, time - (time if wait.since is None else wait.since))}: {reason}"
@@ -88,6 +88,6 @@ _FOR = {"groups": "groups", "room": "room", "trainer": "the trainer"}
 
 
 def kind_of_wait(detail: str) -> str:
-    """Return of which kind the wait was that gave up with this `detail`; "" for another text."""
+    """Return the kind of the wait whose GAVE_UP event has this `detail`; "" for another text."""
     beginning = detail.partition(": ")[0]
     return next((kind for kind, what in _FOR.items() if beginning.endswith(f" of waiting for {what}")), "")

@@ -18,13 +18,13 @@ from replaybuf.rollouts.statuses import Status
 #: The class of the rollouts in a buffer, for type checkers.
 R = TypeVar("R", default=Any)
 
-#: Seconds that a statement waits for a lock by default, and for which one goes on whose connection was lost.
+#: Default timeouts in seconds: of a statement's wait for a lock, and of retries after a lost connection.
 LOCK_SECONDS, RECONNECT_SECONDS = 30.0, 60.0
 #: Seconds that a lease lasts, by default, from its last renewal.
 LEASE_SECONDS = 60.0
 #: The number of step checkpoints kept by default.
 KEEP_CHECKPOINTS = 3
-#: The number of draws of a buffer of which it is kept by default who drew what.
+#: The number of draws of a buffer whose history is kept by default.
 HISTORY = 10_000
 
 
@@ -40,18 +40,18 @@ UNSET: Final = Unset()
 
 @dataclass(slots=True)
 class NewGroup:
-    """A group on its way into the store, already normalised and checked by the rules of put.
+    """A group to be put, already normalised and checked by the rules of put.
 
-    `train_step` is the step for which the rollouts' staleness was computed, or None where they brought their own or
-    some of them expired. `key` makes the put repeatable: a group of the same task and key is replaced. `replaces` are
-    the uids of groups that leave in the same transaction; all of them have to be there or, with a `lease`, be held by
-    it. With `stays_leased` the lease holds the new group in their place. `tags` belong to the caller: the store keeps a
-    copy and hands out copies, and `{}` is stored as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for
-    `Codec.encode`. If `dropped` is a list, the groups that leave in the same transaction are added to it, after the
-    commit. `worker` is the name of who puts it, and `put_step` the train step that was given to the put.
+    `train_step` is the step for which the rollouts' staleness was computed, None if they have their own or some of them
+    are expired. `key` makes the put idempotent: a group of the same task and key is replaced. `replaces` are the uids
+    of groups to remove in the same transaction; all must exist or, with a `lease`, be held by that lease. With
+    `stays_leased` the lease holds the new group instead. `tags` belong to the caller: the store keeps and returns
+    copies, and stores `{}` as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for `Codec.encode`. If
+    `dropped` is a list, the groups removed in the same transaction are added to it after the commit. `worker` is the
+    worker name recorded with the put, and `put_step` the train step given to it.
 
-    A group that was in another store has its `payload`, which is stored as it is, and its `times_sampled`,
-    `deliveries`, `error` and `trained_step`; `rollouts` are then only read.
+    A group from another store has its `payload`, which is stored unchanged, and its `times_sampled`, `deliveries`,
+    `error` and `trained_step`; `rollouts` are then only read.
     """
 
     task_name: str
@@ -81,13 +81,13 @@ class NewGroup:
 class StorageItem(Generic[R]):
     """A stored group with its metadata.
 
-    `uid` identifies it and is never reused, `timestamp_id` is its place in insertion order; neither changes.
-    `staleness` is in train steps, `times_sampled` counts the draws of the group (including this one, if it was drawn),
-    `created_at` is in seconds since the epoch, `reward` the mean of its rollouts (None where none has one), `error`
-    says why a group was set aside as FAILED, `deliveries` how often it was leased without being acknowledged, `item` is
-    the group: the list of its rollouts, empty where the payload can't be decoded. `probability` is the one with which
-    it was drawn and `weight` its importance weight, where the draw asked for them. `worker` is the name of who put it,
-    and `trained_step` the train step of its last draw for good, including this one; None where nobody said.
+    `uid` is never reused, `timestamp_id` is the position in insertion order; neither changes. `staleness` is in train
+    steps, `times_sampled` counts the draws of the group (including this one, if it was drawn), `created_at` is in
+    seconds since the epoch, `reward` the mean of its rollouts (None where none has one), `error` the reason why a group
+    was set aside as FAILED, `deliveries` the number of leases without acknowledgement, and `item` the list of its
+    rollouts, empty where the payload can't be decoded. `probability` is the group's probability in the draw, and
+    `weight` its importance weight, if the draw asked for them. `worker` is the worker name recorded with its put, and
+    `trained_step` the train step of its last consumption (draw without a lease, or acknowledgement), None if unknown.
     """
 
     uid: int
@@ -116,7 +116,7 @@ class StorageItem(Generic[R]):
         return notebook.table(f"{facts}, staleness {self.staleness}", columns, rows)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
-        """Take the fields of a pickle, perhaps of a version with fewer."""
+        """Restore the fields of a pickle, possibly of a version with fewer fields."""
         set_fields(self, state[1])
 
 
@@ -127,14 +127,13 @@ def _field(rollout: Any, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What to draw: up to `sizes[task]` groups of each task, of one status, narrowed by `where`.
+    """The parameters of a draw: up to `sizes[task]` groups of each task, of one status, filtered by `where`.
 
-    Nothing is drawn unless there are as many as `at_least` says of each task that it names. With `probabilities` each
+    Nothing is drawn unless there are at least `at_least[task]` groups of each task in it. With `probabilities` each
     group has its `probability` p, and N p as its `weight`, where N is the number of groups of its task and status.
-    `worker` is the name of who draws. `train_step` is the step that will be trained on them; by default it is the one
-    that the groups of these tasks were last refreshed to, if any. Groups that aren't COMPLETED are drawn to be
-    generated again: without a `train_step` such a draw is for none. The arrays in the fields `deferred` of the rollouts
-    aren't read: handles take their place.
+    `worker` is the drawing worker's name. `train_step` is the step that will train on the groups; by default the step
+    of these tasks' last refresh, if any. Draws of groups that aren't COMPLETED, which are to be regenerated, have no
+    default step. Arrays in the fields `deferred` of the rollouts aren't loaded, and are replaced by handles.
     """
 
     sizes: Mapping[str, int]
@@ -153,12 +152,12 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """Leased groups: the token of the lease, when it ends, and the groups by task.
+    """Leased groups: the token of the lease, its expiry, and the groups by task.
 
-    Tokens grow: a later lease has a higher one. `until` is in seconds since the epoch, by the store's clock. `epoch` is
-    the number of restores before it. `train_step` is the one that its draw is recorded for; `named_step` is the one
-    that a caller has named, at the draw or at the acknowledgement. Without it, groups are acknowledged for the step of
-    the last refresh. `database` is the number of the store that the lease is of; None in a handle of an older version.
+    Tokens increase: a later lease has a higher one. `until` is in seconds since the epoch, by the store's clock.
+    `epoch` is the number of restores before the lease. `train_step` is the step that its draw is recorded for;
+    `named_step` is one given by a caller, at the draw or at the acknowledgement. Without it, groups are acknowledged
+    for the step of the last refresh. `database` is the store's identity, None in handles of older versions.
     """
 
     token: int
@@ -173,12 +172,12 @@ class Leased:
         return [getattr(self, one.name) for one in fields(self)]
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        """Take the fields of a pickle, perhaps of a version with fewer."""
+        """Restore the fields of a pickle, possibly of a version with fewer fields."""
         set_fields(self, dict(zip((one.name for one in fields(self)), state, strict=False)))
 
 
 def set_fields(value: Any, given: Mapping[str, Any]) -> None:
-    """Set the fields of a dataclass that is being unpickled; those that aren't given have their defaults."""
+    """Set the fields of a dataclass that is being unpickled; missing fields get their defaults."""
     for one in fields(value):
         default = one.default if one.default_factory is MISSING else one.default_factory()
         object.__setattr__(value, one.name, given.get(one.name, default))
@@ -187,8 +186,8 @@ def set_fields(value: Any, given: Mapping[str, Any]) -> None:
 def count_passed_on(lease: Leased, there: Iterable[tuple[int, int, bool]]) -> int:
     """Return how many of these groups, which a lease doesn't hold, it has lost without acknowledging them.
 
-    They are given as uid, `times_sampled` and whether another lease holds them. A group that this lease has
-    acknowledged, through another process perhaps, was drawn for good at least as often as the lease has counted.
+    Groups are given as uid, `times_sampled` and whether another lease holds them. A group that this lease has
+    acknowledged, perhaps in another process, has at least as many draws without other leases as this lease has counted.
     """
     draws = {item.uid: item.times_sampled for items in lease.items.values() for item in items}
     return sum(times_sampled - leased < draws.get(uid, 1) for uid, times_sampled, leased in there)
@@ -213,7 +212,7 @@ def check_lease(lease: Leased, epoch: int, database: str | None) -> None:
 
 
 def check_database(lease: Leased, database: str | None) -> None:
-    """Raise LeaseLostError for a lease of another store than this one, as far as both are known."""
+    """Raise LeaseLostError if the lease is of another database than this one, as far as both are known."""
     if None not in (lease.database, database) and lease.database != database:
         raise LeaseLostError(
             f"lease {lease.token} is of the database {lease.database}, and this buffer is in the database {database}; "
@@ -223,11 +222,11 @@ def check_database(lease: Leased, database: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a prompt ledger is in its dataset.
+    """The position of a prompt ledger in its dataset.
 
-    `value` is what the dataset needs to go on from there, encoded; `position` is the number of prompts drawn, for
+    `value` is the encoded state from which the dataset continues; `position` is the number of prompts drawn, for
     people; `version` is the number of moves, 0 for a cursor that doesn't exist yet. `epoch` is the number of restores
-    before it was read: a restore takes cursors back, and then versions repeat.
+    before the cursor was read: a restore moves cursors back, and then versions repeat.
     """
 
     name: str
@@ -239,7 +238,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A step checkpoint: the train step, when it was made (seconds since the epoch), and what it holds."""
+    """A step checkpoint: the train step, when it was made (seconds since the epoch), and the size of its content."""
 
     step: int
     created_at: float
@@ -264,9 +263,9 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """One refresh: the train step, the groups that it is for, and each task's rule.
+    """One refresh: the train step, the statuses of the groups it applies to, and each task's rule.
 
-    If `dropped` is a list, the groups that are removed are added to it, after the commit.
+    If `dropped` is a list, the groups that are removed are added to it after the commit.
     """
 
     train_step: int

@@ -1,4 +1,4 @@
-"""The contents of a database as plain data, for the command line, the page and metrics, which look at it from outside.
+"""Reads the contents of a database as plain data for the command line, the web page and metrics.
 
-SQL is used here and below, not above.
+SQL is used in this package and below, not above.
 """

@@ -1,6 +1,6 @@
-"""Reads what is known of a buffer when somebody waits (`rules.circumstances`), the limits, and who waits.
+"""Reads the circumstances of waits in a buffer (`rules.circumstances`), the limits, and the current waits.
 
-All of it is read by indexes or from small tables, however many groups there are; only a query has to look at groups.
+Everything is read by index or from small tables, whatever the number of groups; only a query examines groups.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from replaybuf.rules.train_state import TrainState
     from replaybuf.storage.sql.engine.transaction import Transaction
 
-# What became of groups counts since then.
+# The period over which outcomes of groups are counted.
 _BEFORE_SECONDS = 3600
 _MINUTE = 60.0
 
-#: How each task stood in a minute: its figures by name.
+#: The figures of each task in one minute, by name.
 _Figures = Mapping[str, Mapping[str, Any]]
 # Numbers of groups by task and worker.
 _Numbers = dict[str, dict[str, int]]
@@ -49,7 +49,7 @@ _Numbers = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A wait of some process at this moment, and the limits that it goes by; None if they can't be read."""
+    """A current wait of some process, and the limits that it applies; None if they can't be read."""
 
     wait: Wait
     limits: Limits | None
@@ -65,7 +65,7 @@ SELECT detail FROM rb_event WHERE buffer = :buffer AND kind = 'limits' ORDER BY 
 
 
 def read_waiters(tx: ReadTransaction, buffer: str) -> list[Waiter]:
-    """Return who waits in a buffer, those that wait the longest first."""
+    """Return the current waits in a buffer, longest first."""
     found = []
     for row in tx.rows(_WAITERS, buffer=buffer, live=tx.seconds() - LIVE_SECONDS):
         wants = {str(task): int(n) for task, n in row["wants"].items()}
@@ -76,13 +76,13 @@ def read_waiters(tx: ReadTransaction, buffer: str) -> list[Waiter]:
 
 
 def read_limits(tx: ReadTransaction, buffer: str) -> Limits | None:
-    """Return the limits that a worker has noted last; None if all had those by default, or they can't be read."""
+    """Return the limits that a worker recorded last; None if all workers use the defaults, or they can't be read."""
     noted = tx.value(_LIMITS, buffer=buffer)
     return None if noted is None else limits_of(json.loads(noted))
 
 
 def circumstances_of(tx: Transaction, wait: Wait) -> Circumstances:
-    """Return what is known of the buffer of the transaction, for one wait in it, by the limits of this process."""
+    """Return the circumstances of one wait in the transaction's buffer, with this process's limits."""
     buffer = tx.scope.buffer or ""
     others = [one.wait for one in read_waiters(tx, buffer)]
     about = replace(read_circumstances(tx, buffer, others), limits=tx.scope.rules.limits)
@@ -90,7 +90,7 @@ def circumstances_of(tx: Transaction, wait: Wait) -> Circumstances:
 
 
 def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) -> Circumstances:
-    """Return what is known of a buffer, in which these wait. Limits and matches aren't known yet."""
+    """Return the circumstances of a buffer with these waits in it; limits and matches aren't set yet."""
     now, tallies = tx.seconds(), read_tallies(tx, buffer)
     errors, failed_by, failed_with = _read_failures(tx, buffer)
     minutes, drawn = _read_minutes(tx, buffer, now), _read_last_batch(tx, buffer)
@@ -122,7 +122,7 @@ def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) 
 
 
 def matching(tx: ReadTransaction, buffer: str, wait: Wait, about: Circumstances) -> Circumstances:
-    """Return the circumstances with the number of groups that match the query of a wait, as far as it needs them."""
+    """Return the circumstances with the counts of groups that match the wait's query, up to the wanted number."""
     if wait.query is None:
         return replace(about, matches=None)
     from replaybuf.query import LogicNode, ScalarNode, parse
@@ -131,7 +131,7 @@ def matching(tx: ReadTransaction, buffer: str, wait: Wait, about: Circumstances)
 
     try:
         node = parse(json.loads(wait.query))
-    except (ValueError, QueryError):  # of another version
+    except (ValueError, QueryError):  # written by another version
         return replace(about, matches=None)
     matches = {}
     for task, least in wait.wants.items():
@@ -156,7 +156,7 @@ def _tags_in(query: Any) -> list[str]:
 
 
 def _unknown_tags(tx: ReadTransaction, buffer: str, wait: Wait, tags: Sequence[str]) -> dict[str, str | None]:
-    """Return those of these tags that none of the newest groups has that a wait is about, with the most similar one."""
+    """Return the tags that none of the newest groups the wait could draw has, each with the most similar known tag."""
     known: set[str] = set()
     for lane, task in tx.table(_LANES_OF, buffer=buffer, status=wait.status.value)[1]:
         if task in wait.wants:
@@ -166,9 +166,9 @@ def _unknown_tags(tx: ReadTransaction, buffer: str, wait: Wait, tags: Sequence[s
     return {tag: next(iter(found), None) for tag, found in near.items()}
 
 
-# Who holds, who works
+# Leases and workers
 
-# Leased groups have lanes of their own: without that, SQLite would look at all groups.
+# Leased groups have lanes of their own: without that, SQLite would scan all groups.
 _HELD = """
 SELECT l.task_name, l.status, g.holder, count(*), max(g.leased_until),
        min((SELECT max(b.taken_at) FROM rb_batch b WHERE b.lease = g.lease)),
@@ -177,7 +177,7 @@ FROM rb_lane l JOIN rb_group g ON g.lane = l.id
 WHERE l.buffer = :buffer AND l.leased AND g.leased_until IS NOT NULL
 GROUP BY l.task_name, l.status, g.holder ORDER BY 1, 2, 3"""
 
-# The workers, the last seen first, with what they did as far as it is kept.
+# The workers, last seen first, with their recorded activity.
 _WORKERS = """
 SELECT w.name, w.started_at, w.seen_at, w.ended_at,
        coalesce(sum(a.groups), 0), coalesce(sum(a.failures), 0), coalesce(sum(a.taken), 0), w.host, w.pid,
@@ -187,7 +187,7 @@ FROM (SELECT * FROM rb_worker WHERE buffer = :buffer ORDER BY seen_at DESC LIMIT
 GROUP BY w.id, w.name, w.started_at, w.seen_at, w.ended_at, w.host, w.pid ORDER BY w.seen_at DESC, w.id"""
 
 
-# When what was put, drawn and restored
+# Times of the last put, draw and restore
 
 _MINUTES = """
 SELECT since AS minute, data FROM rb_history
@@ -208,15 +208,15 @@ SELECT worker, taken_at AS time, groups, members FROM rb_batch WHERE buffer = :b
 
 
 def _read_minutes(tx: ReadTransaction, buffer: str, now: float) -> list[tuple[float, _Figures]]:
-    """Return when it was noted how each task stood, and how: in each minute of the last hour, and once before it."""
+    """Return the recorded figures of tasks with their times: each minute of the last hour, and one before it."""
     rows = tx.rows(_MINUTES, buffer=buffer, earliest=int(now - _BEFORE_SECONDS - _MINUTE), now=int(now))
     return [(float(row["data"].get("at", row["minute"])), row["data"].get("tasks", {})) for row in rows]
 
 
 def _an_hour_ago(minutes: Sequence[tuple[float, _Figures]], workers: Sequence[Worker], now: float) -> Before | None:
-    """Return what had been counted an hour ago: nothing, if the buffer is younger; else as long ago as is known.
+    """Return the counts of an hour ago: empty for a younger buffer; else the oldest ones recorded since then.
 
-    It is younger if all workers are, and have put what was there when it was noted first.
+    A buffer is younger if all workers are, and they have put all groups counted in the first record.
     """
     if not minutes:
         return None
@@ -230,14 +230,14 @@ def _an_hour_ago(minutes: Sequence[tuple[float, _Figures]], workers: Sequence[Wo
 
 def _before(time: float, tasks: _Figures) -> Before | None:
     if any("put_of" not in figures for figures in tasks.values()):
-        return None  # of another version
+        return None  # written by another version
     put = {(task, Status(status)): n for task, figures in tasks.items() for status, n in figures["put_of"].items()}
     expired = {task: figures.get("expired_ever", figures.get("expired", 0)) for task, figures in tasks.items()}
     return Before(time, put, expired, {task: figures.get("set_aside", 0) for task, figures in tasks.items()})
 
 
 def _last_changes(minutes: Sequence[tuple[float, _Figures]], puts: Mapping[str, int]) -> dict[str, float]:
-    """Return the beginning of the last of these minutes in which something was put into each task."""
+    """Return for each task the last of these minutes whose put count is below the current one."""
     return {
         task: max(before)
         for task, count in puts.items()
@@ -246,7 +246,7 @@ def _last_changes(minutes: Sequence[tuple[float, _Figures]], puts: Mapping[str, 
 
 
 def _read_last_puts(tx: ReadTransaction, buffer: str, drawn: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return when the newest group of each task that is still there, or was drawn last, was put."""
+    """Return when the newest group of each task was put, among the groups present and those drawn last."""
     rows = tx.table(_LAST_PUTS, buffer=buffer)[1]
     tasks = {lane: task for lane, task, _ in rows}
     members = [] if drawn is None else [(member[1], member[6]) for member in drawn["members"]]
@@ -273,12 +273,12 @@ def _read_trainer(tx: ReadTransaction, buffer: str) -> TrainState | None:
         return None
     from replaybuf.rules.train_state import TrainState
 
-    with suppress(InputError):  # withdrawn, or of another version
+    with suppress(InputError):  # withdrawn, or written by another version
         return TrainState.decode(bytes(value))
     return None
 
 
-# A ledger that has gone on since, with more epochs or after a restore, is at another position.
+# A ledger that has continued since, with more epochs or after a restore, is at another position.
 _ENDED_DATASETS = """
 SELECT DISTINCT e.task_name, e.detail, e.groups
 FROM rb_event e LEFT JOIN rb_cursor c ON c.buffer = e.buffer AND c.name = e.detail AND c.checkpoint = 0
@@ -286,7 +286,7 @@ WHERE e.buffer = :buffer AND e.kind = 'dataset_ended' AND coalesce(c.position, 0
 
 
 def _read_ended_datasets(tx: ReadTransaction, buffer: str) -> dict[str, int]:
-    """Return how many prompts were drawn of each task whose prompt ledgers have read their datasets to the end."""
+    """Return the number of prompts drawn of each task whose prompt ledgers have read their datasets to the end."""
     drawn = Counter[str]()
     for task, _, prompts in tx.table(_ENDED_DATASETS, buffer=buffer)[1]:
         drawn[task] += prompts
@@ -307,9 +307,9 @@ WHERE buffer = :buffer AND kind = 'set_aside' AND task_name = :task AND worker I
 
 
 def _read_failures(tx: ReadTransaction, buffer: str) -> tuple[dict[str, str], _Numbers, _Numbers]:
-    """Return why the newest failed group of each task did, who put the newest ones as failed, and who drew the others.
+    """Return by task the newest failed group's error, and counts by worker of newest failed puts and draws set aside.
 
-    A group that was set aside after its put has an error of its own.
+    A group that was set aside after its put has an error of its own, and doesn't count as a failed put.
     """
     errors: dict[str, str] = {}
     makers: _Numbers = {}

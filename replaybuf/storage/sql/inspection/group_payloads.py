@@ -1,6 +1,6 @@
-"""The rollouts of a group in full, for people, and its arrays and tensors: what they are, and where their bytes are.
+"""Full rollouts of a group as plain values, and its arrays and tensors with the location of their bytes.
 
-Imports the codec, which most questions can do without.
+Imports the codec, which most reads don't need.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.segments.store import SEGMENTS, Extent
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
-#: Decodes rollouts as dicts, whatever their class and those in their fields were, and needs neither torch nor Ray.
+#: Decodes rollouts, and objects in their fields, as dicts whatever their class, without torch or Ray.
 AS_DICTS = Codec(RolloutType(dict), tensors="numpy", object_refs="value", as_plain=True)
 
 _PAYLOAD = """
@@ -33,16 +33,16 @@ Stored = tuple[bytes | None, str, int | None, Places]
 
 
 def read_payload(tx: ReadTransaction, uid: int) -> Stored:
-    """Return what `decode_payload` needs of a group that is there.
+    """Return the input of `decode_payload` for an existing group.
 
-    That are its payload, its marks, the step of its last refresh, and all places.
+    It has the group's payload, marks (rollout metadata), the step of its last refresh, and all places.
     """
     [(data, marks, refreshed_to)] = tx.tuples(_PAYLOAD, uid=uid)
     return None if data is None else bytes(data), marks, refreshed_to, tx.places()
 
 
 def decode_payload(uid: int, stored: Stored) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the full rollouts of a group, without arrays that can't be read, and then why. Raises DecodeError."""
+    """Return the full rollouts of a group and, if arrays had to be left out, the reason. Raises DecodeError."""
     try:
         return decode_shown(AS_DICTS, uid, *stored)
     except DecodeError as error:
@@ -54,10 +54,10 @@ IN_DATABASE: Final = "the database"
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array or tensor of a rollout: its path in it, and where its bytes are.
+    """An array or tensor of a rollout: its path in the rollout, and where its bytes are.
 
-    That is a `file` or object in the `folder` of a place; None for the database. `small` ones are among the other
-    values of the group.
+    `file` is a file or object in the `folder` of a place, None for the database. `small` arrays are stored inline with
+    the group's other values.
     """
 
     rollout: int
@@ -71,7 +71,7 @@ class StoredArray:
 
     @property
     def dimensions(self) -> str:
-        """The shape as people read it."""
+        """The shape as text."""
         return " × ".join(map(str, self.shape)) or "one"
 
     @property
@@ -81,7 +81,7 @@ class StoredArray:
 
 
 def arrays_of(stored: Stored) -> list[StoredArray]:
-    """Return the arrays and tensors of a group, by rollout and path; none of a payload that can't be read."""
+    """Return the arrays and tensors of a group, by rollout and path; none if the payload can't be read."""
     payload, _, _, (urls, _) = stored
     if payload is None:
         return []
@@ -103,7 +103,7 @@ def arrays_of(stored: Stored) -> list[StoredArray]:
 
 
 def footnotes(arrays: Sequence[StoredArray]) -> list[str]:
-    """Return in sentences where the files of arrays are, and how many aren't worth a line each."""
+    """Return sentences that say where the files of arrays are, and how many small arrays aren't listed."""
     files: dict[str, set[str]] = {}
     for one in arrays:
         if one.folder is not None and one.file is not None:
@@ -117,7 +117,7 @@ def footnotes(arrays: Sequence[StoredArray]) -> list[str]:
 def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, ArrayFacts]]:
     if isinstance(value, ArrayFacts):
         yield path, value
-    elif isinstance(value, np.ndarray):  # one that isn't in C order, or of objects
+    elif isinstance(value, np.ndarray):  # not in C order, or of objects
         yield path, ArrayFacts(str(value.dtype), value.shape, value.nbytes, out_of_band=False)
     elif isinstance(value, dict):
         for name, inside in value.items():

@@ -1,11 +1,10 @@
-"""Groups that match a query: lists, pages, payloads, how the database answers a query, and what deleting would remove.
+"""Groups that match a query: lists, pages, query plans, and what a delete would remove.
 
-A page is asked for by the key of the last group of the one before (keyset paging), so that the thousandth costs what
-the first does. In the order of uids, groups are read from an index as far as the page needs (of some lanes, from that
-of each, and merged), and so they are in the order of staleness where all match. Draws by staleness have indexes of each
-lane: of the groups whose staleness is counted from their oldest step, and of those that have it pinned
-(`schema.tables`); the first groups of each are merged here. Other orders look at all groups that match: an index for
-each of them would make every put write more.
+Pages use keyset paging: a page continues after the key of the last group of the page before, so the thousandth page
+costs as much as the first. By uid, groups come from an index (for several lanes, from each lane's part, merged); so
+they do by staleness if all groups match. Draws by staleness have two indexes for each lane, for groups whose staleness
+is computed from their oldest step and for groups with a staleness override (`schema.tables`); the first groups of each
+are merged here. Other orders scan all matches: an index for each would make every put write more.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from replaybuf.storage.sql.statements.matching import count_groups, find_uids, f
 from replaybuf.storage.sql.statements.ordering import Source
 from replaybuf.storage.sql.statements.rows import FIELDS
 
-#: More lanes than this are read in one go; a database has a few for each task.
+#: With more lanes than this, one scan replaces the reads by lane; a database has a few lanes for each task.
 MOST_LANES = 100
 _LARGEST = 2**63 - 1
-# The groups of each lane. (Leased ones count in the lane that they came from.)
+# The number of groups of each lane. (Leased groups count in the lane that they came from.)
 _SIZES = "SELECT lane, sum(amount) FROM rb_tally WHERE name IN ('size', 'leased') GROUP BY lane"
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The place of a group in the order: the value that it is ordered by, and its uid."""
+    """The position of a group in the order: its sort value and its uid."""
 
     value: Any
     uid: int
@@ -55,9 +54,9 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The lanes that groups are chosen from, each with the step of its last refresh.
+    """The lanes to select groups from, each with the step of its last refresh.
 
-    `are_all` that there are; `condition` is that of being in one of them.
+    `are_all`: these are all lanes of the database. `condition`: the group is in one of the lanes.
     """
 
     steps: Mapping[int, int | None]
@@ -70,7 +69,7 @@ class Lanes:
 
 
 def chosen_lanes(tx: Transaction, task: str | None, status: str | None) -> Lanes:
-    """Return the lanes of the scope of a transaction, of a task and status (None: of all)."""
+    """Return the lanes in the transaction's scope of a task and status (None: of all)."""
     found = select(lane.c.id, lane.c.step).where(tx.scope.lanes)
     if task is not None:
         found = found.where(lane.c.task_name == task)
@@ -80,14 +79,14 @@ def chosen_lanes(tx: Transaction, task: str | None, status: str | None) -> Lanes
     column: ColumnElement[int] = group.c.lane
     sizes = {number: int(size) for number, size in tx.tuples(_SIZES)} if tx.dialect.name == "sqlite" else {}
     if 2 * sum(size for number, size in sizes.items() if number in steps) > sum(sizes.values()):
-        column = column + 0  # SQLite would look each of them up in an index, which takes longer than reading all
+        column = column + 0  # keeps SQLite from one index look-up per lane, which is slower than a scan
     return Lanes(steps, len(steps) == tx.value("SELECT count(*) FROM rb_lane"), column.in_(steps))
 
 
 def by_staleness(tx: Transaction, lanes: Lanes, after: Key | None, limit: int, *, down: bool) -> list[Key]:
-    """Return the first `limit` groups of some lanes behind a key, by staleness; those without one come last, by uid.
+    """Return the first `limit` groups of lanes after a key, by staleness; groups without staleness come last, by uid.
 
-    Among equals the oldest come first where the most stale do, and otherwise the newest, as in the index.
+    Ties are in the order of the index: oldest first where the most stale come first, otherwise newest first.
     """
     parts = [part.limit(limit) for one, step in lanes.steps.items() for part in _parts(one, step, after, down)]
     found = tx.execute(union_all(*(select(part.subquery()) for part in parts)))
@@ -101,7 +100,7 @@ def _place(key: Key, down: bool) -> tuple[bool, int, int]:
 
 
 def _parts(number: int, step: int | None, after: Key | None, down: bool) -> list[Select[Any]]:
-    """Return the groups of a lane behind a key: those with a pinned staleness, with a counted one, and without any."""
+    """Return the groups of a lane after a key: with a staleness override, with computed staleness, and with none."""
     pinned, oldest = group.c.pinned_staleness, group.c.oldest_step
     in_lane = group.c.lane == number
     counted = and_(in_lane, pinned.is_(None))
@@ -133,7 +132,7 @@ def _part(
     down: bool,
     newest: bool,
 ) -> Select[Any]:
-    """Return groups by a column, from a place in it on behind the uid of a key, and those with equal ones by uid."""
+    """Return groups ordered by a column, after the place and uid of a key; ties are ordered by uid."""
     uid = group.c.uid
     found = select(uid.label("uid"), value.label("value")).where(where)
     if after is not None:
@@ -147,7 +146,7 @@ def _part(
 
 @dataclass(frozen=True, slots=True)
 class Looking(Scope):
-    """The scope of a reader: one buffer or all, including leased groups."""
+    """The scope of a read: one buffer or all, including leased groups."""
 
     @property
     def lanes(self) -> ColumnElement[bool]:
@@ -155,7 +154,7 @@ class Looking(Scope):
 
 
 def looking_at(tx: ReadTransaction, buffer: str | None) -> Transaction:
-    """Return the transaction for queries of one buffer or all. Raises InputError when only other buffers exist."""
+    """Return a transaction that queries one buffer or all. Raises InputError when only other buffers exist."""
     check_buffer(tx, buffer)
     return tx.of(Looking(buffer))
 
@@ -163,7 +162,7 @@ def looking_at(tx: ReadTransaction, buffer: str | None) -> Transaction:
 def list_groups(
     tx: ReadTransaction, buffer: str | None, query: Node, order: Order, limit: int | None, *, count: bool
 ) -> Listing:
-    """Return the groups that match, in order; with `count` also the number of all matches, beyond the limit."""
+    """Return the groups that match, in order; with `count` also the number of all matches, regardless of the limit."""
     looking = looking_at(tx, buffer)
     rows = read_metadata(tx, [uid for uid, _ in find_uids(looking, query, order, limit)])
     matching = count_groups(looking, query, None) if count and len(rows) == limit else len(rows)
@@ -173,14 +172,14 @@ def list_groups(
 def extremes_matching(
     tx: ReadTransaction, buffer: str | None, query: Node, count: int, *, worst: bool
 ) -> list[tuple[int, int]]:
-    """Return what `extreme_rollouts` does, of the groups that match."""
+    """Return the same as `extreme_rollouts`, for the groups that match."""
     uids = [uid for uid, _ in find_uids(looking_at(tx, buffer), query, (), None)]
     return extreme_rollouts(tx, buffer, None, count, worst=worst, among=uids)
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which groups, in which order: of a buffer, task and status (None: of all), that match the query."""
+    """A selection and its order: the groups of a buffer, task and status (None: of all) that match the query."""
 
     query: Node
     order: OrderTerm
@@ -192,10 +191,10 @@ class Chosen:
 def page_of_groups(
     tx: ReadTransaction, chosen: Chosen, after: Key | None, size: int, newest: Sequence[int] | None = None
 ) -> tuple[list[dict[str, Any]], Key | None]:
-    """Return the metadata of the page of `size` groups behind a key, or the first; and the key of its last group.
+    """Return the metadata of the `size` groups after a key (None: the first), and the key of the last one.
 
-    There is no such key if there are no more groups behind it. Where the `newest_groups` that match are known, the
-    first page of them isn't looked for again.
+    That key is None on the last page. If the `newest_groups` that match are given, the first page is taken from them
+    without another query.
     """
     if newest is not None and after is None and chosen.order == _NEWEST and size < COUNTED:
         keys = [Key(uid, uid) for uid in newest[: size + 1]]
@@ -205,7 +204,7 @@ def page_of_groups(
     return rows, keys[size - 1] if len(keys) > size else None
 
 
-#: Groups of which it is counted how many have which values.
+#: The number of groups whose values are counted.
 COUNTED = 1000
 _VALUES = """
 SELECT l.task_name AS task_name, l.status AS status, g.worker AS worker, g.tags AS tags
@@ -214,15 +213,15 @@ _NEWEST = OrderTerm("uid", descending=True)
 
 
 def newest_groups(tx: ReadTransaction, chosen: Chosen) -> list[int]:
-    """Return the uids of the newest groups that match, whatever the order is: of as many as are counted."""
+    """Return the uids of the newest groups that match, whatever the order, at most `COUNTED`."""
     keys = _keys_of(looking_at(tx, chosen.buffer), replace(chosen, order=_NEWEST), None, COUNTED)
     return [key.uid for key in keys]
 
 
 def values_of_groups(tx: ReadTransaction, uids: Sequence[int]) -> dict[str, Counter[Any]]:
-    """Return how many of these groups have which value.
+    """Return the counts of values among these groups, by name.
 
-    The names are `status`, `task_name`, `worker`, and `tags.NAME` for each tag whose values are texts or numbers.
+    The names are `status`, `task_name`, `worker`, and `tags.NAME` for each tag with text or number values.
     """
     counts: dict[str, Counter[Any]] = {"status": Counter(), "task_name": Counter(), "worker": Counter()}
     for row in rows_of(tx, _VALUES, uids):
@@ -235,7 +234,7 @@ def values_of_groups(tx: ReadTransaction, uids: Sequence[int]) -> dict[str, Coun
 
 
 def _keys_of(tx: Transaction, chosen: Chosen, after: Key | None, limit: int) -> list[Key]:
-    """Return the first `limit` groups that match behind a key, in order."""
+    """Return the keys of the first `limit` groups that match after a key, in order."""
     lanes = chosen_lanes(tx, chosen.task, chosen.status)
     if not lanes.steps:
         return []
@@ -246,7 +245,7 @@ def _keys_of(tx: Transaction, chosen: Chosen, after: Key | None, limit: int) -> 
 
 
 def _statement(tx: Transaction, chosen: Chosen, lanes: Lanes, after: Key | None, limit: int) -> Any:
-    """Return the statement for the uids of a page, each with the value that it is ordered by."""
+    """Return the statement for the uids of a page, each with its sort value."""
     value, down = FIELDS[chosen.order.field], chosen.order.descending
     by_uid = value is group.c.uid
     condition = compile_sql(chosen.query, FIELDS, tx.dialect.name)
@@ -269,10 +268,10 @@ def _statement(tx: Transaction, chosen: Chosen, lanes: Lanes, after: Key | None,
 
 
 def _keys(value: ColumnElement[Any], down: bool) -> list[ColumnElement[Any]]:
-    """Return what groups are ordered by. Among equals the oldest come first, also where the highest do.
+    """Return the sort columns. Ties are oldest first, also where the highest values come first.
 
-    They are met in that order, so that those which are too many are passed over; the other way round each of a million
-    groups of the same reward would take the place of one that is kept.
+    A scan meets groups in that order, so a full top-N sort discards later ties; the other way round, each of a million
+    groups of equal reward would displace a kept one.
     """
     if value is group.c.uid:
         return [_directed(value, down)]
@@ -284,7 +283,7 @@ def _directed(key: ColumnElement[Any], down: bool) -> ColumnElement[Any]:
 
 
 def _behind(value: ColumnElement[Any], after: Key, down: bool) -> ColumnElement[bool]:
-    """Return the condition of being behind a key; groups without a value come last, by uid."""
+    """Return the condition of coming after a key; groups without a value come last, by uid."""
     if value is group.c.uid:
         return group.c.uid < after.uid if down else group.c.uid > after.uid
     uid = group.c.uid > after.uid
@@ -299,7 +298,7 @@ _GROUPS = group.name
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """A statement as the database gets it, its parameters in their order, its plan, and a sentence about that."""
+    """A statement as it is sent to the database, its parameters in order, its plan, and a sentence about the plan."""
 
     sql: str
     parameters: list[Any]
@@ -308,7 +307,7 @@ class QueryPlan:
 
     @property
     def indexes(self) -> list[str]:
-        """The indexes by which groups are found."""
+        """The indexes used to find groups."""
         return sorted({step.index for step in self.plan if step.table == _GROUPS and step.index})
 
     @property
@@ -317,7 +316,7 @@ class QueryPlan:
 
 
 def explain_query(tx: ReadTransaction, buffer: str | None, query: Node, order: Order, limit: int | None) -> QueryPlan:
-    """Explain how the groups that match are found, in order, as `find` and `replaybuf ls` do it."""
+    """Return the query plan of `find` and `replaybuf ls` for the groups that match, in order."""
     looking = looking_at(tx, buffer)
     return _explain(looking, finding(looking, query, order, limit), {})
 
@@ -325,9 +324,9 @@ def explain_query(tx: ReadTransaction, buffer: str | None, query: Node, order: O
 def explain_draw(
     tx: ReadTransaction, buffer: str, task: str, status: Status, where: Node | None, order: Order, size: int
 ) -> list[QueryPlan]:
-    """Explain how the first `size` groups of a task and status are drawn that match `where`.
+    """Return the query plans of a draw of the first `size` groups of a task and status that match `where`.
 
-    An order by staleness needs two statements. Returns [] when there never was such a group.
+    An order by staleness has two statements. Returns [] if no group of this task and status was ever put.
     """
     drawing = tx.of(Scope(buffer))
     home = find_lanes(drawing, [(task, status)]).get((task, status))
@@ -336,7 +335,7 @@ def explain_draw(
     return [_explain(drawing, *one) for one in Source(home, where).selects(drawing, size, order)]
 
 
-#: The number of groups in the database, which is what a scan reads.
+#: The number of groups in the database, which a scan reads.
 _COUNT = "SELECT sum(amount) FROM rb_tally WHERE name IN ('size', 'leased')"
 
 
@@ -365,8 +364,8 @@ def _sentence(plan: Sequence[PlanStep], groups: int, *, limited: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Removable:
-    """The groups that a query would remove: a row for each task and status, the number of leased ones, which stay, and
-    the last uid of all of them."""
+    """The groups that a delete by query would remove: a row for each task and status, the number of leased matches
+    (which stay), and the last uid of all matches."""
 
     rows: list[dict[str, Any]]
     leased: int
@@ -378,7 +377,7 @@ class Removable:
 
 
 def removable(tx: ReadTransaction, name: str, query: Node) -> Removable:
-    """Return what deleting the groups of a buffer that match would remove."""
+    """Return what a delete of the matching groups of a buffer would remove."""
     columns = lane.c.task_name, lane.c.status, lane.c.leased
     counted = (*columns, func.count().label("groups"), func.max(group.c.uid).label("last"))
     looking = tx.of(Looking(name))

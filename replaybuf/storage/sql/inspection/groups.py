@@ -1,4 +1,4 @@
-"""Buffers and tasks, and the metadata of groups and rollouts, from the views for people."""
+"""Buffers, tasks, and the metadata of groups and rollouts, read from the public views."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DIGITS = re.compile("([0-9]+)")
 
 
 def in_order(name: str) -> tuple[list[str | tuple[int, str]], str]:
-    """Return what buffers are sorted by wherever they are listed: run-2 comes before run-10."""
+    """Return the sort key of buffer names in lists: run-2 comes before run-10."""
     parts = enumerate(_DIGITS.split(name))  # every other part is a number, of any length
     return [(len(part.lstrip("0")), part.lstrip("0")) if i % 2 else part for i, part in parts], name
 
@@ -37,13 +37,13 @@ def tasks_of(tx: ReadTransaction, buffer: str | None) -> list[str]:
 
 
 def opened_buffers(tx: ReadTransaction) -> list[str]:
-    """Return the names of the buffers in the database, and of those that were opened, but never put into."""
+    """Return the names of the buffers in the database, including opened buffers without a put."""
     opened = {name for (name,) in tx.table("SELECT DISTINCT buffer FROM rb_worker")[1]}
     return sorted(opened.union(buffers_of(tx)), key=in_order)
 
 
 def check_buffer(tx: ReadTransaction, buffer: str | None) -> None:
-    """Raise InputError when there are only buffers of other names."""
+    """Raise InputError when only buffers of other names exist."""
     if buffer is not None and (there := opened_buffers(tx)) and buffer not in there:
         raise InputError(
             f"there is no buffer {redact_path(buffer)!r:.200} in this database; there are {', '.join(there)}"
@@ -51,13 +51,13 @@ def check_buffer(tx: ReadTransaction, buffer: str | None) -> None:
 
 
 def chosen_buffers(tx: ReadTransaction, buffer: str | None) -> list[str]:
-    """Return the names of the buffers that there are of one or of all, in order. Raises InputError."""
+    """Return the names of the existing buffers among one or all, in order. Raises InputError."""
     check_buffer(tx, buffer)
     return [name for name in buffers_of(tx) if buffer in (None, name)]
 
 
 def choose(tx: ReadTransaction, buffer: str | None) -> str:
-    """Return the buffer of this name, or else the only one or the default one. Raises InputError."""
+    """Return the buffer of this name; for None the only buffer or the default one. Raises InputError."""
     check_buffer(tx, buffer)
     there = buffers_of(tx)
     if buffer is None and len(there) > 1 and DEFAULT not in there:
@@ -70,7 +70,7 @@ _CHUNK = 1000
 
 @dataclass(slots=True)
 class Listing:
-    """The metadata of groups, the number that match, the time then, and whether there are other buffers."""
+    """Metadata of groups, the number that match, the time of the read, and whether other buffers exist."""
 
     rows: list[dict[str, Any]]
     matching: int
@@ -80,7 +80,7 @@ class Listing:
 
 @dataclass(slots=True)
 class Described:
-    """The metadata of a group and of its rollouts, the time then, and whether there are other buffers."""
+    """Metadata of a group and its rollouts, the time of the read, and whether other buffers exist."""
 
     group: dict[str, Any]
     rollouts: list[dict[str, Any]]
@@ -102,19 +102,19 @@ FROM rollouts WHERE uid IN ({uids}) ORDER BY uid, position"""
 
 
 def read_metadata(tx: ReadTransaction, uids: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the metadata of these groups of any buffer, in this order, of those that are there."""
+    """Return the metadata of these groups, of any buffer, in this order; missing groups are left out."""
     found = {row["uid"]: row for row in rows_of(tx, _GROUPS, uids)}
     return [found[uid] for uid in uids if uid in found]
 
 
 def rows_of(tx: ReadTransaction, statement: str, uids: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a statement for the groups with these uids, which it has at `{uids}`."""
+    """Yield the rows of a statement for these uids, which replace its `{uids}`."""
     for listed in _listed(uids):
         yield from tx.rows(statement.format(uids=listed))
 
 
 def describe_group(tx: ReadTransaction, uid: int) -> Described | None:
-    """Return what is known of a group of any buffer without its payload, or None when it isn't there."""
+    """Return the metadata of a group of any buffer and of its rollouts, or None if the group doesn't exist."""
     found = read_metadata(tx, [uid])
     if not found:
         return None
@@ -125,9 +125,9 @@ def describe_group(tx: ReadTransaction, uid: int) -> Described | None:
 def list_oldest(
     tx: ReadTransaction, buffer: str | None, task: str | None, status: str | None, limit: int | None, *, count: bool
 ) -> Listing:
-    """Return the groups of a buffer, task and status (None: of all), those that were put first at the front.
+    """Return the groups of a buffer, task and status (None: of all), oldest first.
 
-    With `count` the number of all of them is counted, beyond the limit.
+    With `count` the total is counted, regardless of the limit.
     """
     check_buffer(tx, buffer)
     wanted = {"buffer": buffer, "task_name": task, "status": status}
@@ -135,7 +135,7 @@ def list_oldest(
     where = "".join(f" AND l.{name} = :{name}" for name in given)
     of_lanes = f"FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE 1 = 1{where}"
     at_most = "" if limit is None else f" LIMIT {int(limit)}"
-    _, uids = tx.table(f"SELECT g.uid {of_lanes} ORDER BY g.uid{at_most}", **given)  # names of columns
+    _, uids = tx.table(f"SELECT g.uid {of_lanes} ORDER BY g.uid{at_most}", **given)  # column names only
     rows = read_metadata(tx, [uid for (uid,) in uids])
     matching = len(rows)
     if count and len(rows) == limit:
@@ -164,11 +164,11 @@ def extreme_rollouts(
     among: Sequence[int] | None = None,
     apart: bool = True,
 ) -> list[tuple[int, int]]:
-    """Return the uids and positions of the completed rollouts with the lowest rewards, or with the highest.
+    """Return (uid, position) of the completed rollouts with the lowest rewards (`worst`), or with the highest.
 
-    They are of the groups of a buffer and task (None: of all), and if `among` is given, of the groups with these uids.
-    The lowest of each group come before any second ones, or if those `among` groups aren't to be kept `apart`, before
-    second ones of the same reward; among equals, those of the newest groups come first.
+    Groups are those of a buffer and task (None: of all), restricted to the uids `among` if given. Unless `apart` is
+    false for `among`, the first of each group come before any second ones of a group; otherwise second ones follow only
+    among equal rewards. Ties are newest group first.
     """
     check_buffer(tx, buffer)
     given = {name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None}
@@ -191,7 +191,7 @@ _Row = Sequence[Any]
 def _extremes(
     tx: ReadTransaction, part: str, given: dict[str, str], count: int, *, worst: bool, apart: bool = True
 ) -> Sequence[_Row]:
-    """Return uid, position, place in its group and reward of the first rollouts of some groups."""
+    """Return uid, position, rank in its group and reward of the first rollouts of some groups."""
     where = "".join(f" AND {name} = :{name}" for name in given) + f" AND uid IN ({part})"
     order, lowest = ("ASC", "min") if worst else ("DESC", "max")
     first = f"nth, reward {order}" if apart else f"reward {order}, nth"
@@ -208,7 +208,7 @@ def _first(found: Sequence[_Row], count: int, *, worst: bool, apart: bool = True
     return [(uid, position) for uid, position, *_ in sorted(found, key=place)[:count]]
 
 
-# The marks have the rewards of all rollouts, completed or not: the true extreme of a group isn't beyond theirs.
+# Marks have the rewards of all rollouts, completed or not: no completed rollout is beyond its group's extreme there.
 _CANDIDATES = {
     "sqlite": "(SELECT {lowest}(value) FROM json_each(g.marks, '$.reward'))",
     "postgresql": "(SELECT {lowest}(value::double precision) FROM jsonb_array_elements_text(g.marks -> 'reward'))",
@@ -218,9 +218,9 @@ _CANDIDATES = {
 def _candidates(
     tx: ReadTransaction, given: dict[str, str], most: int, *, worst: bool
 ) -> tuple[list[int], tuple[float, int] | None]:
-    """Return the groups whose marks have the lowest rewards, or the highest; of the last its reward and uid.
+    """Return the groups whose marks have the lowest rewards (or highest), and the last one's reward and uid.
 
-    There is no last one when these are all that have rewards.
+    The last one is None if these are all groups with rewards.
     """
     where = "".join(f" AND l.{name} = :{name}" for name in given)
     extreme = _CANDIDATES[tx.dialect_name].format(lowest="min" if worst else "max")
@@ -236,7 +236,7 @@ def _candidates(
 def _is_settled(
     found: Sequence[_Row], chosen: Sequence[tuple[int, int]], last: tuple[float, int], *, worst: bool
 ) -> bool:
-    """Return whether no group beyond the last candidate can come before those that are chosen."""
+    """Return whether no group after the last candidate can precede the chosen ones."""
     firsts = {uid: reward for uid, _, nth, reward in found if nth == 1}
     groups = [uid for uid, _ in chosen]
     if len(set(groups)) < len(groups):  # second rollouts of a group: there may be more groups
@@ -246,21 +246,21 @@ def _is_settled(
 
 
 def _listed(uids: Sequence[int]) -> Iterator[str]:
-    """Yield the uids as SQL lists them, some at a time."""
+    """Yield the uids as comma-separated SQL lists, in chunks."""
     for start in range(0, len(uids), _CHUNK):
         yield ", ".join(str(int(uid)) for uid in uids[start : start + _CHUNK])
 
 
-# Groups in words, for the terminal and the page
+# Texts about groups, for the terminal and the page
 
 
 def archived_at(row: Mapping[str, Any]) -> datetime | None:
-    """Return when a group was archived. (For filtered and failed ones the column has the time when they became so.)"""
+    """Return when a group was archived. (For filtered and failed groups the column has the time of that change.)"""
     return row["archived_at"] if row["status"] == Status.ARCHIVED else None
 
 
 def lease_text(until: datetime | None, now: datetime) -> str:
-    """Return when a lease ends ("in 45s"), or that it has ended, and its groups come back when they are drawn."""
+    """Return when a lease expires ("in 45s"), or that it has expired and a draw would return its groups."""
     if until is None:
         return "-"
     left = (until - now).total_seconds()
@@ -275,7 +275,7 @@ def tags_text(tags: Mapping[str, Any] | None) -> str:
 
 
 def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime], str] = units.iso) -> dict[str, str]:
-    """Return what is known of a group that is there, in words, by name; empty ones of what isn't known."""
+    """Return the known facts of an existing group as texts, by name; "" for unknown ones."""
 
     def when(moment: datetime | None) -> str:
         return "" if moment is None else f"{time(moment)} ({units.ago(moment, now)})"

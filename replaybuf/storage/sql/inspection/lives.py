@@ -1,4 +1,4 @@
-"""The life of a group: who put it, who drew it, what befell it, and where it is."""
+"""The history of a group: its put, draws, events, and current location."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replaybuf.units import time_of
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something that befell a group: the `kind` of an event, when, by whom, at which train step."""
+    """An event in a group's history: its `kind`, time, worker and train step."""
 
     at: datetime
     kind: str
@@ -29,9 +29,9 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What is known of a group's put, also when it has left: from its row, a checkpoint's, or a draw's.
+    """The recorded facts of a group's put, also after its removal: from its row, a checkpoint's, or a draw's.
 
-    Of a group that only an event or its successor names, it is the buffer.
+    Only the buffer is set for a group known from an event or its successor alone.
     """
 
     buffer: str
@@ -45,11 +45,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """All that is known of a group.
+    """The recorded history of a group.
 
-    `there` is its row in the view `groups` with its trained step, None when it has left. `replaces` are the groups that
-    it was put in place of, as far as they are known (`schema.tables`), `replaced_by` those that were put in its place.
-    `checkpoints` are the train steps of the checkpoints that hold it.
+    `there` is its row in the view `groups` with its trained step, None after its removal. `replaces` are the groups
+    that its put replaced, as far as recorded (`schema.tables`); `replaced_by` are the groups whose put replaced it.
+    `checkpoints` are the train steps of the checkpoints that contain it.
     """
 
     uid: int
@@ -65,7 +65,7 @@ class Life:
 
 
 def life_of(tx: ReadTransaction, uid: int) -> Life | None:
-    """Return the life of a group of any buffer, or None when nothing is known of it."""
+    """Return the history of a group of any buffer, or None when nothing is recorded of it."""
     kept = tx.rows(_IN_CHECKPOINTS, uid=uid)
     rows = tx.rows(_ROW, uid=uid) or kept[-1:]
     buffers = buffers_of(tx)
@@ -90,7 +90,7 @@ _PUT = """
     l.buffer AS buffer, l.task_name AS task_name, g.created_at AS put_at, g.worker AS worker, g.put_step AS put_step,
     g.oldest_step AS oldest_step, g.reward AS reward, g.made_from AS made_from"""
 _ROW = f"SELECT {_PUT} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"  # noqa: S608
-# A look-up in each checkpoint.
+# One index look-up in each checkpoint.
 _IN_CHECKPOINTS = f"""
 SELECT {_PUT}, c.step AS checkpoint_step
 FROM rb_checkpoint c JOIN rb_checkpoint_group g ON g.checkpoint = c.id JOIN rb_lane l ON l.id = g.lane
@@ -100,7 +100,7 @@ _EVENTS = {
     "sqlite": _EVENT.format(there="EXISTS (SELECT 1 FROM json_each(e.uids) WHERE value = {uid}) ORDER BY id"),
     "postgresql": _EVENT.format(there="e.uids @> '{uid}' ORDER BY id"),
 }
-# Groups that are put in place of another have higher uids.
+# A replacing group has a higher uid than the replaced one.
 _REPLACING = """
 SELECT g.uid AS uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane
 WHERE g.uid > {{uid}} AND g.made_from IS NOT NULL AND l.buffer = :buffer AND {there} ORDER BY g.uid"""
@@ -120,16 +120,16 @@ def _origin(buffer: str, row: dict[str, Any] | None, draws: Sequence[Batch]) -> 
     return Origin(buffer, mine.task_name, mine.created_at, mine.worker, None, mine.oldest_model_step, mine.reward)
 
 
-# In order
+# The timeline
 
-#: What the kinds of events are called in a group's life; others are shown as they are.
+#: Texts for kinds of events in a group's history; other kinds are shown by name.
 _KINDS = {"lease_lapsed": "lease over, back", "given_back": "given back", "set_aside": "set aside"}
 
 _RETURNS = ("lease_lapsed", "given_back")
 
 
 def timeline(life: Life) -> list[dict[str, Any]]:
-    """Return what befell a group, in order: `at`, `what`, `worker`, `step`, `detail`, and the `batch` of a draw."""
+    """Return a group's history in order: `at`, `what`, `worker`, `step`, `detail`, and the `batch` of a draw."""
     put = life.origin
     rows = []
     if put.created_at is not None:
@@ -166,7 +166,7 @@ def _drawn(one: Batch) -> str:
 
 
 def _came_back(life: Life, one: Batch) -> bool:
-    """Return whether the group came back from a draw, and no event says so."""
+    """Return whether the group came back from a draw without a recorded event."""
     later = [other.taken_at for other in life.draws if other.id > one.id]
     told = (event for event in life.happenings if event.kind in _RETURNS and event.at >= one.taken_at)
     if not one.back or any(not later or event.at <= later[0] for event in told):
@@ -181,7 +181,7 @@ def stale_text(staleness: int) -> str:
 
 
 def is_settled(one: Batch) -> bool:
-    """Return whether the draw was for good."""
+    """Return whether all groups of the draw were consumed."""
     return one.lease is None or one.settled == one.groups
 
 
@@ -191,7 +191,7 @@ def uids_text(uids: Sequence[int]) -> str:
 
 
 def place_of(life: Life) -> str:
-    """Return where a group is, or how it left."""
+    """Return where a group is, or how it was removed."""
     there = life.there
     if there is not None:
         if there["leased_until"] is not None:
@@ -211,7 +211,7 @@ _MOST_UID = 2**63 - 1
 
 
 def why_missing(tx: ReadTransaction, uid: int) -> str:
-    """Return what became of a group that isn't there, or that there never was one."""
+    """Return why a group doesn't exist: how it was removed, or that there never was one."""
     life = life_of(tx, uid) if 1 <= uid <= _MOST_UID else None
     return nothing_of(tx, uid) if life is None else place_of(life)
 

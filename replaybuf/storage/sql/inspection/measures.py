@@ -33,9 +33,9 @@ _STATUSES = [*map(str, Status)]
 
 
 class BufferMeasures(NamedTuple):
-    """A buffer's tallies, cursors and checkpoints, and what its groups hold.
+    """A buffer's tallies, cursors and checkpoints, and figures of its groups.
 
-    `contents` is None where there are too many groups to look at all of them.
+    `contents` is None if there are too many groups to scan.
     """
 
     tallies: Tallied
@@ -45,7 +45,7 @@ class BufferMeasures(NamedTuple):
 
 
 def measure(tx: ReadTransaction, buffer: str | None, scanned: int | None = None) -> dict[str, BufferMeasures]:
-    """Return the measures of one buffer or of all, by name; groups are looked at up to this number in a buffer."""
+    """Return the measures of one buffer or of all, by name; contents of buffers up to `scanned` groups (None: any)."""
     found = {}
     for name in chosen_buffers(tx, buffer):
         tallies = read_tallies(tx, name)
@@ -62,12 +62,12 @@ def tallies_of(tx: ReadTransaction, buffer: str | None) -> dict[str, Tallied]:
 
 
 def count_unswept(tx: ReadTransaction) -> int:
-    """Return the number of payloads that wait to be swept."""
+    """Return the number of payloads that wait for the sweep."""
     return int(tx.value("SELECT count(*) FROM rb_garbage"))
 
 
 def segments_of_places(tx: ReadTransaction) -> list[dict[str, Any]]:
-    """Return a row for each place where payloads are kept apart: its segments, and how many of their bytes are live."""
+    """Return a row for each place of payloads kept apart: its segments, and the number of live bytes."""
     return tx.rows("SELECT * FROM places ORDER BY url")
 
 
@@ -99,11 +99,11 @@ def rows_of_lanes(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any
     return rows
 
 
-# Rewards that are no numbers: they were stored as they are, and count as none
+# Rewards that aren't numbers: they are stored unchanged, and SQL treats them as missing
 
 
 class Unreadable(NamedTuple):
-    """How many rollouts of a buffer, task and status have a reward that is `what` ("a text"), and the first group."""
+    """The number of rollouts in a lane whose reward is `what` ("a text"), and the uid of the first group."""
 
     buffer: str
     task_name: str
@@ -113,7 +113,7 @@ class Unreadable(NamedTuple):
     uid: int
 
 
-# The first condition passes over groups without any, as nearly all are; expired rollouts have no reward any more.
+# The first condition skips groups without any, as nearly all are; expired rollouts have no reward any more.
 _UNREADABLE = {
     "sqlite": """
 SELECT l.buffer, l.task_name, l.status, json_extract(r.value, '$.unreadable') AS what, count(*), min(g.uid)
@@ -132,7 +132,7 @@ GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4""",
 
 
 def unreadable_rewards(tx: ReadTransaction) -> list[Unreadable]:
-    """Return what there is of rewards that are no numbers. Reads what is stored of all groups beside their payloads."""
+    """Return the rewards that aren't numbers, by lane. Scans the outline (rollout index) of every group."""
     return [Unreadable(*row) for row in tx.table(_UNREADABLE[tx.dialect_name])[1]]
 
 
@@ -152,12 +152,12 @@ _EVENTS = "SELECT kind, count(*) FROM rb_event WHERE buffer = :buffer AND happen
 
 
 def read_records(tx: ReadTransaction, name: str, made: Sequence[StoredCheckpoint]) -> dict[str, Any]:
-    """Return what is recorded of a buffer: restores, its checkpoints, the last draw, waits, workers, the last hour."""
+    """Return the recorded figures of a buffer: restores, checkpoints, last draw, waits, workers, the last hour."""
     now = tx.seconds()
     hour = tx.rows(_LAST_HOUR, buffer=name)[0]
     drawn = last_batches(tx, name, 1)
     waiters: dict[str, dict[str, Any]] = {}
-    for one in read_waiters(tx, name):  # those that wait the longest first
+    for one in read_waiters(tx, name):  # longest waits first
         longest = max(0.0, now - (now if one.wait.since is None else one.wait.since))
         waiters.setdefault(one.wait.kind, {"count": 0, "longest_seconds": longest})["count"] += 1
     workers = _counts(tx, _WORKERS, buffer=name, live=now - SILENT_SECONDS)
@@ -178,7 +178,7 @@ def _counts(tx: ReadTransaction, statement: str, **values: Any) -> dict[str, int
 
 
 def count_overdue(tx: ReadTransaction, name: str) -> dict[str, int]:
-    """Return the number of leased groups of each task of a buffer whose lease is over."""
+    """Return the number of groups with an expired lease, by task of a buffer."""
     overdue = Counter[str]()
     for one in list_leased(tx, name, tx.seconds()):
         overdue[one.task_name] += one.overdue
@@ -186,7 +186,7 @@ def count_overdue(tx: ReadTransaction, name: str) -> dict[str, int]:
 
 
 def held_by_tasks(contents: Contents) -> dict[str, dict[str, Any]]:
-    """Return the bytes of each task; of the completed groups that can be drawn the oldest, and their rewards."""
+    """Return figures by task: bytes, and the oldest completed group that can be drawn, with rewards of such groups."""
     found: dict[str, dict[str, Any]] = {}
     drawable: dict[str, list[Any]] = {}
     for row in contents:

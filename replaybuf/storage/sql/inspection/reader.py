@@ -1,7 +1,7 @@
-"""Opening a database to read it: nothing is created, written or locked for long.
+"""Opens a database for reading: creates and writes nothing, and holds no lock for long.
 
-A reader runs one function in one read transaction, which is over before anything is printed. On SQLite the transaction
-imports SQLAlchemy, which takes longer than everyday questions do, only for queries (`ReadTransaction.of`).
+A reader runs one function in one read transaction, which ends before anything is printed. On SQLite the transaction
+imports SQLAlchemy, which takes longer than common reads do, only for queries (`ReadTransaction.of`).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds to wait for a lock; readers wait only on SQLite databases that aren't in WAL mode.
+#: Seconds to wait for a lock; readers block only on SQLite databases that aren't in WAL mode.
 LOCK_TIMEOUT = 10.0
 _STEPS_BETWEEN_CHECKS = 20_000
-# Paths of files, and their URLs, that need no parser.
+# File paths, and file URLs, that need no parser.
 _PLAIN_PATH = re.compile(r"(?:sqlite:///)?[A-Za-z0-9_./+~ -]+")
 
 
 def open_reader(url: str) -> Reader:
-    """Return the reader for a URL, or for the SQLite file at a path. Connects to nothing yet.
+    """Return the reader of a URL, or of the SQLite file at a path. Doesn't connect yet.
 
-    Raises ConfigError, and UnreachableError when there is no such file.
+    Raises ConfigError, and UnreachableError when the file doesn't exist.
     """
     if url.startswith(("memory:", "pandas:")):
         raise ConfigError(f"{url.partition(':')[0]}:// lives in the process that made it; nobody else can look into it")
@@ -88,10 +88,10 @@ class Reader(ABC):
         return url_or_path(self._given)
 
     def read(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
-        """Run `function(tx)` in a transaction that can't write, and roll it back.
+        """Run `function(tx)` in a read-only transaction, and roll it back.
 
-        Raises NotADatabaseError and SchemaError for a database that isn't one of this replaybuf, and LockedError when
-        it took more than `timeout` seconds.
+        Raises NotADatabaseError and SchemaError for a database that isn't one of this version of replaybuf, and
+        LockedError after `timeout` seconds.
         """
 
         def checked(tx: ReadTransaction) -> T:
@@ -105,15 +105,14 @@ class Reader(ABC):
 
     @abstractmethod
     def read_any(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
-        """Do the same as `read` in any database, whatever is in it."""
+        """Like `read`, but in any database, without a check of its schema."""
 
 
 class SqliteReader(Reader):
     """A SQLite file, opened read-only.
 
-    If there is no write-ahead log, the file is read as immutable, which leaves no files behind and works in a read-only
-    folder. If somebody wrote meanwhile, it is read again the other way, as one of the log's readers, for which no
-    writer waits.
+    Without a WAL the file is read as immutable, which leaves no files behind and works in a read-only folder. If
+    another process wrote meanwhile, the read is repeated as an ordinary WAL reader, which blocks no writer.
     """
 
     def __init__(self, url: str, where: str, path: Path) -> None:
@@ -153,7 +152,7 @@ class SqliteReader(Reader):
             ) from error
 
     def _quiet_state(self) -> tuple[int, ...] | None:
-        """Return a value that changes when somebody writes; None when somebody may be writing."""
+        """Return a value that changes with every write; None while another process may be writing."""
         for suffix in ("-wal", "-journal"):
             beside = Path(f"{self._path}{suffix}")
             if beside.exists() and beside.stat().st_size:
@@ -182,7 +181,7 @@ class SqliteReader(Reader):
 
 
 class SqliteReadTransaction(ReadTransaction):
-    """A transaction on a connection of `sqlite3`, on which it has begun."""
+    """A transaction that has begun on a connection of `sqlite3`."""
 
     dialect_name = "sqlite"
 
@@ -213,7 +212,7 @@ class SqliteReadTransaction(ReadTransaction):
 
 
 class _Clock:
-    """Stops a SQLite statement after a time. As Python code, it also lets Ctrl-C through."""
+    """Interrupts a SQLite statement after a timeout. As Python code, the handler also lets Ctrl-C through."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -225,7 +224,7 @@ class _Clock:
         return self._over
 
     def explain(self, error: Exception) -> None:
-        """Raise the cause of a statement's interruption: this clock, or Ctrl-C."""
+        """Raise the cause of an interrupted statement: the timeout, or Ctrl-C."""
         if self._over:
             raise LockedError(f"stopped after {self._timeout:g} s; raise --timeout if that is too soon") from error
         raise KeyboardInterrupt from error
@@ -237,7 +236,7 @@ class PostgresReader(Reader):
     def read_any(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
         import asyncio
 
-        # A runner, when it ends, makes the repr of its task and so of the result, which may take seconds.
+        # At its end, a runner makes the repr of its task and so of the result, which may take seconds.
         results: list[T] = []
 
         async def read() -> None:
@@ -267,7 +266,7 @@ class PostgresReader(Reader):
 
 
 class State(Enum):
-    """How a revision relates to this version of replaybuf."""
+    """The relation of a revision to this version of replaybuf."""
 
     MISSING = auto()
     CURRENT = auto()
@@ -276,7 +275,7 @@ class State(Enum):
 
 
 def state_of(revision: str | None) -> State:
-    """Return how the revision of a schema (None when there is none) relates to this version of replaybuf."""
+    """Return the state of a schema by its revision (None when it has none)."""
     if revision is None:
         return State.MISSING
     if revision == HEAD:

@@ -1,7 +1,7 @@
-"""The records of what was done: draws for train steps, events, checkpoints, workers, history (`schema.records`).
+"""Records of a run: draws for train steps, events, checkpoints, workers, history (`schema.records`).
 
-Pages come newest first, without looking at more rows than they show. After a restore a run may train on a step again:
-the draws before and after it are told apart by the number of restores before them.
+Pages are newest first, and read no more rows than they show. After a restore a run may train on a step again: the
+number of restores before a draw tells such draws apart.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint as St
 from replaybuf.storage.sql.statements.buffer_facts import list_checkpoints
 from replaybuf.units import time_of
 
-#: The column that orders a view, newest first, where it isn't the `id`.
+#: The sort column of a view, newest first, where it isn't `id`.
 _KEYS = {"batch_groups": "uid", "checkpoints": "created_at", "workers": "last_seen"}
 
 
 def newest(
     tx: ReadTransaction, view: str, buffer: str | None, size: int, *conditions: str, **values: Any
 ) -> list[dict[str, Any]]:
-    """Return the newest rows of a view, of one buffer or of all, that meet conditions in SQL on these values.
+    """Return the newest rows of a view, of one buffer or of all, that meet SQL conditions with these parameters.
 
     Raises InputError when only other buffers exist.
     """
@@ -63,7 +63,7 @@ def last_batches(
 
 @dataclass(frozen=True, slots=True)
 class LastSign:
-    """When the last process gave a sign of life, of a buffer that none has open now, whether it ended by itself, and
+    """The last heartbeat in a buffer that no process has open now: its time, whether that process ended by itself, and
     the name of its worker."""
 
     time: datetime
@@ -83,9 +83,9 @@ WHERE since >= :since AND buffer = coalesce(:buffer, buffer) ORDER BY since"""
 def last_sign_of(
     tx: ReadTransaction, buffer: str | None, now: datetime, after: float = SILENT_SECONDS
 ) -> LastSign | None:
-    """Return when the processes of one buffer, or of all, were seen last; None while one is there, or none is known.
+    """Return the last heartbeat of one buffer, or of all; None while a process is present, or none is recorded.
 
-    One that hasn't ended is there until so many seconds `after` it was seen.
+    A process that hasn't ended counts as present until `after` seconds after its last heartbeat.
     """
     [(seen, ended, open_until, worker)] = tx.tuples(_SIGNS, buffer=buffer)
     if seen is None or (open_until is not None and now.timestamp() - open_until <= after):
@@ -108,8 +108,8 @@ _ALL = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """What restoring a checkpoint would do: the groups that were put since, those of it that have left, and the names
-    of those who have the buffer open, as far as they were seen in the last minute."""
+    """The effects of restoring a checkpoint: the number of groups put since, of its groups removed since, and the names
+    of workers that have the buffer open, as seen in the last minute."""
 
     put: int
     left: int
@@ -117,7 +117,7 @@ class Since:
 
 
 def read_checkpoints(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any]]:
-    """Return the checkpoints of one buffer or of all, in the order in which they were made."""
+    """Return the checkpoints of one buffer or of all, in the order of their creation."""
     made = newest(tx, "checkpoints", buffer, _ALL)
     return sorted(made, key=lambda one: (in_order(one["buffer"]), one["created_at"]))
 
@@ -143,7 +143,7 @@ WHERE buffer = :buffer AND seen_at > :live AND ended_at IS NULL ORDER BY name"""
 
 
 def since(tx: ReadTransaction, made: StoredCheckpoint) -> Since:
-    """Return what restoring a checkpoint would do now."""
+    """Return the effects that restoring a checkpoint would have now."""
     return Since(
         tx.value(_PUT_SINCE, buffer=made.buffer, id=made.id),
         tx.value(_LEFT_SINCE, id=made.id),
@@ -151,15 +151,15 @@ def since(tx: ReadTransaction, made: StoredCheckpoint) -> Since:
     )
 
 
-#: The steps before one, that its rewards are compared with.
+#: The number of earlier steps that a step's rewards are compared with.
 STEPS_BEFORE = 10
-#: Where a group is that has left, and its texts with it.
+#: The place of a group that was removed, with its texts.
 GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A group as it was drawn: its mean reward, its staleness in train steps, the oldest weights in it."""
+    """A group as drawn: its mean reward, its staleness in train steps, and its oldest model step."""
 
     uid: int
     task_name: str
@@ -172,10 +172,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A draw by `worker` for a train step. `settled` of its groups were consumed, `back` came back: they were given
-    back, or the lease was over. The others are leased.
+    """A draw by `worker` for a train step. `settled` of its groups were consumed; `back` came back (released, or their
+    lease expired); the others are leased.
 
-    `reward` and `staleness` are means of its groups; `lease` is the token, None for a draw for good.
+    `reward` and `staleness` are means over its groups; `lease` is the token, None for a draw without a lease.
     """
 
     id: int
@@ -199,7 +199,7 @@ class Batch:
 
     @property
     def came_back(self) -> bool:
-        """Whether all of it did: nothing was, or will be, trained on it."""
+        """Whether all groups came back: nothing was, or will be, trained on the draw."""
         return self.back == self.groups
 
 
@@ -207,8 +207,8 @@ class Batch:
 class StepKey:
     """A train step in the run after this number of restores.
 
-    `resumed`: the run before these restores drew for steps, too, so it was resumed from a checkpoint.
-    `undone`: a later restore went back to before the step.
+    `resumed`: the run before these restores also drew for steps, so this run continues from a checkpoint.
+    `undone`: a later restore returned to a point before the step.
     """
 
     step: int
@@ -219,8 +219,8 @@ class StepKey:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What is known of a buffer's draws of completed groups, or for a train step: their number, how many name no step,
-    and the first and the last that is named."""
+    """The recorded draws of a buffer, of completed groups or for a train step: their number, the number without a step,
+    and the first and last step."""
 
     batches: int
     without_step: int
@@ -236,7 +236,7 @@ FROM rb_batch WHERE buffer = :buffer AND """
 _WITH_MEMBERS = _SELECT.format(members=", members")
 _WITHOUT = _SELECT.format(members="")
 
-# Draws, but for those of which all groups came back, as those do that a DataLoader had prefetched at its end.
+# Draws except those whose groups all came back, such as the ones a DataLoader had prefetched at its end.
 _DRAWN = """buffer = :buffer AND (settled > 0 OR lease IS NULL
 OR lease IN (SELECT lease FROM rb_group WHERE leased_until IS NOT NULL))"""
 _RECORDED = f"""
@@ -249,8 +249,8 @@ _FIRST_OF_EPOCH = "SELECT epoch, min(step) FROM rb_batch WHERE buffer = :buffer 
 _RESTORED = "SELECT epoch, restored_step FROM rb_buffer WHERE name = :buffer AND restored_step IS NOT NULL"
 _ENDLESS = 2**62
 
-# Where a group may be among the members: the first number of each of them is a uid. On SQLite a text that looks like
-# one is found, too; looking for a text takes a fraction of the time of parsing all members.
+# A group's place among the members: the first number of each member is a uid. On SQLite a member text that looks like
+# one matches, too; a text search takes a fraction of the time of parsing all members.
 _MEMBER = {
     "sqlite": "instr(members, '[{uid},') > 0",
     "postgresql": "jsonb_path_exists(members, '$[*][0] ? (@ == {uid})')",
@@ -258,19 +258,19 @@ _MEMBER = {
 
 
 def recorded(tx: ReadTransaction, buffer: str) -> Recorded:
-    """Return what is known of the draws of a buffer."""
+    """Return the totals of a buffer's recorded draws."""
     [(count, with_step, first, last)] = tx.tuples(_RECORDED, buffer=buffer)
     return Recorded(count, count - with_step, first, last)
 
 
 def list_steps(tx: ReadTransaction, buffer: str, *, before: int | None = None, limit: int | None = None) -> list[int]:
-    """Return the train steps of a buffer that were drawn for, newest first, `before` one of them."""
+    """Return the train steps with draws of a buffer, newest first, up to `limit`, lower than `before`."""
     below, most = (_ENDLESS if value is None else max(-_ENDLESS, min(value, _ENDLESS)) for value in (before, limit))
     return tx.values(_STEPS, buffer=buffer, before=below, most=most)
 
 
 def next_step(tx: ReadTransaction, buffer: str, after: int) -> int | None:
-    """Return the first train step after one that was drawn for."""
+    """Return the first train step with draws after a step."""
     found: int | None = tx.value(_NEXT, buffer=buffer, after=max(-_ENDLESS, min(after, _ENDLESS)))
     return found
 
@@ -278,9 +278,9 @@ def next_step(tx: ReadTransaction, buffer: str, after: int) -> int | None:
 def batches_of_steps(
     tx: ReadTransaction, buffer: str, steps: Sequence[int], *, members: bool = False
 ) -> dict[StepKey, list[Batch]]:
-    """Return the draws for train steps of a buffer, newest step first, each in the order of its draws.
+    """Return the draws for train steps of a buffer, newest step first, the draws of each in order.
 
-    Those of which all groups came back are left out, unless the step has no other.
+    Draws whose groups all came back are left out, unless the step has no other.
     """
     found: dict[StepKey, list[Batch]] = {}
     if not steps:
@@ -298,7 +298,7 @@ def batches_of_steps(
 
 
 def batches_with(tx: ReadTransaction, buffer: str, uid: int) -> list[Batch]:
-    """Return the draws that had a group, with it as their only member, in their order."""
+    """Return the draws that had a group, in order, with that group as their only member."""
     there = _MEMBER[tx.dialect_name].format(uid=int(uid))
     inside = f"first_uid <= :uid AND last_uid >= :uid AND (groups = 1 OR {there}) ORDER BY id"
     return [
@@ -321,9 +321,9 @@ def batches_by(tx: ReadTransaction, buffer: str, worker: str, limit: int) -> lis
 
 
 def whereabouts(tx: ReadTransaction, batches: Iterable[Batch]) -> dict[int, str]:
-    """Return where the groups of draws are now, by uid.
+    """Return the current place of each group of these draws, by uid.
 
-    "gone", "leased", "kept" (it may be drawn again), "back" (given back, or its lease was over), or its status, such as
+    "gone", "leased", "kept" (it may be drawn again), "back" (released, or its lease expired), or its status, such as
     "archived".
     """
     drawn = {member.uid: one for one in batches for member in one.members}
@@ -345,9 +345,9 @@ def _place(row: dict[str, Any], drawn: Batch) -> str:
 
 
 def _runs(tx: ReadTransaction, buffer: str) -> dict[int, int | None]:
-    """Return the runs that drew for a step, by their number of restores: the first step that a later one took back.
+    """Return the runs that drew for a step, by their number of restores: the first step undone by a later restore.
 
-    Of a buffer that was never restored, none.
+    Empty for a buffer that was never restored.
     """
     restored: dict[int, int] = dict(tx.table(_RESTORED, buffer=buffer)[1])
     if not restored:

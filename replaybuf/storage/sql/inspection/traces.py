@@ -1,4 +1,4 @@
-"""What `trace` tells of steps and workers: what a train step was trained on, and what a worker made."""
+"""What a train step was trained on, and what a worker made: the data of the command `trace`."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ _DRAWS_SHOWN = 20
 class StepSummary:
     """The draws for a train step in one run: `restores` is the number of restores before it.
 
-    Groups that came back aren't among its `groups`, unless all have. Rewards and staleness are those of the groups that
-    were consumed; of a step of which none is yet, of all that were drawn. `resumed` and `undone` are those of
-    `StepKey`.
+    Groups that came back aren't in `groups`, unless all did. Rewards and staleness are those of consumed groups; while
+    none is consumed yet, those of all drawn groups. `resumed` and `undone` are those of `StepKey`.
     """
 
     step: int
@@ -95,9 +94,9 @@ class StepSummary:
 class StepTrace:
     """A train step in one run, with its draws and groups.
 
-    `groups` are those that were trained on, each once, lowest reward first, and `places` says where they are now (as
-    `whereabouts` does). `before` has the mean reward of the up to `STEPS_BEFORE` steps before, of which there are
-    `steps_before`. `verdict` says in a sentence what stands out.
+    `groups` are the groups trained on, each once, lowest reward first; `places` has their current places
+    (`whereabouts`). `before` is the mean reward of the `steps_before` (at most `STEPS_BEFORE`) steps before. `verdict`
+    is a sentence about outliers.
     """
 
     summary: StepSummary
@@ -113,7 +112,7 @@ class StepTrace:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What stands out of a step, in a sentence: the names of workers, and whether the others' rewards fell, too."""
+    """Outliers of a step, as a sentence: the names of workers, and whether the others' rewards fell, too."""
 
     verdict: str
     workers: tuple[str | None, ...]
@@ -122,7 +121,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """A step's parts beside the steps before it in its run: `others` are its tasks without workers that stand out."""
+    """A step's parts compared with the earlier steps of its run: `others` are its tasks without outlying workers."""
 
     workers: list[Part]
     tasks: list[Part]
@@ -136,7 +135,7 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStep:
-    """The groups of one worker in a train step, and what they are compared with; None where there were none."""
+    """The groups of one worker in a train step, and the groups they are compared with; None where there were none."""
 
     summary: StepSummary
     part: Part
@@ -144,10 +143,10 @@ class WorkerStep:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTrace:
-    """What a worker made: of the last train steps those that had groups of it, newest first; its groups in the buffer.
+    """What a worker made: the last train steps with groups of the worker, newest first, and its groups in the buffer.
 
     `lowest` are its groups in these steps, lowest reward first. `buffered` has a row for each task and status. `draws`
-    are the last ones that it made itself.
+    are the worker's own last draws.
     """
 
     steps: list[WorkerStep]
@@ -159,20 +158,20 @@ class WorkerTrace:
 def summarise_steps(
     tx: ReadTransaction, buffer: str, *, before: int | None = None, limit: int | None = None
 ) -> list[StepSummary]:
-    """Return the last steps of a buffer, `before` one of them, newest first; a step of several runs has several."""
+    """Return the last steps of a buffer, lower than `before`, newest first; one summary for each run of a step."""
     steps = list_steps(tx, buffer, before=before, limit=limit)
     return [StepSummary.of(key, batches) for key, batches in batches_of_steps(tx, buffer, steps).items()]
 
 
 def trace_step(tx: ReadTransaction, buffer: str, step: int) -> list[StepTrace]:
-    """Return a train step of a buffer, for each run that trained on it, the last run first; [] if none did."""
+    """Return a train step of a buffer for each run that trained on it, last run first; [] if none did."""
     drawn = _with_steps_before(tx, buffer, {step})
     tables = _tables(drawn)
     return [_trace(tx, drawn, tables, key) for key in drawn if key.step == step]
 
 
 def changes(found: Sequence[StepSummary]) -> list[float | None]:
-    """Return the change of the mean reward of steps, newest first, from the step before in the same run."""
+    """Return the change of each step's mean reward from the step before in the same run, newest first."""
     changed: list[float | None] = []
     for i, one in enumerate(found):
         earlier = (other for other in found[i + 1 :] if other.step < one.step and other.restores <= one.restores)
@@ -183,14 +182,14 @@ def changes(found: Sequence[StepSummary]) -> list[float | None]:
 
 
 def neighbours(tx: ReadTransaction, buffer: str, step: int) -> tuple[int | None, int | None]:
-    """Return the train steps before and after one for which something was drawn."""
+    """Return the nearest train steps with draws before and after a step."""
     return next(iter(list_steps(tx, buffer, before=step, limit=1)), None), next_step(tx, buffer, step)
 
 
 def judge_steps(tx: ReadTransaction, buffer: str, found: Sequence[StepSummary]) -> dict[tuple[int, int], Judged]:
-    """Return of those steps in which a worker or a task stands out, what `trace step` says of them.
+    """Return the verdicts of `trace step` for the steps in which a worker or a task stands out.
 
-    The keys are the step and the number of restores before it.
+    Keys are the step and the number of restores before it.
     """
     if not found:
         return {}
@@ -209,7 +208,7 @@ def judge_steps(tx: ReadTransaction, buffer: str, found: Sequence[StepSummary]) 
 
 
 def _with_steps_before(tx: ReadTransaction, buffer: str, steps: set[int]) -> dict[StepKey, list[Batch]]:
-    """Return the draws for these steps, and for those before them that they are compared with, newest step first."""
+    """Return the draws for these steps, and for the earlier steps they are compared with, newest step first."""
     earlier = list_steps(tx, buffer, before=min(steps), limit=STEPS_BEFORE)
     return batches_of_steps(tx, buffer, sorted({*steps, *earlier}), members=True)
 
@@ -224,14 +223,14 @@ def _compare(
     key: StepKey,
     comparisons: int | None = None,
 ) -> _Compared:
-    """Return a step's workers and tasks beside the steps before it in its run.
+    """Return a step's workers and tasks compared with the earlier steps of its run.
 
-    `drawn` has the newest steps first, and of each the last run. The step is one of several, with so many comparisons.
+    `drawn` is newest step first, and last run first within a step. `comparisons`: the number of tests made in all.
     """
     earlier: dict[int, Table] = {}
     for other, batches in drawn.items():
         if other.step < key.step and other.restores <= key.restores and any(one.settled for one in batches):
-            earlier.setdefault(other.step, tables[other])  # the last run that this one goes on from comes first
+            earlier.setdefault(other.step, tables[other])  # the last run that this one continues comes first
     compared = list(earlier.values())[:STEPS_BEFORE]
     table, before = tables[key], join(compared)
     every = sum(before.values(), start=Rewards())
@@ -247,7 +246,7 @@ def _last_steps(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[Ste
 
 
 def steps_by_worker(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[str | None, list[WorkerStep]]:
-    """Return what each worker made of the last train steps, newest first, without those that a restore undid."""
+    """Return what each worker made of the last train steps, newest first, without steps undone by a restore."""
     found: dict[str | None, list[WorkerStep]] = {}
     drawn = {key: batches for key, batches in _last_steps(tx, buffer, limit).items() if not key.undone}
     for key, parts in _parts_of_steps(drawn).items():
@@ -258,7 +257,7 @@ def steps_by_worker(tx: ReadTransaction, buffer: str, limit: int | None) -> dict
 
 
 def _parts_of_steps(drawn: Mapping[StepKey, Sequence[Batch]]) -> dict[StepKey, list[Part]]:
-    """Return the workers of steps, each beside the others of its step."""
+    """Return the workers of each step, each compared with the others in the step."""
     tables = _tables(drawn)
     many = sum(map(comparisons_of, tables.values()))
     return {key: by_worker(table, {}, comparisons=many) for key, table in tables.items()}
@@ -268,7 +267,7 @@ _ANSWERS = "SELECT uid, position, worker, prompt, reward, response FROM rollouts
 
 
 def lowest_answers(tx: ReadTransaction, buffer: str, run: StepTrace, most: int) -> list[dict[str, Any]]:
-    """Return the rollouts with the lowest rewards of a step, where they still are."""
+    """Return the rollouts of a step with the lowest rewards, among groups that still exist."""
     there = [one.uid for _, one in run.groups if run.places.get(one.uid) != GONE]
     chosen = extreme_rollouts(tx, buffer, None, most, worst=True, among=there, apart=False) if there else []
     rows = rows_of(tx, _ANSWERS, [uid for uid, _ in chosen])
@@ -277,7 +276,7 @@ def lowest_answers(tx: ReadTransaction, buffer: str, run: StepTrace, most: int) 
 
 
 def trace_worker(tx: ReadTransaction, buffer: str, worker: str, limit: int | None) -> WorkerTrace | None:
-    """Return what a worker made and drew in the last `limit` steps, or None if nothing is known of it."""
+    """Return the made groups and draws of a worker in the last `limit` steps, or None if nothing is recorded of it."""
     steps: list[WorkerStep] = []
     lowest: list[tuple[Batch, Member]] = []
     last = _last_steps(tx, buffer, limit)
@@ -292,7 +291,7 @@ def trace_worker(tx: ReadTransaction, buffer: str, worker: str, limit: int | Non
 
 
 def workers_of(tx: ReadTransaction, buffer: str) -> list[str]:
-    """Return the names of those who made the groups in a buffer, or of the last steps."""
+    """Return the names of the workers that made the groups in a buffer, or those of the last steps."""
     found = set(tx.values(_MAKERS, buffer=buffer))
     for batches in _last_steps(tx, buffer, STEPS_BEFORE).values():
         found |= {member.worker for one in batches for member in one.members if member.worker is not None}
@@ -301,7 +300,7 @@ def workers_of(tx: ReadTransaction, buffer: str) -> list[str]:
 
 
 def consumed(batches: Sequence[Batch]) -> list[Batch]:
-    """Return the draws of which groups were consumed; all of them while none is."""
+    """Return the draws with consumed groups; while there is none, all draws."""
     return [one for one in batches if one.settled] or list(batches)
 
 
@@ -316,7 +315,7 @@ def _trace(
 
 
 def _groups(batches: Sequence[Batch]) -> list[tuple[Batch, Member]]:
-    """Return the groups that were trained on, each once, with the last draw that had it."""
+    """Return the groups that were trained on, each once, with the last draw of each."""
     return list({member.uid: (drawn, member) for drawn in consumed(batches) for member in drawn.members}.values())
 
 
@@ -330,7 +329,7 @@ def _known(batches: Sequence[Batch], field: str) -> list[Any]:
 
 
 def _weighted(batches: Sequence[Batch], field: str) -> float | None:
-    """Return the mean of a field of draws, weighted by the groups that were consumed, or else drawn."""
+    """Return the mean of a field of draws, weighted by the number of consumed groups (if none, of drawn groups)."""
     known = [(value, one.settled or one.groups) for one in batches if (value := getattr(one, field)) is not None]
     return sum(value * count for value, count in known) / sum(count for _, count in known) if known else None
 
@@ -338,7 +337,7 @@ def _weighted(batches: Sequence[Batch], field: str) -> float | None:
 _MAKERS = """
 SELECT DISTINCT g.worker FROM rb_group g JOIN rb_lane l ON l.id = g.lane
 WHERE l.buffer = :buffer AND g.worker IS NOT NULL"""
-# Groups are read once, in the order in which they lie: not by the index of their lanes, which `+ 0` keeps SQLite from.
+# Groups are read in one scan in storage order: `+ 0` keeps SQLite from the lanes' index.
 _BUFFERED = """
 SELECT l.task_name AS task_name, l.status AS status, l.leased AS leased, g.groups, g.reward, g.last_uid
 FROM rb_lane l JOIN (

@@ -1,4 +1,4 @@
-"""SQL of people, read-only: running one statement of a user, and the questions that docs/sql.md answers in SQL."""
+"""Runs a user's SQL statement read-only, and has the questions that docs/sql.md answers in SQL."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
 _WRITES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
-# PostgreSQL rewrites a view before it looks whether the transaction may write.
+# PostgreSQL rewrites a view before it checks whether the transaction may write.
 _WRITES_TO_VIEW = re.compile(r"^cannot (modify|delete from|update|insert into) .*view")
 _INSTEAD = {
     "delete": "; `replaybuf rm` deletes groups",
     "update": "; a program changes groups by `await buffer.update(query, ...)`",
 }
-# Functions with these rights write files and start programs in transactions that are read-only, too.
+# Functions with these privileges write files and start programs, also in read-only transactions.
 _REACHES_THE_SERVER = """
 SELECT bool_or(rolsuper OR pg_has_role(session_user, 'pg_execute_server_program', 'MEMBER')
     OR pg_has_role(session_user, 'pg_write_server_files', 'MEMBER')
@@ -42,11 +42,11 @@ WHERE table_schema = ANY (current_schemas(false)) ORDER BY table_name, ordinal_p
 def run_statement(
     reader: Reader, statement: str, timeout: float, *, most: int | None = None, guarded: bool = False
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return unique names of the columns, and all rows or the first of them; no names when it returns no rows.
+    """Return unique column names, and all rows or the first `most`; no names when the statement returns no rows.
 
     Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid: for an
-    unknown table or column it lists what there is. With `guarded` for statements of somebody else than this process's
-    user: raises AccessError where functions of the database could reach the server's files or programs.
+    unknown table or column it lists the known ones. With `guarded`, for statements of other people than this process's
+    user, raises AccessError where functions of the database could reach the server's files or programs.
     """
 
     def run(tx: ReadTransaction) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -64,7 +64,7 @@ def run_statement(
 
 
 def _explain(error: StorageError, statement: str, timeout: float, reader: Reader) -> NoReturn:
-    """Raise the error that a database's error for a statement means here."""
+    """Raise the error for a user that a database error of the statement stands for."""
     cause: BaseException = error
     while (inner := cause.__cause__) is not None:  # the driver's own exception
         cause = inner
@@ -83,13 +83,13 @@ def _explain(error: StorageError, statement: str, timeout: float, reader: Reader
     if "server expects" in message or "bindings" in message:
         raise QueryError(f"the statement has parameters, which can't be given here: {message}") from error
     if type(error) is StorageError:
-        # The statement's fault: it needs no URL.
+        # The statement is at fault: the message needs no URL.
         raise QueryError(message + _what_there_is(message, statement, reader)) from error
     raise error
 
 
 def _what_there_is(message: str, statement: str, reader: Reader) -> str:
-    """Return the rest of the message for an unknown table or column: the nearest name, and the names there are."""
+    """Return the rest of the message for an unknown table or column: the nearest name, and the existing names."""
     match = _UNKNOWN.match(message)
     if match is None:
         return _OF_GROUPS if "syntax" in message and _FROM_GROUP.search(statement) else ""
@@ -117,7 +117,7 @@ def read_columns(tx: ReadTransaction) -> dict[tuple[str, str], bool]:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Return the names of columns, repeated ones with a number."""
+    """Return the names of columns, with numbers appended to repeated ones."""
     result: list[str] = []
     for name in names:
         candidate, number = name, 1
@@ -137,12 +137,12 @@ class Question(NamedTuple):
     postgresql: str
 
     def on(self, dialect: str) -> str:
-        """Return the statement for a kind of database."""
+        """Return the statement for a dialect."""
         return self.postgresql if dialect == "postgresql" else self.sqlite
 
 
 def _questions(text: str) -> tuple[Question, ...]:
-    """Return the questions of a text: below a topic, each is a line above its statement, or the two statements."""
+    """Parse the questions of a text: below a topic, each is a line above its one or two statements."""
     found, topic = [], ""
     for block in text.strip().split("\n\n"):
         if block.startswith("# "):

@@ -1,6 +1,6 @@
-"""What the views for people have: their columns, of which type, and what each means.
+"""The columns of the public views: name, type and meaning.
 
-Meanings are Markdown, for docs/sql.md, which has these tables.
+Meanings are Markdown, for the tables of docs/sql.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class ViewColumn(NamedTuple):
-    """A column: its name, its type ("integer", "number", "text", "time", "JSON"), and what it means."""
+    """A column: its name, type ("integer", "number", "text", "time", "JSON") and meaning."""
 
     name: str
     type: str
@@ -19,7 +19,7 @@ class ViewColumn(NamedTuple):
 
 
 class View(NamedTuple):
-    """A view: what there is a row for, and its columns in their order."""
+    """A view: the meaning of its rows, and its columns in order."""
 
     row: str
     columns: Sequence[ViewColumn]
@@ -29,12 +29,12 @@ _MARKUP = re.compile(r"`|\[([^]]*)\]\([^)]*\)")
 
 
 def without_markup(text: str) -> str:
-    """Return the words of a Markdown text: of links what they are of."""
+    """Return a Markdown text without markup; links become their texts."""
     return _MARKUP.sub(lambda match: match[1] or "", text)
 
 
 def _views(text: str) -> dict[str, View]:
-    """Return the views of a text: of each a line, then one for each column; those that are indented go on."""
+    """Parse the views of a text: a line for each view, then one for each column; indented lines continue a column."""
     found = {}
     for block in text.strip().split("\n\n"):
         head, *columns = block.replace("\n    ", " ").splitlines()

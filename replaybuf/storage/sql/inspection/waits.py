@@ -1,5 +1,5 @@
-"""Explains current waits, those that ended without success, and why a draw issued now would block; with the rest of
-what the command watch shows, again and again: by indexes and from small tables, however many groups there are."""
+"""Explains current waits, failed waits, and why a draw issued now would block; also reads the snapshots of the command
+`watch`. Polled often, so everything is read by index or from small tables, whatever the number of groups."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from replaybuf.storage.sql.statements.buffer_facts import STALENESS
 from replaybuf.units import time_of
 
 _DAY = 24 * 3600.0
-# Of more that have all gone on, nobody asks who was before them; and of more draws or groups, the newest are looked at.
+# Only the newest events are searched for a failed wait, and only the newest draws and groups for what followed it.
 _EVENTS, _NEWEST = 100, 1000
 
 
 @dataclass(frozen=True, slots=True)
 class DrawQuestion:
-    """A draw of which somebody asks why it would wait: from each task, unless it names one."""
+    """A hypothetical draw to explain: from each task, or from the one it names."""
 
     task: str | None = None
     size: int = 1
@@ -44,14 +44,14 @@ class DrawQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """A wait, the limits that hold for it (None if they aren't known), and why it isn't over."""
+    """A wait, the limits that apply to it (None if unknown), and the diagnosis of why it goes on."""
 
     wait: Wait
     limits: Limits | None
     diagnosis: Diagnosis
 
     def row(self, buffer: str) -> dict[str, Any]:
-        """Return why a wait in this buffer isn't over, and its fields as plain values, with its times."""
+        """Return the diagnosis of a wait in this buffer and the wait's fields as plain values."""
         wait, diagnosis = self.wait, self.diagnosis
         return {
             "reason": str(diagnosis.reason),
@@ -70,9 +70,9 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A wait that ended by its timeout, at a time in seconds since the epoch; `detail` says after how long, and why.
+    """A wait that timed out, at a time in seconds since the epoch; `detail` has its duration and reason.
 
-    `killed`: its process was killed, or lost, and was heard of at this time for the last time.
+    `killed`: its process was killed, or lost, and sent its last heartbeat at this time.
     """
 
     worker: str
@@ -84,11 +84,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The waits of a buffer, with why they aren't over, and the circumstances.
+    """The waits of a buffer with their diagnoses, and the circumstances.
 
-    `gave_up` is the wait that ended without success last; None if somebody waits for groups, or who did has gone on.
+    `gave_up` is the last wait that failed; None while a draw waits, or if the worker has succeeded since.
 
-    `asked` is true where nobody waits, or an answer to a question was wanted: these are draws that somebody might do.
+    `asked` is true if the waits are hypothetical draws: no process waits, or an answer to a question was requested.
     """
 
     buffer: str
@@ -99,10 +99,10 @@ class Explanation:
 
 
 def explain(tx: ReadTransaction, buffer: str | None, question: DrawQuestion, *, asked: bool) -> list[Explanation]:
-    """Explain the waits of one buffer or of all; of the question's task only, if it names one.
+    """Explain the waits of one buffer or of all; only those for the question's task, if it names one.
 
-    Consumers come first, and of these who waits the longest. Where nobody waits, or with `asked` anywhere, the question
-    is answered instead. Raises InputError when only other buffers exist.
+    Consumers come first, longest wait first. Where no process waits, or everywhere with `asked`, the question is
+    answered instead. Raises InputError when only other buffers exist.
     """
     check_buffer(tx, buffer)
     names = opened_buffers(tx) if buffer is None else [buffer]
@@ -128,7 +128,7 @@ def _explain(tx: ReadTransaction, buffer: str, question: DrawQuestion, asked: bo
 def _answers(
     tx: ReadTransaction, buffer: str, question: DrawQuestion, about: Circumstances, waiters: Sequence[Waiter]
 ) -> list[Waiter]:
-    """Return the draws that a question is about; the limits are those that a waiting process has, or noted ones."""
+    """Return the draws that a question is about, with the limits of a waiting process, or recorded ones."""
     known = [one.limits for one in waiters if one.limits is not None]
     limits = known[0] if known else read_limits(tx, buffer)
     tasks = [question.task] if question.task is not None else sorted({task for task, _, _ in about.tallies})
@@ -150,7 +150,7 @@ FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
 WHERE w.buffer = :buffer AND a.seen_at BETWEEN :earliest AND :live AND w.ended_at IS NULL
 ORDER BY a.seen_at DESC LIMIT :most"""
 
-# What has left is counted with the periods of `rb_activity`; a period that began before may be of before, too.
+# Removed groups are counted by period in `rb_activity`; a period that began before `time` may include earlier ones.
 _DREW = """
 SELECT 1 FROM (SELECT worker, taken_at FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT :newest) newest
 WHERE worker = :worker AND taken_at > :time
@@ -172,10 +172,9 @@ WHERE worker = :worker AND created_at > :time"""
 
 
 def last_given_up(tx: ReadTransaction, buffer: str, task: str | None = None) -> Ended | None:
-    """Return the wait of the last day that ended without success last, of one task or of all.
+    """Return the last failed wait of the last day, of one task or of all.
 
-    Those of workers that have drawn since, or put if that is what they waited for, are over and done with; so are those
-    of workers that wait again.
+    Waits are left out whose worker has since drawn (or put, if it waited for room), or waits again.
     """
     times = {"buffer": buffer, "earliest": tx.seconds() - _DAY, "most": _EVENTS}
     rows = tx.rows(_GAVE_UP, kind=str(EventKind.GAVE_UP), **times)
@@ -208,18 +207,18 @@ def _went_on(tx: ReadTransaction, buffer: str, ended: Ended) -> bool:
 _HISTORY_SECONDS = 300.0
 _SHOWN_EVENTS, _BATCHES = 50, 200
 
-#: A time in seconds since the epoch, and what had gone in and out of each task by then.
+#: A time in seconds since the epoch, and the totals of each task at that time.
 Reading = tuple[float, Mapping[str, Mapping[str, int]]]
-#: The totals that are given as rates: groups put, and draws of completed ones.
+#: The totals that are shown as rates: groups put, and draws of completed groups.
 FLOWS = ("put", "sampled_new", "sampled_again")
 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """A buffer at a moment.
+    """The dashboard snapshot of a buffer.
 
-    `waits` are those of the moment, with why they aren't over; `sample` is of the completed groups that were put last;
-    `readings` are those of the last minutes, the oldest first, and now; draws and events come with the newest first.
+    `waits` are the current waits with their diagnoses; `sample` describes the completed groups put last; `readings` are
+    those of the last minutes and the current one, oldest first; draws and events are newest first.
     """
 
     buffer: str
@@ -233,7 +232,7 @@ class Glance:
 
 @dataclass(frozen=True, slots=True)
 class NewestGroups:
-    """The number of the groups looked at, their rewards, and their numbers by staleness."""
+    """The number of sampled groups, their rewards, and their counts by staleness."""
 
     groups: int
     rewards: list[float]
@@ -241,7 +240,7 @@ class NewestGroups:
 
 
 def glance(tx: ReadTransaction, buffer: str | None) -> list[Glance]:
-    """Return how it stands with one buffer or with all. Raises InputError when only other buffers exist."""
+    """Return the dashboard snapshot of one buffer, or of all. Raises InputError when only other buffers exist."""
     return [
         Glance(
             one.buffer,
@@ -256,7 +255,7 @@ def glance(tx: ReadTransaction, buffer: str | None) -> list[Glance]:
     ]
 
 
-#: The groups put last whose rewards and staleness are looked at, in so many lanes.
+#: The number of newest groups whose rewards and staleness are read, and the number of lanes they come from.
 NEWEST_GROUPS, _MOST_LANES = 2000, 100
 _COMPLETED_LANES = """SELECT id FROM rb_lane WHERE status = 'completed' AND buffer = coalesce(:buffer, buffer)
 AND task_name = coalesce(:task, task_name) LIMIT :most"""
@@ -265,7 +264,7 @@ WHERE g.lane = {{lane}} ORDER BY g.uid DESC LIMIT {{most}}) lane{{lane}}"""  # n
 
 
 def newest_groups(tx: ReadTransaction, buffer: str | None, task: str | None) -> NewestGroups:
-    """Return the rewards and staleness of the completed groups that were put last, as many of each task."""
+    """Return rewards and staleness of the completed groups put last, an equal number of each task."""
     lanes = tx.values(_COMPLETED_LANES, buffer=buffer, task=task, most=_MOST_LANES)
     if not lanes:
         return NewestGroups(0, [], {})
@@ -280,11 +279,11 @@ def _readings(tx: ReadTransaction, buffer: str, about: Circumstances) -> list[Re
     kept = history_of(tx, buffer, about.now - _HISTORY_SECONDS)
     earlier = [(time.timestamp(), _flows(tasks)) for _, time, tasks in kept if time.timestamp() < about.now]
     flows, last = _flows(of_tasks(about.tallies)), last_sign_of(tx, buffer, tx.now())
-    # What happened after the last minute that was noted happened before the last process ended.
+    # Changes after the last recorded minute happened before the last process ended.
     ended = [] if last is None else [max(last.time.timestamp(), *(time for time, _ in earlier), 0.0)]
     return [*earlier, *((time, flows) for time in ended if time < about.now), (about.now, flows)]
 
 
 def _flows(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return what has gone in and out of each task since the beginning."""
+    """Return each task's totals of puts and draws since the beginning."""
     return {task: {name: int(figures.get(name, 0)) for name in FLOWS} for task, figures in tasks.items()}

@@ -1,7 +1,7 @@
-"""Opening a database to mend or upgrade it, without other writers; snapshots, and where they go; buffers forgotten.
+"""Opens a database for repairs and upgrades, without other writers; writes and loads snapshots; removes buffers.
 
-The schema is upgraded by the alembic chain in `migrations`, over connections of SQLAlchemy. Nothing else uses those:
-alembic needs them, and its scripts read the schema by them.
+The schema is upgraded by the alembic chain in `migrations`, over SQLAlchemy connections, which only alembic and its
+scripts need.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LOG_TIMEOUT_MS = 2000
 
 @contextmanager
 def open_writer(reader: Reader) -> Iterator[Writer]:
-    """Yield a writer for the database of a reader. Opening a SQLite file for writing changes its journal."""
+    """Yield a writer for the database of a reader. Opening a SQLite file for writing changes its journal mode."""
     with asyncio.Runner() as runner:
         engine = open_database(reader.url, durability="full")
         try:
@@ -63,7 +63,7 @@ def open_writer(reader: Reader) -> Iterator[Writer]:
 
 
 class Writer:
-    """Runs functions in write transactions of a database, each whole or not at all, while nobody else writes."""
+    """Runs functions in exclusive write transactions of a database."""
 
     def __init__(self, engine: Database, runner: asyncio.Runner) -> None:
         self._engine, self._runner = engine, runner
@@ -77,7 +77,7 @@ class Writer:
         return self._runner.run(work(self._engine))
 
     def empty_log(self) -> bool:
-        """Copy a SQLite file's log into the file and restart it; return False while another process reads from it."""
+        """Checkpoint and restart the WAL of a SQLite file; return False while another process reads from it."""
 
         def work(connection: sqlite3.Connection) -> bool:
             connection.execute(f"PRAGMA busy_timeout = {_LOG_TIMEOUT_MS}")
@@ -90,9 +90,9 @@ class Writer:
 def upgrade_database(reader: Reader) -> tuple[str | None, str]:
     """Upgrade the schema, or create it in an empty database; return the revisions before and after.
 
-    Raises NotADatabaseError for a database of something else, and SchemaError for a newer one.
+    Raises NotADatabaseError for another application's database, and SchemaError for a newer schema.
     """
-    # Before it is opened for writing, which changes the journal of a SQLite file.
+    # Checked before it is opened for writing, which changes the journal mode of a SQLite file.
     reader.read_any(lambda tx: _check_owner(tx, reader.where))
     if reader.path is not None:
         refuse_network_filesystem(str(reader.url.database))
@@ -128,8 +128,8 @@ def _check_owner(tx: ReadTransaction, where: str) -> None:
 def save_snapshot(
     reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress, *, whole: bool = True
 ) -> None:
-    """Write a snapshot of a buffer, with facts about it, and with all payloads if it is to be `whole`."""
-    # Who copies what is kept apart notes that in the database, so that it isn't written over meanwhile.
+    """Write a snapshot of a buffer, with facts about it, and if `whole` with all payloads kept apart."""
+    # A copy of payloads kept apart registers itself in the database, so that they aren't overwritten meanwhile.
     notes = whole and reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
 
     async def save() -> None:
@@ -145,16 +145,16 @@ def save_snapshot(
 
 
 def opens_read_only(reader: Reader) -> bool:
-    """Return whether the database is to be opened read-only by who only reads: unless it is a SQLite file with a log.
+    """Return whether a reader opens the database read-only: unless it is a writable SQLite file with a WAL.
 
-    The last connection to such a file removes the log, unless it is read-only: then an empty one would be left behind.
+    A read-only last connection to such a file can't remove the WAL, and would leave an empty one behind.
     """
     return not (reader.path is not None and os.access(reader.path, os.W_OK) and is_wal(reader.path))
 
 
 _OF_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
 _OF_WORKERS = "worker_id IN (SELECT id FROM rb_worker WHERE buffer = :buffer)"
-#: What a buffer has without groups and checkpoints, and whose it is.
+#: The rows of a buffer other than groups and checkpoints, and their conditions.
 _TRACES = (
     *(("rb_tally", _OF_LANES), ("rb_activity", _OF_WORKERS), ("rb_waiter", _OF_WORKERS)),
     *((f"rb_{name}", "buffer = :buffer") for name in ("lane", "worker", "batch", "event", "history", "cursor")),
@@ -163,7 +163,7 @@ _TRACES = (
 
 
 def forget_buffer(reader: Reader, name: str) -> None:
-    """Remove all traces of a buffer that nobody has open: lanes, counts, draws, workers, events, cursors.
+    """Remove all rows of a buffer that no process has open: lanes, counts, draws, workers, events, cursors.
 
     Raises InputError, and removes nothing, if it has groups or checkpoints.
     """
@@ -186,14 +186,14 @@ def policy_of(file: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A database to load a snapshot into, possibly a SQLite file that doesn't exist yet. `where` has no password."""
+    """The database to load a snapshot into, possibly a SQLite file that doesn't exist yet. `where` has no password."""
 
     url: str
     where: str
 
     @classmethod
     def at(cls, url: str) -> Target:
-        """Return the database of a URL or path. Connects to nothing yet."""
+        """Return the database of a URL or path. Doesn't connect yet."""
         parsed = url_or_path(url)
         if is_memory(parsed):
             raise ConfigError("a SQLite database in memory would be gone with this command; give a file or a server")
@@ -201,7 +201,7 @@ class Target:
 
 
 def exists(target: Target) -> bool:
-    """Return whether the database has replaybuf's tables; a SQLite file that isn't there has none."""
+    """Return whether the database has replaybuf's tables; False for a missing SQLite file."""
     path = url_or_path(target.url).database
     if target.url.startswith("sqlite") and not (path and os.path.exists(path)):
         return False
@@ -213,7 +213,7 @@ def exists(target: Target) -> bool:
 
 
 async def over_sqlalchemy(url: URL, work: Callable[[Connection], T], lock_timeout: float = LOCK_SECONDS) -> T:
-    """Run `work(connection)` in a write transaction that keeps out all other writers, and commit it."""
+    """Run `work(connection)` in a write transaction that blocks all other writers, and commit it."""
     with translated(url, lock_timeout):
         if url.get_backend_name() == "sqlite":
             engine = create_engine(
@@ -226,15 +226,15 @@ async def over_sqlalchemy(url: URL, work: Callable[[Connection], T], lock_timeou
 
         url, options, connects = connector(await one_server(url, lock_timeout=lock_timeout))
         options.pop("application_name", None)
-        if "statement_cache_size" in options:  # of SQLAlchemy, too
+        if "statement_cache_size" in options:  # SQLAlchemy has a cache of its own
             options["prepared_statement_cache_size"] = options["statement_cache_size"]
         remote = create_async_engine(
             url, connect_args={"async_creator_fn": connects.connect, **options}, poolclass=NullPool
         )
         async with remote.connect() as other:
             bound = f"SET LOCAL lock_timeout = {round(lock_timeout * 1000)}"
-            # A synchronous standby that is away would be waited for without an end. One that takes over without the
-            # upgrade has an older schema, which everybody notices.
+            # A missing synchronous standby would block the commit for ever. If it takes over without the upgrade, its
+            # older schema is detected by every process.
             here = "SET LOCAL synchronous_commit = local"
             return await other.run_sync(_transact, work, bound, here, locks.first(None, alone=True))
 
@@ -300,5 +300,5 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
-    # The rows of a snapshot are no longer those that were saved.
+    # The snapshot's rows are no longer those that were saved.
     connection.execute(delete(info).where(info.c.name == DIGEST))
