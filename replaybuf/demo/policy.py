@@ -132,7 +132,7 @@ class Policy:
         return result
 
     def train(self, groups: Sequence[Sequence[RolloutState]]) -> float:
-        """Make one step up the objective. Return the mean reward of the batch."""
+        """Make one gradient ascent step. Return the mean reward of the batch."""
         rollouts = [rollout for group in groups for rollout in group]
         rewards = [np.array([rollout.reward["score"] for rollout in group]) for group in groups]
         lengths = np.array([len(rollout.response_ids) for rollout in rollouts])

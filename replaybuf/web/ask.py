@@ -173,7 +173,7 @@ def facet_of(name: str, counts: Mapping[Any, int], ask: Ask, *, parameter: str |
 
 
 def toggled(where: str | None, name: str, value: Any) -> tuple[str | None, bool]:
-    """Add the condition that a field has a value to a query, or remove it; return the query, and whether it was there."""
+    """Add the condition that a field has a value to a query, or remove it; return the query, and whether it had it."""
     try:
         query = json.loads(where) if where and where.strip() else {}
     except ValueError:
