@@ -143,7 +143,7 @@ def count_tokens(group: Sequence[Any], kind: RolloutType) -> int:
 
 
 def error_of(group: Sequence[Any], kind: RolloutType) -> str:
-    """Return the errors that the rollouts report."""
+    """Return the rollouts' error messages, joined."""
     texts = [str(text) for rollout in group if (text := kind.get(rollout, "error_msg"))]
     return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
 
@@ -167,13 +167,13 @@ class FailureTracker:
         self.consecutive = 0
         self.last_error = ""
         self.last_raised: BaseException | None = None
-        self.failed: dict[Status, set[int]] = {}  # prompts that failed in this row, by their status before
+        self.failed: dict[Status, set[int]] = {}  # prompts that failed since the last success, by their earlier status
         self._wasted: Counter[str] = Counter()
         self._shown: set[str] = set()  # places of errors whose traceback was logged
 
     @property
     def wasted(self) -> int:
-        """How many generated groups were wasted."""
+        """The number of generated groups that were wasted."""
         return self._wasted.total()
 
     def add_failure(self, error: str | BaseException) -> None:
@@ -214,13 +214,13 @@ class FailureTracker:
 
 
 def _place(error: BaseException) -> str:
-    """Return the class of an error, and the line that raised it."""
+    """Return the class of an error and the line of code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
 _NAMES = {Status.COMPLETED: "produced", Status.ABORTED: "interrupted", Status.INIT: "retried"}
-#: Of so many groups, the last ones, the times are kept for percentiles.
+#: Percentiles are computed over the times of the last so many groups.
 _TIMES = 10_000
 
 _GROUPS = ("failed", "retried", "filtered", "expired", "interrupted", "lost")
