@@ -1,4 +1,4 @@
-"""The configs of replay buffers, as sections of a training config."""
+"""Configs of replay buffers, for sections of a training config."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ R = TypeVar("R", default=RolloutState)
 
 
 def _listed(types: Any) -> Any:
-    """Return one class, or a text from an environment variable, as a list."""
+    """Return a list for one class, or for a text from an environment variable."""
     if isinstance(types, str):
         return [name.strip() for name in types.split(",") if name.strip()]
     return [types] if isinstance(types, type) else types
 
 
 def _from_json(mapping: Any) -> Any:
-    """Return a mapping that may be a text from an environment variable."""
+    """Return a mapping; a text from an environment variable is parsed as JSON."""
     if not isinstance(mapping, str):
         return mapping
     try:
@@ -49,7 +49,7 @@ def _from_json(mapping: Any) -> Any:
 
 
 def _error_buffer(value: Any) -> Any:
-    """Return a tolerance, or two errors as a tuple; they may be a text from an environment variable, as JSON."""
+    """Return a tolerance, or the two bounds as a tuple; a text from an environment variable is parsed as JSON."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -59,7 +59,7 @@ def _error_buffer(value: Any) -> Any:
 
 
 def _kept(bound: Any) -> Any:
-    """Refuse what would be read as another number, or as seconds: `archive: true`, `unfit: 2.5`."""
+    """Refuse booleans and floats, which pydantic would read as numbers or seconds: `archive: true`, `unfit: 2.5`."""
     if isinstance(bound, bool | float):
         raise ValueError(f"expected a number of groups, a timedelta or a time such as '12h' or '7d', got {bound!r}")
     return bound
@@ -75,7 +75,7 @@ _IMPORT: TypeAdapter[Any] = TypeAdapter(ImportString[Any])
 
 
 def _converters(value: Any) -> Any:
-    """Return converters with the classes and functions that texts name; `Codec` checks what they are."""
+    """Return converters with classes and functions imported by their names; `Codec` validates them."""
     converters = _from_json(value)
     if not isinstance(converters, dict):
         return converters
@@ -88,14 +88,14 @@ def _converters(value: Any) -> Any:
 
 
 def _imported(value: Any) -> Any:
-    """Return what a "module:name" names, or anything else as it is. Raises ValueError."""
+    """Import the object named by "module:name"; return anything else as it is. Raises ValueError."""
     try:
         return _IMPORT.validate_python(value)
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"]) from None
 
 
-#: The fields that are passed on under their own names: to the type of rollouts, the codec, the store, ...
+#: Fields passed on under their own names: to the rollout type, the codec, the storage, ...
 _OF_TYPE = ("types", "fields", "statuses", "reward_key")
 _OF_CODEC = ("compression", "tensors", "object_refs", "object_ref_timeout", "converters")
 _OF_STORAGE = (
@@ -202,7 +202,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     history: int | None = HISTORY
 
     def __hash__(self) -> int:
-        return hash((type(self), self.url, self.name))  # other fields may hold dicts
+        return hash((type(self), self.url, self.name))  # other fields may have unhashable values
 
     def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; it connects at first use.
@@ -269,7 +269,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _parse_kept(name: str, kept: int | timedelta | str | None) -> tuple[int | None, float | None]:
-    """Return a bound of what is kept for SQL: a number of groups, or a time in seconds."""
+    """Parse a retention bound: return a number of groups, or a time in seconds."""
     if isinstance(kept, timedelta):
         return None, kept.total_seconds()
     if isinstance(kept, str):
