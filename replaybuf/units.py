@@ -140,7 +140,7 @@ def bins(
 
 
 def as_text(value: Any, indent: int | None = None) -> str:
-    """Return a text as it is, anything else as JSON, or as its str() if JSON can't encode it."""
+    """Return a text as it is, anything else as JSON, or as its repr() if JSON can't encode it."""
     if isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""A load: its settings, its groups, and what workers (puts) and trainers (takes, leases) do by a buffer's calls."""
+"""A load: its settings, its groups, and the loops of workers (puts) and trainers (takes, leases) over a buffer."""
 
 from __future__ import annotations
 

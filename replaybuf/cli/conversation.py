@@ -251,7 +251,7 @@ _MOST = 10**9
 def _append_tokens(
     cell: Text, rollout: Mapping[str, Any], response: Any, by: str, legend: dict[str, str], *, full: bool
 ) -> bool:
-    """Append the tokens of a response, or the first of them, in colours; return whether their texts are its text.
+    """Append the tokens of a response, or the first of them, in colours; return whether these show its text.
 
     If the rollout doesn't have the texts of its tokens, their ids are shown. Without data for the colours, a note names
     the missing field.

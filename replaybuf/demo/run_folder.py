@@ -129,7 +129,7 @@ class RunFolder:
         return Run(policy, **{name: array.tolist() for name, array in arrays.items()})
 
     def load_policy(self) -> tuple[Policy, int] | None:
-        """Return the policy saved last and its step, or None: what a worker needs, to generate."""
+        """Return the policy saved last and its step, for a worker; None before the first save."""
         arrays = self._read("weights", "step")
         return None if arrays is None else (Policy(arrays["weights"], arrays["weights"]), int(arrays["step"]))
 

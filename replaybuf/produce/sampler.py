@@ -85,13 +85,13 @@ class Sampler(PromptLedger):
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the dataset, as plain values. Blocks for the time of one query.
 
-        The store keeps it, also in checkpoints and snapshots: a run that goes on with its buffer needs no other copy.
+        The position is also in the store, its checkpoints and snapshots: a run that keeps its buffer needs no copy.
         """
         now = _blocking(self.buffer.cursors.read(self.name))
         return {"position": now.position, "value": now.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Move the dataset to the position that `state_dict` returned, for all samplers of the ledger. Blocks.
+        """Set the position to one from `state_dict`, for all samplers of the ledger. Blocks.
 
         Prompts that are in the buffer stay there. Raises InputError.
         """

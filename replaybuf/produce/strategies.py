@@ -69,16 +69,15 @@ class ProduceStrategy(ReadableConfig):
 
     At most `max_concurrency` groups are generated at the same time (None: no limit).
 
-    Hooks (functions, or "module:function"): `is_valid(group)` says whether a completed group may be trained on; others
-    become FILTERED. `should_continue(completed, batch_size)` says whether to go on. `on_group(generated)` is called for
-    every group, for logging. `tags(group)` returns the tags that a group is stored with. An exception from a hook ends
-    the batch.
+    Hooks (functions, or "module:function"): `is_valid(group)` returns whether a completed group may be trained on;
+    others become FILTERED. `should_continue(completed, batch_size)` returns whether to generate more.
+    `on_group(generated)` is called for every group, for logging. `tags(group)` returns the tags to store with a group.
+    An exception from a hook ends the batch.
 
-    A group that fails is tried again, up to the buffer's `max_deliveries`. The batch ends with ProduceError after
+    A failed group is retried, up to the buffer's `max_deliveries`. The batch ends with ProduceError after
     `max_failures` in a row, or when `give_up_after` times its size was wasted (failed, filtered, too old when done, or
-    interrupted unasked, without a token). The prompts that failed since the last success are kept as if they hadn't:
-    the agent loop is at fault. `pause_timeout` bounds the time that it may take to interrupt generation, and to resume,
-    in seconds.
+    interrupted without a pause, and without a token). Then failures of prompts since the last success are undone, since
+    the agent loop is at fault. `pause_timeout` limits the seconds for interrupting generation, and for resuming it.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_PRODUCE_"
@@ -262,19 +261,18 @@ class AsyncProduceStrategy(ProduceStrategy):
     """For asynchronous training: runs ahead, and interrupts the remaining groups when the batch is complete.
 
     `over_sample`: the number of groups generated at the same time beyond the batch, as a ratio of its size, rounded up.
-    The batch is complete when enough of them are, so the slowest don't hold it up. The others are interrupted and put
-    back as ABORTED: with their partial response, to be continued, if `enable_partial_rollout` is set; otherwise for a
-    fresh start. They come before new prompts. The tag "interrupted" counts the interruptions.
+    The batch is complete when enough of them are, so the slowest don't delay it. The others are interrupted and put
+    back as ABORTED: with their partial response, to be continued, if `enable_partial_rollout` is set; otherwise without
+    it. They come before new prompts. The tag "interrupted" counts the interruptions.
 
-    `max_staleness`: a rollout expires when it is more train steps old than that. `max_token_staleness`: tokens that are
-    more steps old than that are masked out, and a rollout expires when no trainable one is left (None: never). Both
-    count in steps between updates of the generating weights, `sync_weights_interval` train steps each: n allows
-    (n + 1) * sync_weights_interval - 1 steps.
+    `max_staleness`: a rollout expires when it is older, in train steps. `max_token_staleness`: older tokens are masked
+    out, and a rollout expires when no trainable token is left (None: never). Both count updates of the generating
+    weights, one every `sync_weights_interval` train steps: n allows (n + 1) * sync_weights_interval - 1 steps.
 
     Tail batches: once there are `tail_batch_trigger_size` groups that have expired, or were interrupted at least
-    `tail_batch_max_tries` times (None: only expired ones), the next batch is produced from them, without running ahead,
-    so that the slowest prompts are generated to their end. Until then they wait, unless no other prompt is left. 0: no
-    tail batches; such groups come before new prompts like others. -1: groups that expire are dropped, and new prompts
+    `tail_batch_max_tries` times (None: only expired ones), the next batch is produced from these, without running
+    ahead, so that the slowest prompts are generated to their end. Until then they wait, unless no other prompt is left.
+    0: no tail batches; such groups come before new prompts like others. -1: expired groups are dropped, and new prompts
     take their place.
 
     The names are xtuner's, except `over_sample` (there `over_sample_threshold`).

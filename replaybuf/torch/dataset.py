@@ -144,9 +144,9 @@ class GroupDataset(IterableDataset[Loaded]):
 
     `collate` makes the batch, in the worker, from a list of `StorageItem`s; without it the batch is that list. If it
     raises, the groups are given back as a failed delivery. `group_status`, `where`, `at_least`, `beta`, `seconds` and
-    `deferred` are those of `ReplayBuffer.lease_batch`: when a process is killed, the groups that it had leased come
-    back `seconds` after its last heartbeat, and `collate` gets handles in place of arrays in deferred fields, which
-    `replaybuf.load_into` replaces by what they stand for: in `collate`, or on the rank that a part is for.
+    `deferred` are those of `ReplayBuffer.lease_batch`: the groups leased by a killed process come back `seconds` after
+    its last lease renewal, and `collate` gets handles in place of arrays in deferred fields, which
+    `replaybuf.load_into` replaces by the arrays: in `collate`, or on the rank of a part.
 
     `timeout` limits the trainer's wait for a batch, in seconds (None: for ever); then NotReadyError says what was
     missing. Waits of workers while the trainer trains don't count. With `timeout=0` a batch has the available groups,

@@ -70,7 +70,7 @@ def rows_of_statement(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def draw_statement(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return what the page adds to a result: which columns have numbers, a plot, and the views for completion."""
+    """Return the page's additions to a result: its columns of numbers, a plot, and the views for completion."""
     numbers = [_is_numbers(column) for column in zip(*data["rows"], strict=True)] or [False] * len(data["names"])
     plot = plot_of(Answer(data["names"], data["rows"], data["is_cut"]))
     words = json.dumps({name: [column.name for column in view.columns] for name, view in VIEW_COLUMNS.items()})
