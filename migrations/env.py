@@ -9,7 +9,7 @@ from alembic import context
 from sqlalchemy import Connection
 
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy, transaction_of
+from replaybuf.storage.sql.inspection.writer import over_sqlalchemy, transaction_of
 from replaybuf.storage.sql.schema.create import create_views, drop_views
 from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.revisions import HEAD, VERSION_TABLE

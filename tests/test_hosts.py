@@ -9,11 +9,10 @@ import pytest
 
 from replaybuf.errors import AccessError, ConfigError, UnreachableError
 from replaybuf.redact import redact
-from replaybuf.storage.sql.engine.hosts import Host, hosts_of, url_at
 from replaybuf.storage.sql.engine.outage import next_identity
 from replaybuf.storage.sql.engine.postgres_servers import Seen
-from replaybuf.storage.sql.engine.servers import PREFER_PRIMARY, AskedServer, Followed, Standing, choose
-from replaybuf.storage.sql.engine.urls import parse_url, public_url
+from replaybuf.storage.sql.engine.servers import PREFER_PRIMARY, AskedServer, Standing, choose
+from replaybuf.storage.sql.engine.urls import Host, hosts_of, parse_url, public_url, url_at
 
 pytestmark = pytest.mark.fast
 A, B = Host("a", 5432), Host("b", 5433)
@@ -93,7 +92,7 @@ def test_of_two_primaries_the_one_with_the_higher_timeline_is_followed() -> None
 
 
 def test_an_old_primary_is_no_choice_for_who_follows_another() -> None:
-    followed = Followed("7", 2, ("7", datetime(2026, 1, 1)))
+    followed = Standing("7", 2, started=datetime(2026, 1, 1))
     with pytest.raises(
         UnreachableError, match=r"a:5432 is an old primary \(timeline 1; this process follows timeline 2"
     ):
@@ -106,7 +105,7 @@ def test_two_primaries_on_one_timeline_are_refused_unless_they_are_one_server() 
     with pytest.raises(UnreachableError, match="a:5432 and b:5433 both say that they are the primary, on timeline 2"):
         choose([server(A, 2), server(B, 2, started=2)], "read-write", None, "url")
     assert choose([server(A, 2), server(B, 2)], "read-write", None, "url").host == A
-    followed = Followed("7", 2, ("7", datetime(2026, 1, 2)))
+    followed = Standing("7", 2, started=datetime(2026, 1, 2))
     assert choose([server(A, 2), server(B, 2, started=2)], "read-write", followed, "url").host == B
 
 

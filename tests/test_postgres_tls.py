@@ -22,7 +22,7 @@ from replaybuf.errors import ConfigError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.tls import tls_of
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy
+from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
 from tests.bad_input.calls import refused_put
 from tests.certificates import Authority, Signed, write_key
 from tests.faults.proxy import Proxy, proxied

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, inspect
 
-from replaybuf.storage.presence import EventKind
-from replaybuf.storage.sql.inspection.questions import QUESTIONS, Question
+from replaybuf.storage.reports import EventKind
+from replaybuf.storage.sql.inspection.user_sql import QUESTIONS, Question
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
 from replaybuf.storage.sql.schema.views import VIEWS
 from tests.cli.conftest import run as command

@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. A cancelled caller waits for its end first: it has to know what the store has done.
+    """Return the result of `work`; a cancelled caller waits for its end first, to know the state of the store.
 
-    Only for work that takes no longer than a transaction.
+    Only for work that lasts no longer than a transaction.
     """
     task = asyncio.create_task(work)
     try:
@@ -20,5 +20,5 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # marks it as seen: nobody else will
+            task.exception()  # retrieved, so that asyncio logs no warning
         raise

@@ -1,4 +1,4 @@
-"""Copies of the groups of a buffer: files, checkpoints and snapshots, and the ways back from them."""
+"""Copies of a buffer: files, checkpoints and snapshots, and restoring from them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from replaybuf.tracing import traced
 from replaybuf.worker_name import working_as
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
-#: Whether payloads that are kept apart are in a snapshot, or stay where they are.
+#: Whether a snapshot includes payloads of segments, or refers to them.
 SavedPayloads = Literal["copy", "keep"]
 
 
 def snapshot_file(folder: Path, *, make: bool = False) -> Path:
-    """Return the file of the snapshot in a folder; `make` the folder for a new one. Raises SnapshotError.
+    """Return the snapshot file of a folder; with `make`, create the folder for a new one. Raises SnapshotError.
 
-    MissingSnapshotError where there should be a snapshot, and is none.
+    Without `make`, raises MissingSnapshotError if there is no snapshot.
     """
     check_no_url(folder)
     file, shown = folder / SNAPSHOT_FILE, f"{redact_path(str(folder)):.200}"
@@ -74,12 +74,12 @@ class BufferCopies(BufferReader[R], Generic[R]):
         """Write groups to a file, without consuming them: JSONL (.jsonl, .jsonl.gz, .jsonl.zst), Parquet or Arrow.
 
         A row is a rollout or a group (`rows="groups"`), with the group's metadata and all fields of the rollouts, of
-        any class; `replaybuf import` makes the same groups of it. The groups are those that match `where` when the
-        export begins; those that leave before they are read are left out and counted. Memory doesn't grow with them.
+        any class; `replaybuf import` restores the same groups from it. The groups are those that match `where` when the
+        export begins; groups removed before they are read are left out and counted. Memory use is bounded.
 
-        The file has its name when it is complete. From `max_bytes` on another one is begun: NAME-00000-of-00003.jsonl.
-        A file that is there is replaced only with `force`. Raises FileThereError, DiskFullError, AccessError,
-        QueryError and, for Parquet and Arrow, MissingDriverError without pyarrow. `progress` is called as in `save`.
+        The file gets its name when it is complete. From `max_bytes` on another one is begun: NAME-00000-of-00003.jsonl.
+        An existing file is replaced only with `force`. Raises FileThereError, DiskFullError, AccessError, QueryError
+        and, for Parquet and Arrow, MissingDriverError without pyarrow. `progress` is called as in `save`.
         """
         chosen = self._chosen(where, order_by, limit, rows)
         most = None if max_bytes is None else check_limit(max_bytes)
@@ -108,10 +108,10 @@ class BufferCopies(BufferReader[R], Generic[R]):
         rows: RowsOf = "rollouts",
         progress: OnProgress | None = None,
     ) -> Any:
-        """Return groups as a Hugging Face `datasets.Dataset`, which reads its rows from `folder` when they are used.
+        """Return groups as a Hugging Face `datasets.Dataset`, which reads its rows lazily from `folder`.
 
         The folder gets Arrow files, written as by `export`, and may be deleted after the dataset. Needs the packages
-        datasets and pyarrow. Raises what `export` raises.
+        datasets and pyarrow. Raises the errors of `export`.
         """
         return await to_dataset(
             self.storage, self._chosen(where, order_by, limit, rows), check_folder(folder), progress
@@ -135,22 +135,22 @@ class BufferCopies(BufferReader[R], Generic[R]):
     ) -> Imported:
         """Put the groups of a file, each exactly once: an export of ours, others' rows, and saved buffers.
 
-        A folder is that of a dataset (`to_dataset`), or of another single export.
+        A folder is the folder of a dataset (`to_dataset`), or of another single export.
 
-        The file is read to its end first, and nothing is put of one that is wrong. Then groups are put in batches; an
-        import that fails, is cancelled or killed goes on there when it is repeated, and one of groups that were
-        imported before has nothing to do, unless `again`. With `dry_run` the result only says what would be put. The
-        result's `found.warnings` say what may not be as it was meant: no responses, rows of a prompt that are apart.
+        The file is read to its end first, and nothing of an invalid one is put. Then groups are put in batches; an
+        import that failed, was cancelled or killed continues there when it is repeated, and groups that were imported
+        before are skipped, unless `again`. With `dry_run` the result only says what would be put. The result's
+        `found.warnings` name likely mistakes: no responses, rows of a prompt that are apart.
 
-        Only groups of the `task` and the `status` are put, if these are given. In others' rows, `fields` are the
-        columns of our fields ({"response": "completion"}), `as_task` is the task of rows that don't name one,
-        `as_status` the status of all, and `key` the column with the group's key; `as_they_are` keeps unknown columns as
-        fields, for rollouts that are dicts. `partial` puts what is whole of a file that was cut short.
+        `task` and `status` restrict the import to matching groups. In others' rows, `fields` are the columns of our
+        fields ({"response": "completion"}), `as_task` is the task of rows that don't name one, `as_status` the status
+        of all, and `key` the column with the group's key; `as_they_are` keeps unknown columns as fields, for rollouts
+        that are dicts. `partial` puts the complete groups of a truncated file.
 
-        The limits hold, but it doesn't wait for room: it raises FullError, and what was put stays. `progress` is called
-        as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises FileError,
-        which says where in the file something is wrong, FileEndsError, UnsafePickleError, AccessError, InputError,
-        ConflictError while somebody else imports the same file, MissingDriverError, and what `put` raises.
+        The limits hold, without waiting for room: FullError is raised, and groups already put are kept. `progress` is
+        called as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises
+        FileError with the position of a fault in the file, FileEndsError, UnsafePickleError, AccessError, InputError,
+        ConflictError while another process imports the same file, MissingDriverError, and the errors of `put`.
         """
         self._check_open()
         check = self.rollout_type.statuses.check
@@ -175,29 +175,29 @@ class BufferCopies(BufferReader[R], Generic[R]):
 
     @traced("replaybuf.checkpoint", spans.of_step, spans.of_checkpoint)
     async def checkpoint(self, step: int) -> Checkpoint:
-        """Keep the buffer as it is now, for a `restore` to this train step; call this when the weights are saved.
+        """Make a checkpoint of the buffer, for a `restore` to this train step; call this when the weights are saved.
 
-        Only metadata is copied, not payloads: some milliseconds for 10,000 groups of any size. Groups that are leased
-        at this moment are kept as if they were given back: acknowledge a batch before the checkpoint of its step.
-        Cursors of prompt ledgers are included. A checkpoint of the same step is replaced. The `keep_checkpoints` made
-        last are kept (a setting of the config; default 3). Their payloads take space until they are dropped.
+        Only metadata is copied, not payloads: some milliseconds for 10,000 groups of any size. Leased groups are
+        included as if they were given back: acknowledge a batch before the checkpoint of its step. Cursors of prompt
+        ledgers are included. A checkpoint of the same step is replaced. The last `keep_checkpoints` are kept (a setting
+        of the config; default 3). Their payloads take space until they are dropped.
         """
         self._check_open()
         return await self.storage.checkpoint(check_whole(check_step(step, "step"), "step"), self._keep_checkpoints)
 
     @traced("replaybuf.restore", spans.of_restore, spans.of_checkpoint)
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
-        """Make the buffer exactly what it was at the checkpoint of this train step, in one transaction.
+        """Restore the buffer exactly as it was at the checkpoint of this train step, in one transaction.
 
         Groups taken since are back, with their order, staleness, priority, number of draws, status and tags. Groups put
-        since are gone. Draws with a seed continue as they did from there. Raises CheckpointError if there is no
+        since are removed. Draws with a seed continue as they did from there. Raises CheckpointError if there is no
         checkpoint of this step.
 
-        With `keep_new`, groups put since stay, as if they had not been drawn since, and the cursors of prompt ledgers
-        stay where they are. Groups that were put and taken since are back only if an archive has kept them.
+        With `keep_new`, groups put since are kept, as if they had not been drawn, and the cursors of prompt ledgers
+        aren't moved. Groups that were put and taken since are back only if they were archived.
 
-        All others that have the buffer open belong to the earlier run and are fenced off: their puts, draws, waits and
-        acknowledgements raise FencedError until they build the buffer anew.
+        All other processes that have the buffer open belong to the earlier run and are fenced off: their puts, draws,
+        waits and acknowledgements raise FencedError until they build the buffer anew.
         """
         self._check_open()
         return await self.storage.restore(check_step(step, "step"), keep_new=keep_new)
@@ -208,7 +208,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
         return await self.storage.checkpoints()
 
     async def drop_checkpoint(self, step: int) -> None:
-        """Remove the checkpoint of this train step, and the payloads that only it needs. Raises CheckpointError."""
+        """Drop the checkpoint of this train step, and the payloads that only it needs. Raises CheckpointError."""
         self._check_open()
         await self.storage.drop_checkpoint(check_step(step, "step"))
 
@@ -223,10 +223,10 @@ class BufferCopies(BufferReader[R], Generic[R]):
     ) -> Path:
         """Write a self-contained snapshot into the folder `path`, without stopping writers. Return its file.
 
-        Payloads that are kept apart from the database (`payloads` in the config) are in the snapshot, too. With
-        `payloads="keep"` they stay where they are and the snapshot only refers to them: it is small and soon made, to
-        move a run that has stopped to another database. Nothing holds them for it: it is good until the run goes on,
-        for then groups leave, and what stays may be moved to other segments. `resume` copies them, or refuses.
+        Payloads outside the database (`payloads` in the config) are in the snapshot, too. With `payloads="keep"` the
+        snapshot only refers to them: it is small and quickly made, to move a stopped run to another database. It
+        doesn't retain them, and is valid until the run continues, since groups are then removed, and kept ones may move
+        to other segments. `resume` copies them, or refuses.
 
         The file gets its name only when it is complete. `progress(Progress(groups, total, bytes))` is called at the
         beginning, at the end, and at most five times a second in between. It is called in the database's thread, not
@@ -244,13 +244,12 @@ class BufferCopies(BufferReader[R], Generic[R]):
     async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
         """Load the snapshot in the folder `path` into this buffer, all of it or nothing.
 
-        Its large payloads are kept where this buffer keeps them, whether the snapshot has them in it or refers to them;
-        the buffer doesn't need the snapshot afterwards, nor what that refers to.
+        Large payloads are copied to the place of this buffer's payloads, whether the snapshot includes or refers to
+        them; the buffer depends on neither afterwards.
 
         Raises NotEmptyError if the buffer isn't empty, MissingSnapshotError, SnapshotMismatchError or SchemaError if
-        the snapshot is of another policy or schema, SnapshotError if it is damaged, was cut short, or refers to
-        payloads that have left, and PayloadStoreError if their place can't be reached.
-        `progress` is called as in `save`.
+        the snapshot is of another policy or schema, SnapshotError if it is damaged, truncated, or refers to deleted
+        payloads, and PayloadStoreError if their place can't be reached. `progress` is called as in `save`.
         """
         self._check_open()
         folder = check_folder(path)

@@ -1,4 +1,4 @@
-"""Drawing: the code that `get`, `take_batch`, `sample` and `lease_batch` share."""
+"""Draws: the common code of `get`, `take_batch`, `sample` and `lease_batch`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, Leased, StorageItem
 from replaybuf.tracing import traced
 
-#: The least number of groups of a draw: of every task, or by task.
+#: The minimum number of groups of a draw: one for every task, or by task.
 AtLeast = int | Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class DrawRequest:
-    """A request for a batch: what to draw, how long to wait for it, and the exponent of its weights."""
+    """A request for a batch: the draw, the seconds to wait for it, and the exponent of its importance weights."""
 
     draw: Draw
     patience: float
@@ -46,9 +46,9 @@ class DrawRequest:
         current_train_step: int | None = None,
         deferred: frozenset[str] = frozenset(),
     ) -> DrawRequest:
-        """Return the request that the keywords of a draw describe. Raises InputError and QueryError.
+        """Return the checked request of a draw. Raises InputError and QueryError.
 
-        By default a draw that waits needs all that it asks for, and one that doesn't needs nothing.
+        By default a draw with a timeout needs all groups of its sizes, and one without needs none.
         """
         status, exponent = statuses.check(group_status), check_exponent(beta)
         if status == Status.ARCHIVED:
@@ -65,24 +65,24 @@ class DrawRequest:
 
     @traced("replaybuf.take", spans.of_draw, spans.of_drawn)
     async def take(self, storage: SQLStorage, waits: Waits) -> dict[str, list[StorageItem]]:
-        """Return the groups by task; they have left the buffer. Raises NotReadyError."""
+        """Take the groups and return them by task. Raises NotReadyError."""
         taken = await waits.draw(self.draw, self.patience, storage.take)
         self._weigh(taken)
         return taken
 
     @traced("replaybuf.lease", spans.of_draw, spans.of_leased)
     async def lease(self, storage: SQLStorage, waits: Waits, seconds: float) -> Leased:
-        """Return the groups, leased. Raises NotReadyError."""
+        """Lease the groups. Raises NotReadyError."""
         leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))
         self._weigh(leased.items)
         return leased
 
     async def report_timeout(self, waits: Waits, waited: float, timeout: float, why: Diagnosis | None) -> None:
-        """Record that a caller gives up who waited for this batch in turns, `waited` seconds in all."""
+        """Record the timeout of a wait for this batch that was made of several calls, `waited` seconds in all."""
         await waits.report_timeout(wait_of(self.draw, time.time() - waited, timeout), why)
 
     def _weigh(self, drawn: Mapping[str, Sequence[StorageItem]]) -> None:
-        """Turn the N p that storages give as `weight` into (N p)^-beta."""
+        """Convert the store's `weight`, N p, to the importance weight (N p)^-beta."""
         if self.beta is None:
             return
         for items in drawn.values():

@@ -1,4 +1,4 @@
-"""Leases: groups that are hidden while a consumer works on them, and come back if it disappears."""
+"""Leases: groups that are hidden while a consumer works on them, and drawable again if it disappears."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ _BEATS = 3
 
 
 class Renewable(Protocol):
-    """A lease that has to be extended, each time by `seconds`."""
+    """A lease with a heartbeat, which renews it for `seconds`."""
 
     seconds: float
 
     async def beat(self) -> bool:
-        """Extend the lease. Return False if it has ended."""
+        """Renew the lease. Return False if it has ended."""
 
 
 class Heartbeats:
     """Renews the leases of a storage from a thread of its own, also while a training step blocks the event loop.
 
-    A lease that was dropped without being settled runs out. The thread ends with the last lease.
+    A garbage-collected lease expires. The thread ends with the last lease.
     """
 
     def __init__(self) -> None:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forget all leases. In a forked process they are the parent's, whose thread extends them while it lives."""
-        self._leases: weakref.WeakKeyDictionary[Renewable, float] = weakref.WeakKeyDictionary()  # when each is due
+        """Drop all leases: in a forked process they belong to the parent, whose thread renews them while it lives."""
+        self._leases: weakref.WeakKeyDictionary[Renewable, float] = weakref.WeakKeyDictionary()  # times of renewal
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def renew(self, lease: Renewable) -> None:
-        """Extend a lease from now on."""
+        """Start renewing a lease."""
         with self._changed:
             self._leases[lease] = time.monotonic() + lease.seconds / _BEATS
             if self._thread is None or not self._thread.is_alive():
@@ -73,11 +73,11 @@ class Heartbeats:
             due.clear()  # keep no lease alive during the next wait
 
     def _wait(self) -> list[Renewable] | None:
-        """Return the leases to be extended now, or None when no leases are left."""
+        """Wait until renewals are due and return their leases; None when no leases are left."""
         with self._changed:
             while True:
                 now = time.monotonic()
-                beats = list(self._leases.items())  # copied at once: any lease may be dropped at any moment
+                beats = list(self._leases.items())  # copied at once: a lease may be garbage-collected at any moment
                 if due := [lease for lease, when in beats if when <= now]:
                     return due
                 if not beats:
@@ -124,8 +124,8 @@ class Lease(Generic[R]):
 
     `token` is the fencing token: a later lease has a higher one. Each group is settled once: acknowledged (it has been
     consumed), finished (its result is stored in its place) or given back (it can be drawn again). Groups that aren't
-    settled come back when the lease ends, `seconds` after its last heartbeat. A separate thread sends heartbeats while
-    this process lives.
+    settled can be drawn again when the lease ends, `seconds` after its last heartbeat. A separate thread sends
+    heartbeats while this process lives.
     """
 
     def __init__(
@@ -160,14 +160,14 @@ class Lease(Generic[R]):
 
     @property
     def until(self) -> float:
-        """When the lease ends unless it is extended, in seconds since the epoch by the store's clock."""
+        """The end of the lease unless it is renewed, in seconds since the epoch by the store's clock."""
         return self._leased.until
 
     @property
     def handle(self) -> Leased:
-        """What another process needs to go on with this lease (`ReplayBuffer.adopt`): open groups, without rollouts.
+        """The handle for `ReplayBuffer.adopt` in another process: the lease with its open groups, without rollouts.
 
-        It can be pickled. Either of the two may settle the groups; heartbeats of both extend the same lease.
+        It can be pickled. Either process may settle the groups; heartbeats of both renew the same lease.
         """
         items = {
             task: [replace(item, item=[]) for item in items if item.uid in self._open]
@@ -194,23 +194,23 @@ class Lease(Generic[R]):
 
     @property
     def lost(self) -> bool:
-        """Whether the heartbeat has found that the lease has ended or the buffer was restored: open groups aren't ours.
+        """Whether a heartbeat has failed because the lease ended or the buffer was restored: open groups aren't ours.
 
-        Known within a third of `seconds`. Without a heartbeat, only settling or extending the lease finds out.
+        Detected within a third of `seconds`. Without a heartbeat, only settling or extending the lease detects it.
         """
         return self._lost
 
     @traced("replaybuf.acknowledge", spans.of_settling)
     async def acknowledge(self, uids: Iterable[int] | None = None, *, train_step: int | None = None) -> None:
-        """Report these groups, or all open ones, as consumed: they leave the buffer, or wait for their next draw.
+        """Mark these groups, or all open ones, as consumed: they are removed, or kept for their next draw.
 
-        `train_step` is the step that was trained on them, which is kept with the draw and with groups that stay. By
-        default it is the one that the draw named (`current_train_step`), or else that of the last refresh by now.
-        Groups of one lease may be of several steps.
+        `train_step` is the step trained on them, recorded with the draw and with kept groups. Default: the step that
+        the draw named (`current_train_step`), or else the step of the latest refresh. Groups of one lease may be of
+        several steps.
 
         All of them or none. Raises LeaseLostError if they were given back (the lease had ended, or another process that
-        has adopted it gave them back), also if another consumer has them now; and if this lease gave back all that it
-        had left. Those that another process has acknowledged are passed over.
+        adopted it gave them back), also if another consumer has them now; and if this lease gave back all groups that
+        were left. Groups already acknowledged by another process are skipped.
         """
         if uids is None and self._given_back and not self._open:
             raise LeaseLostError(
@@ -235,10 +235,10 @@ class Lease(Generic[R]):
     ) -> int | None:
         """Store the result of groups of this lease in their place, in one transaction. Return its uid.
 
-        `replaces` are the uids of the groups that it was made from, which leave the buffer. Options and rules are those
-        of `ReplayBuffer.put`: a result that has expired and isn't retryable is dropped (None), as is one that is unfit
-        and not kept, and the groups leave all the same. Raises what `put` raises, and LeaseLostError if the lease no
-        longer holds one of the groups; then nothing is stored.
+        `replaces` are the uids of the groups that the result was made from, which are removed. Options and rules are
+        those of `ReplayBuffer.put`: a result that has expired and isn't retryable is dropped (None), as is an unfit one
+        that isn't kept, and the groups are removed all the same. Raises the errors of `put`, and LeaseLostError if the
+        lease no longer holds one of the groups; then nothing is stored.
         """
         chosen = self._replaced(replaces)
         uid = await self._putting.put(items, task_name, replaces=chosen, lease=self._leased, timeout=timeout, **options)
@@ -252,8 +252,8 @@ class Lease(Generic[R]):
     ) -> int | None:
         """Store a result as `finish` does, but keep the lease, which then holds the new group in place of the others.
 
-        If this consumer dies, the new group comes back instead of them. It takes no room, so this never waits for any.
-        A caller that is cancelled during the call still holds either the new group or the others.
+        If this consumer dies, the new group can be drawn instead of them. It takes no room, so this never waits for
+        room. A caller that is cancelled during the call still holds either the new group or the others.
         """
         chosen = self._replaced(replaces)
         return await to_its_end(self._save(items, task_name, chosen, options))
@@ -272,9 +272,9 @@ class Lease(Generic[R]):
 
     @traced("replaybuf.give_back", spans.of_settling)
     async def give_back(self, uids: Iterable[int] | None = None, *, failed: str | None = None) -> int:
-        """Let these groups, or all open ones, be drawn again, in their old place. Return the number still held.
+        """Release these groups, or all open ones, to be drawn again in their old order. Return the number still held.
 
-        `failed` says why their consumer could not use them; that counts towards `max_deliveries`.
+        `failed` is the reason why the consumer could not use them; the delivery then counts towards `max_deliveries`.
         """
         chosen, reason = self._chosen(uids), check_reason(failed)
         count = await self._storage.give_back(self._leased, chosen, counts=reason is not None, reason=reason or "")
@@ -283,11 +283,11 @@ class Lease(Generic[R]):
         return count
 
     async def extend(self, seconds: float | None = None) -> None:
-        """Let the lease end `seconds` from now (default: its own duration). Raises LeaseLostError."""
+        """Renew the lease to end `seconds` from now (default: its own duration). Raises LeaseLostError."""
         await self._extend(self.seconds if seconds is None else check_seconds(seconds, "seconds"))
 
     async def beat(self) -> bool:
-        """Extend the lease by its own duration, for the heartbeat. Return False if it has ended."""
+        """Renew the lease for its own duration (heartbeat). Return False if it has ended."""
         try:
             await self._extend(self.seconds)
         except (LeaseLostError, FencedError, ClosedError) as error:
@@ -317,19 +317,19 @@ class Lease(Generic[R]):
         return chosen
 
     def _settle(self, uids: Iterable[int]) -> None:
-        """Note that these groups are no longer held."""
+        """Record that these groups are no longer held."""
         self._open.difference_update(uids)
         if not self._open:
             self.stop()
 
     def stop(self) -> None:
-        """Stop the heartbeats of this process: unless another has adopted the lease, it runs out."""
+        """Stop the heartbeats of this process; the lease expires unless another process has adopted it."""
         if self._heartbeats is not None:
             self._heartbeats.stop(self)
 
 
 def not_begun(leasing: object, name: str, how: str) -> AttributeError:
-    """Return the error for an attribute that the result of `lease_batch` lacks; `how` is the way to a lease."""
+    """Return the error for a missing attribute of the result of `lease_batch`; `how` tells how to begin the lease."""
     if name != "seconds" and not hasattr(Lease, name):
         return AttributeError(f"{type(leasing).__name__!r} object has no attribute {name!r}", name=name, obj=leasing)
     return LeaseNotBegunError(f"{name!r} is of a lease, and this one isn't begun, so nothing is drawn yet: {how}")
@@ -361,7 +361,7 @@ class Leasing(Generic[R]):
             )
 
     def discard(self) -> None:
-        """Leave it unbegun, without the warning: its arguments were only to be checked."""
+        """Suppress the warning about an unused lease, after its arguments were checked."""
         self._used = True
 
     def __await__(self) -> Generator[Any, None, Lease[R]]:
@@ -384,9 +384,9 @@ class Leasing(Generic[R]):
             if error is None:
                 await lease.acknowledge(lease.open)
                 return
-            # Cancellation says nothing against the groups; a consumer that failed may have failed because of them.
+            # A cancellation isn't the fault of the groups; an exception may be.
             failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
-            # Then they come back when the lease ends, also if the event loop was closed in the middle of the block.
+            # On errors they are released when the lease ends, also if the event loop was closed inside the block.
             with contextlib.suppress(ReplayBufError, RuntimeError):
                 await lease.give_back(failed=failed)
         finally:
@@ -394,13 +394,13 @@ class Leasing(Generic[R]):
 
 
 class Cursors:
-    """The cursors of a buffer. They are part of its checkpoints and snapshots, and fenced like everything else."""
+    """The cursors of a buffer: part of its checkpoints and snapshots, with fenced writes."""
 
     def __init__(self, putting: Putting) -> None:
         self._putting = putting
 
     async def read(self, name: str) -> Cursor:
-        """Return the current cursor; its version is 0 if there is none yet."""
+        """Return the current cursor; its version is 0 if it was never written."""
         return await self._putting.storage.cursor(name)
 
     async def move(self, cursor: Cursor) -> bool:
@@ -408,7 +408,7 @@ class Cursors:
         return await self._putting.storage.move_cursor(cursor)
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Lease | None:
-        """Move a cursor and put groups that are leased from the beginning, in one transaction.
+        """Move a cursor and store groups already leased to the caller, in one transaction.
 
         Return None if another process has moved the cursor since it was read.
         """

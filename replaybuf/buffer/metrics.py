@@ -1,8 +1,8 @@
-"""Metrics: the groups that enter and leave a buffer, as plain dicts with stable names.
+"""Metrics: counts of groups that are put, drawn and removed, as plain dicts with stable names.
 
-New groups are kept apart from replayed ones: `put` and `sampled_new` count groups for the first time, `sampled_again`
-counts those that were drawn before. Completed groups, which are trained on, are kept apart from groups that are drawn
-to be finished or generated again (`taken_unfinished`).
+New groups are counted apart from replayed ones: `put` and `sampled_new` count groups once, `sampled_again` counts
+repeated draws. Draws of completed groups, for training, are counted apart from draws of groups to be finished or
+regenerated (`taken_unfinished`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ DISTRIBUTIONS = ("staleness", "times_sampled")
 
 
 class Meter:
-    """Remembers the totals of the last reading, for rates."""
+    """Computes rates from the totals of the last reading."""
 
     def __init__(self) -> None:
         self._time = time.monotonic()
         self._totals: dict[str, dict[str, int]] = {}
 
     async def read(self, storage: SQLStorage, waits: Waits, *, distributions: bool) -> dict[str, Any]:
-        """Return the metrics now. Rates are those since the last reading, and 0 at the first."""
+        """Return the current metrics. Rates are averages since the last reading, and 0 at the first."""
         tallies = await storage.tallies()
         now = time.monotonic()
         elapsed = max(now - self._time, 1e-9)

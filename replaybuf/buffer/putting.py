@@ -1,4 +1,4 @@
-"""Putting: how groups enter a buffer, by `ReplayBuffer.put` and by the puts of a lease."""
+"""Puts: checks, normalisation and storage of groups, for `ReplayBuffer.put` and the puts of a lease."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from replaybuf.rollouts.rollout import UNFIT, Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
-from replaybuf.rules.wording import named
+from replaybuf.rules.circumstances import named
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, StorageItem, Unset
 from replaybuf.worker_name import worker_name
@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 
 async def fetching(codec: Codec, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]], *, free: bool) -> T:
-    """Return the result of `store()`, which stores the groups; called again when it has found ObjectRefs in them.
+    """Return the result of `store()`, which stores the groups; repeated after fetching the ObjectRefs in them.
 
-    The objects that a round needs are fetched by one call of Ray, in another thread. Cancelled while it waits for them,
-    nothing is stored. With `free`, the ObjectRefs in rollouts that are stored are then replaced by None.
+    Each round fetches its objects by one call of Ray, in another thread. When that is cancelled, nothing is stored.
+    With `free`, the ObjectRefs in stored rollouts are then replaced by None.
     """
     while True:
         try:
@@ -57,7 +57,7 @@ async def fetching(codec: Codec, groups: Sequence[NewGroup], store: Callable[[],
 
 
 def _release(codec: Codec, stored: Iterable[NewGroup], *, free: bool) -> None:
-    """Forget the fetched objects of groups that are stored; with `free`, the rollouts forget their ObjectRefs, too."""
+    """Drop the fetched objects of stored groups; with `free`, also the ObjectRefs in their rollouts."""
     for new in stored:
         if free and new.fetched:
             codec.release(new.rollouts)
@@ -65,14 +65,14 @@ def _release(codec: Codec, stored: Iterable[NewGroup], *, free: bool) -> None:
 
 
 def _fetch(codec: Codec, groups: Sequence[NewGroup], met: Sequence[Any]) -> None:
-    """Fetch the objects that were met, and those of the groups after, in one call."""
+    """Fetch the objects already `met`, and the objects of the following groups, in one call."""
     missing = dict.fromkeys(met)
     for new in groups[1:]:
         try:
             codec.encode(new.rollouts, new.fetched or {})
         except UnfetchedError as unfetched:
             missing.update(dict.fromkeys(unfetched.refs))
-        except RolloutError:  # storing it will say so
+        except RolloutError:  # raised again by the store
             continue
     fetched = codec.fetch(tuple(missing))
     for new in groups:
@@ -86,7 +86,7 @@ PUT_TIMEOUT = 600.0
 
 
 class PutOptions(TypedDict, total=False):
-    """The options of all puts; `ReplayBuffer.put` says what they mean."""
+    """The options of all puts; documented in `ReplayBuffer.put`."""
 
     model_step: int | None
     current_train_step: int | None
@@ -110,7 +110,7 @@ class MoreOptions(PutOptions, total=False):
 
 
 class Putting:
-    """Checks groups, brings them into the form in which they are stored, and stores them when there is room."""
+    """Checks and normalises groups, and stores them when there is room."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Putting:
     ) -> int | None:
         """Store a group and return its uid, or None for an empty list or a dropped group.
 
-        A `lease` holds the groups that are replaced; with `stays_leased` it then holds the new one.
+        `lease` holds the groups to be replaced; with `stays_leased` it then holds the new one.
         """
         patience = self.patience(timeout)
         new, is_dropped = await self.prepare(items, task_name, **options)
@@ -161,7 +161,7 @@ class Putting:
         return await self.fetching([new], storing)
 
     def _store(self, new: NewGroup, patience: float) -> Awaitable[int]:
-        """Return the put of a group, which waits for room where the limits hold puts back."""
+        """Return the put of a group, which waits for room if the limits block puts."""
         if self.storage.rules.limits.slows_puts and not new.stays_leased:
             return self.waits.put(new, patience, self._store_now)
         return self._store_now(new)
@@ -169,7 +169,7 @@ class Putting:
     def _store_now(self, new: NewGroup) -> Coroutine[Any, Any, int]:
         """Return the put of a group, which doesn't wait for room.
 
-        With `new.dropped`, a cancelled caller waits for the end of the put first, and so learns what has left.
+        With `new.dropped`, a cancelled caller first waits for the end of the put, so that the list is complete.
         """
         storing = self.storage.put(new)
         return storing if new.dropped is None else to_its_end(storing)
@@ -181,7 +181,7 @@ class Putting:
         options: Sequence[PutOptions],
         timeout: float | Unset | None,
     ) -> list[int | None]:
-        """Store groups in as few transactions as their sizes allow; return what `put` would return for each.
+        """Store groups in as few transactions as their sizes allow; return the result of `put` for each.
 
         Raises PartlyStoredError when some were refused and others weren't.
         """
@@ -206,7 +206,7 @@ class Putting:
         return _all_stored(results)
 
     async def _store_many(self, news: Sequence[NewGroup], patience: float) -> list[int | BaseException]:
-        """Store groups, and return the uid of each, or why it wasn't stored; those without room wait for it."""
+        """Store groups and return the uid or the error of each; groups without room wait for it."""
         codec, outcomes = self.storage.codec, dict[int, int | BaseException]()
         left = [*range(len(news))]
         while left:
@@ -224,7 +224,7 @@ class Putting:
         return [outcomes[place] for place in range(len(news))]
 
     def patience(self, timeout: float | Unset | None) -> float:
-        """Return for how many seconds a put with this timeout waits for room."""
+        """Return the seconds that a put with this timeout waits for room."""
         return self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
 
     async def prepare(
@@ -247,9 +247,9 @@ class Putting:
         dropped: list[StorageItem] | None = None,
         keep_unfit: bool = True,
     ) -> tuple[NewGroup | None, bool]:
-        """Check a group and bring it into the form in which it is stored; None for an empty list.
+        """Check and normalise a group; None for an empty list.
 
-        Also return whether it is to be dropped instead.
+        Also return whether it must be dropped instead of stored.
         """
         self.waits.check_open()
         check_task_name(task_name)
@@ -290,7 +290,7 @@ class Putting:
         return new, normal.dropped or (normal.status in UNFIT and not keep_unfit)
 
     def _warn_of_init(self, rollouts: Sequence[Any], task_name: str) -> None:
-        """Warn once of a group that looks finished, and would never be drawn as one."""
+        """Warn once of a group that looks complete but is INIT, so that it would never be drawn."""
         kind = self.rollout_type
         for one in rollouts:
             response = kind.get(one, "response")
@@ -305,7 +305,7 @@ class Putting:
         )
 
     def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        """Return the result of `store()`, which stores the groups, with the values of the ObjectRefs in them."""
+        """Return the result of `store()`, which stores the groups, after fetching the ObjectRefs in them."""
         return fetching(self.storage.codec, groups, store, free=self._free)
 
     async def _drop(self, new: NewGroup) -> None:
@@ -315,7 +315,7 @@ class Putting:
 
 
 def _all_stored(results: Sequence[int | BaseException | None]) -> list[int | None]:
-    """Return the results of a put of many groups. Raises what refused all of them, or PartlyStoredError."""
+    """Return the results of a put of many groups. Raises the first error if all were refused, or PartlyStoredError."""
     refused = {place: one for place, one in enumerate(results) if isinstance(one, BaseException)}
     if not refused:
         return list(results)  # type: ignore[arg-type]
@@ -331,7 +331,7 @@ def _all_stored(results: Sequence[int | BaseException | None]) -> list[int | Non
 
 
 def check_dropped(dropped: Any) -> None:
-    """Raise InputError unless it is a list, to which groups can be added, or None."""
+    """Raise InputError unless `dropped` is a list or None."""
     if dropped is not None and not isinstance(dropped, list):
         raise InputError(f"dropped must be a list, to which the groups that leave are added, got {dropped!r:.100}")
 

@@ -1,4 +1,4 @@
-"""The part of a buffer that changes nothing: opening and closing, counting, reading, metrics."""
+"""The read-only part of a buffer: opening and closing, counts, queries, metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from replaybuf.worker_name import check_worker, worker_name
 
 
 class BufferReader(Generic[R]):
-    """The methods of a buffer that change nothing. `BufferCopies` and `ReplayBuffer` add the others."""
+    """The read-only methods of a buffer. `BufferCopies` and `ReplayBuffer` add the others."""
 
     def __init__(
         self,
@@ -50,17 +50,17 @@ class BufferReader(Generic[R]):
 
     @property
     def limits(self) -> Limits:
-        """How many groups of a task the buffer holds, how often they are drawn, and at what rate."""
+        """The limits of a task: its number of groups, the draws of each group, and their rate."""
         return self.storage.rules.limits
 
     @property
     def durable(self) -> bool:
-        """Whether groups outlive this process, and others can open the same buffer."""
+        """Whether groups outlive this process, and other processes can open the same buffer."""
         return self.storage.durable
 
     @property
     def worker(self) -> str:
-        """The name under which groups are put and drawn: that of `working_as`, else the config's, else "host:pid"."""
+        """The worker name recorded with puts and draws: that of `working_as`, else the config's, else "host:pid"."""
         return worker_name(self._worker)
 
     if not TYPE_CHECKING:
@@ -71,7 +71,7 @@ class BufferReader(Generic[R]):
         try:
             await self.storage.open()
         except BaseException:
-            await self.close()  # nobody else will
+            await self.close()  # `__aexit__` isn't called
             raise
         return self
 
@@ -102,7 +102,7 @@ class BufferReader(Generic[R]):
         return notebook.table(repr(self), ("task", "status", "groups", "leased"), rows)
 
     def __bool__(self) -> bool:
-        """Return True, also for an empty buffer: `if buffer:` tests whether there is one."""
+        """Return True, also for an empty buffer: `if buffer:` tests for None."""
         return True
 
     def __len__(self) -> int:
@@ -134,12 +134,12 @@ class BufferReader(Generic[R]):
         return await self.storage.count(self._parsed(query))
 
     async def tallies(self) -> Mapping[tuple[str, Status, Tally], int]:
-        """Return all counts by task and status, at one moment; those that never changed are missing, or 0."""
+        """Return all counts by task and status, as of one moment; counts that never changed are missing, or 0."""
         self._check_open()
         return await self.storage.tallies()
 
     async def levels(self, tasks: Iterable[str]) -> dict[str, Level]:
-        """Return the numbers of each task that `limits` look at, at one moment."""
+        """Return the counts of each task that `limits` depend on, as of one moment."""
         names = [check_task_name(task) for task in check_list(tasks, "tasks")]
         return levels(await self.tallies(), names)
 
@@ -174,12 +174,12 @@ class BufferReader(Generic[R]):
     ) -> AsyncIterator[StorageItem[R]]:
         """Yield the groups that match as `StorageItem`s, without consuming them.
 
-        `order_by` is one field or several, with a leading "-" for descending; insertion order breaks ties. Groups that
-        leave the buffer meanwhile are left out. A group that can't be decoded has an empty `item` and the reason in
-        `error`. Raises QueryError.
+        `order_by` is one field or several, with a leading "-" for descending; insertion order breaks ties. Groups
+        removed meanwhile are left out. A group that can't be decoded has an empty `item` and the reason in `error`.
+        Raises QueryError.
 
-        `ArrayHandle`s take the place of the arrays and tensors in the fields `deferred` of the rollouts. They are good
-        as long as the group is there.
+        `ArrayHandle`s take the place of the arrays and tensors in the fields `deferred` of the rollouts. They are valid
+        as long as the group is in the buffer.
         """
         self._check_open()
         later = self.rollout_type.deferrable(check_list(deferred, "deferred"))

@@ -1,4 +1,4 @@
-"""The replay buffer: putting, taking, waiting and refreshing, over the store, which keeps the rules."""
+"""The replay buffer: puts, draws, waits and refreshes, on top of the store, which applies the rules."""
 
 from __future__ import annotations
 
@@ -101,27 +101,26 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         trainable tokens has a staleness below `token_stale_threshold`: they lose their response and wait as EXPIRED to
         be generated again; with a train step, so do those that were EXPIRED before (put without one, at the next
         refresh). With `expired_groups_retryable=False` the group is dropped instead, and counted (`dropped`), also when
-        it was EXPIRED before. In responses that stay, tokens at or over `token_stale_threshold` are masked out
+        it was EXPIRED before. In kept responses, tokens at or over `token_stale_threshold` are masked out
         (`response_mask` 0). The rollouts given are changed in place accordingly.
 
-        A group with the same `key` in the same task is replaced. `replaces` are the uids of groups that leave the
-        buffer in the same transaction, also if the new one is dropped; results of leased groups are stored by the lease
-        (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). `status` is that of the group, in place of
-        what its rollouts say (all COMPLETED, if their class has no status). Returns None for an empty list and for a
-        dropped group. With `keep_unfit=False` a FILTERED or FAILED group isn't stored, either, but counted (`pruned`).
+        A group with the same `key` in the same task is replaced. `replaces` are the uids of groups that are removed in
+        the same transaction, also if the new one is dropped; results of leased groups are stored by the lease
+        (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). `status` overrides the status derived from
+        the rollouts (all COMPLETED, if their class has no status). Returns None for an empty list and for a dropped
+        group. With `keep_unfit=False` a FILTERED or FAILED group isn't stored, either, but counted (`pruned`).
 
-        All groups that leave in this call are added to the list `dropped`, once that is certain, for a caller who has
-        to release what they hold elsewhere: this one (with the uid 0) if it is dropped, those that it replaces, and
-        those evicted. One that can't be decoded has an `error`, and no rollouts. With it, a cancelled call still waits
-        for its transaction, so the list is complete.
+        All groups removed by this call are appended to the list `dropped` after the commit, for callers that release
+        resources of theirs: this group (with the uid 0) if it is dropped, the ones that it replaces, and evicted ones.
+        A group that can't be decoded has an `error`, and no rollouts. With `dropped`, a cancelled call still waits for
+        its transaction, so the list is complete.
 
         If the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
-        None: for ever), and then raises FullError, which is also a TimeoutError. With `on_full="reject"` it raises it
-        at once.
+        None: for ever), and then raises FullError, which is also a TimeoutError; with `on_full="reject"` at once.
 
         Raises RolloutError, EncodeError or ValueError for values that can't be stored, ConflictError if a group to be
-        replaced isn't there, FencedError if the buffer was restored since it was opened here, and StorageError; then
-        nothing is stored, and nothing leaves.
+        replaced doesn't exist, FencedError if the buffer was restored since it was opened here, and StorageError; then
+        nothing is stored or removed.
         """
         return await self.putting.put(
             items,
@@ -152,13 +151,12 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
     ) -> list[int | None]:
         """Store many groups as `put` does, in as few transactions as their sizes allow; return their uids in order.
 
-        `task_name` is that of all groups, or a list with one for each. `options` are those of `put`, for all groups;
-        `each` has further ones for each group, which take their place. For groups that are empty or dropped there is
-        None.
+        `task_name` is one name for all groups, or a list with one for each. `options` are the options of `put`, for all
+        groups; `each` overrides them for each group. Empty and dropped groups have None in place of a uid.
 
         A group may be refused by itself (RolloutError, EncodeError, FullError, ConflictError, TooLargeError). If all
-        are, that is raised; if some are, the others are stored, and PartlyStoredError has the `results` of each. When
-        the call is cancelled, each group is stored wholly or not at all.
+        are refused, the first error is raised; if some are, the others are stored, and PartlyStoredError has the
+        `results` of each. When the call is cancelled, each group is stored wholly or not at all.
         """
         groups = check_list(groups, "groups")
         names = [task_name] * len(groups) if isinstance(task_name, str) else check_list(task_name, "task_name")
@@ -182,10 +180,10 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         timeout: float | None = 0,
         at_least: AtLeast | None = None,
     ) -> list[list[R]]:
-        """Take up to `batch_size` groups of a task in the policy's order; they leave the buffer as they are returned.
+        """Take up to `batch_size` groups of a task in the policy's order, and remove them from the buffer.
 
-        The same as `take_batch` for one task: with a timeout it waits until there are `batch_size` groups, or as many
-        as `at_least` says. A size of 0 or less gives an empty list.
+        The same as `take_batch` for one task: with a timeout it waits for `batch_size` groups, or for `at_least`. A
+        size of 0 or less gives an empty list.
         """
         sizes = {task_name: batch_size}
         request = self._request(sizes, group_status, where, timeout, at_least, train_step=current_train_step)
@@ -204,19 +202,19 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
     ) -> tuple[dict[str, list[list[R]]], dict[str, int]]:
         """Take `sizes[task]` groups of each task in one transaction. Return the groups and their number, by task.
 
-        The groups have the status `group_status`, match the query `where`, and leave the buffer. (With
-        `max_times_sampled` other than 1, completed groups stay for their next draw.)
+        The groups have the status `group_status`, match the query `where`, and are removed. (With `max_times_sampled`
+        other than 1, completed groups stay for their next draw.)
 
-        With `timeout=0` the call takes the groups that are there, up to the sizes. Otherwise it waits (seconds; None:
-        for ever) until every task has as many as asked for, and takes all of them or none: then it raises
-        NotReadyError, which is also a TimeoutError and says what was missing.
+        With `timeout=0` the call takes the available groups, up to the sizes. Otherwise it waits (seconds; None: for
+        ever) until every task has as many as asked for, and takes all of them; after the timeout it takes none and
+        raises NotReadyError, which is also a TimeoutError and names what was missing.
 
-        `at_least` says how many have to be there instead: a number for every task of which any are asked for, or
-        numbers by task (one that isn't named needs none). The call waits until they are, takes as many as there are
-        then, up to the sizes, and raises NotReadyError after `timeout` seconds, also after 0.
+        `at_least` lowers the number to wait for: one number for every task with a size above 0, or numbers by task (0
+        for other tasks). The call then takes as many groups as are available, up to the sizes, and raises NotReadyError
+        after `timeout` seconds, also after 0.
 
-        `current_train_step` is the train step that these groups are for, which is kept with the draw (the view
-        `batches`) and with groups that stay (`trained_step`); by default it is the one of the last refresh.
+        `current_train_step` is the train step of this batch, recorded with the draw (the view `batches`) and with kept
+        groups (`trained_step`); default: the step of the last refresh.
         """
         request = self._request(sizes, group_status, where, timeout, at_least, train_step=current_train_step)
         taken = await request.take(self.storage, self.waits)
@@ -264,13 +262,13 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
                 await train(lease.batch["math"])
 
         Leaving the block acknowledges all open groups. An exception gives them back as a failed delivery, cancellation
-        without counting one. If this process dies, the groups come back `seconds` later; while it lives, a heartbeat in
-        its own thread extends the lease, however long the block takes. `heartbeat=False` leaves that to
+        without counting one. If this process dies, the groups become drawable `seconds` later; while it lives, a
+        heartbeat in its own thread renews the lease, however long the block takes. `heartbeat=False` leaves that to
         `lease.extend()`. A group is set aside as FAILED after `max_deliveries` failed deliveries. Leaving the block
-        raises LeaseLostError if the lease had ended and the groups were passed on.
+        raises LeaseLostError if the lease had ended and no longer holds the groups.
 
         The arrays and tensors in the fields `deferred` of the rollouts, at any depth, aren't read: an `ArrayHandle`
-        takes the place of each, which can be sent to the process that needs it. It is good as long as the lease.
+        takes the place of each. It can be sent to the process that needs the array, and is valid as long as the lease.
 
         `await` instead of `async with` gives a Lease to be settled by hand.
         """
@@ -288,11 +286,11 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         return Leasing(begin)
 
     def adopt(self, handle: Leased, *, seconds: float = LEASE_SECONDS, heartbeat: bool = True) -> Lease[R]:
-        """Go on in this process with a lease that another one has begun, given its `Lease.handle`.
+        """Continue a lease of another process in this one, given its `Lease.handle`.
 
-        Its items have no rollouts. `seconds` and `heartbeat` are as in `lease_batch`. The store isn't asked:
-        `await lease.extend()` finds out whether the lease has ended, and `acknowledge` whether it holds its groups.
-        A lease of another database raises LeaseLostError, here or, if this buffer isn't open yet, in its first call.
+        Its items have no rollouts. `seconds` and `heartbeat` are as in `lease_batch`. The store isn't accessed:
+        `await lease.extend()` checks that the lease hasn't ended, `acknowledge` that it still holds its groups. A lease
+        of another database raises LeaseLostError, here or, if this buffer isn't open yet, in its first call.
         """
         self._check_open()
         if not isinstance(handle, Leased):
@@ -318,9 +316,9 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         where: Query | None = None,
         timeout: float | None,
     ) -> None:
-        """Wait until `sizes[task]` groups with the status could be drawn of every task, put by any process.
+        """Wait until `sizes[task]` groups with the status, put by any process, could be drawn of every task.
 
-        Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what is missing.
+        Raises NotReadyError (a TimeoutError), with what is missing, after `timeout` seconds (None: never).
         """
         request = self._request(sizes, group_status, where, timeout, at_least=sizes)
         await self.waits.until_ready(request.draw, time.monotonic() + request.patience, request.patience)
@@ -332,10 +330,10 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         *,
         where: Query | None = None,
     ) -> Diagnosis:
-        """Return why a draw of `sizes[task]` groups of each task would wait now, or that it wouldn't (Reason.READY).
+        """Return why a draw of `sizes[task]` groups of each task would block now; Reason.READY if it wouldn't.
 
-        Nothing is taken. The sentence says what is missing and what to do about it, the facts have the numbers: what is
-        there, who holds it, which limit holds it back, which workers are silent. Raises FencedError.
+        Nothing is taken. The sentence names what is missing and a remedy; the facts have the numbers: available and
+        leased groups, the limit that blocks, workers without a heartbeat. Raises FencedError.
         """
         return await self.waits.why_not(self._request(sizes, group_status, where, at_least=sizes).draw)
 
@@ -392,7 +390,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         return await self.storage.update(self._parsed(query), changes)
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
-        """Set the priorities of groups by uid, leased ones included. Return the number of these groups still there."""
+        """Set the priorities of groups by uid, leased ones included. Return the number of groups found."""
         self._check_open()
         return await self.storage.update_priorities(check_priorities(priorities))
 
@@ -414,9 +412,9 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         retryable, as in `put`; then those that were EXPIRED before are dropped and counted, too. Tokens at or over the
         token threshold are masked out.
 
-        Groups that are dropped are added to the list `dropped`, as by `put`: all of them are in memory then. The log
-        warns once of a task that never had a group while others had: it may be misspelt, and nothing of it would ever
-        expire.
+        Dropped groups are appended to the list `dropped`, as by `put`: all of them are in memory then. A warning is
+        logged once for a task that never had a group while others had: its name may be misspelt, and none of its groups
+        would ever expire.
         """
         self._check_open()
         step = check_step(current_train_step, "current_train_step")

@@ -1,4 +1,4 @@
-"""What the spans of a buffer's calls say of them: tasks, numbers and steps, never what is in a rollout."""
+"""Attributes of the tracing spans of buffer calls: tasks, numbers and steps, never the content of rollouts."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ Parts = Sequence[tuple[ReplayBuffer[Any], NewGroup]]
 async def put_together(puts: Sequence[Put], *, timeout: float | Unset | None = UNSET) -> list[int]:
     """Store groups in their buffers, all or none, and return their uids; when it returns, all are committed.
 
-    Of buffers in one database that is one transaction. Where there are several databases, such as those of `memory://`,
-    each has one, and all stay open until the groups of all are stored.
+    Buffers of one database share one transaction. With several databases, such as `memory://` ones, each has its own,
+    and all stay open until the groups of all are stored.
 
-    Waits until there is room for all of them, as `ReplayBuffer.put` does. Raises what that raises; then nothing is
-    stored. A group that is empty, or would be dropped, is an InputError.
+    Waits until there is room for all groups, and raises the errors of `ReplayBuffer.put`; then nothing is stored. An
+    empty group, or one that would be dropped, raises InputError.
     """
     prepared = [await one.buffer.putting.prepare(one.items, one.task_name, **one.options) for one in puts]
     parts: list[tuple[ReplayBuffer[Any], NewGroup]] = []
@@ -50,11 +50,11 @@ async def put_together(puts: Sequence[Put], *, timeout: float | Unset | None = U
 
 
 class _ElsewhereError(Exception):
-    """Not the group that was waited for, but the one of this place has no room now."""
+    """Not the awaited group, but the one with this index lacks room now."""
 
 
 async def _when_there_is_room(parts: Parts, patience: float) -> list[int]:
-    """Store the groups as soon as all have room, waiting for that of one after the other."""
+    """Store the groups as soon as all have room, waiting for one after the other."""
     deadline = time.monotonic() + patience
     try:
         return await _store(parts)
@@ -86,6 +86,6 @@ async def _when_there_is_room(parts: Parts, patience: float) -> list[int]:
 def _store(parts: Parts) -> Awaitable[list[int]]:
     groups = [(buffer.storage, new) for buffer, new in parts]
     storing = groups[0][0].put_together(groups)
-    # A caller that is told what leaves, or has several databases, waits for the end also when it is cancelled.
+    # With `dropped` lists or several databases, a cancelled caller still waits for the end.
     apart = len({buffer.storage.database for buffer, _ in parts}) > 1
     return to_its_end(storing) if apart or any(new.dropped is not None for _, new in parts) else storing

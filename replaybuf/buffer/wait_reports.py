@@ -1,4 +1,4 @@
-"""Reports of waits that last: why a wait isn't over, in the log and for the views that all processes read."""
+"""Reports of long waits and their reasons, in the log and in the views that all processes read."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from replaybuf.rules.circumstances import Wait
-from replaybuf.storage.presence import Waiting, timeout_event
+from replaybuf.storage.reports import Waiting, timeout_event
 from replaybuf.storage.sql.backend import SQLStorage
 
-#: Seconds after which a wait is reported in the log, and between reports.
+#: Seconds before the first warning of a wait in the log, and between warnings.
 REPORT_SECONDS = 30.0
-#: Seconds after which other processes are shown a wait, and from which on its end by a timeout is an event; seconds
-#: between two looks for its reason.
+#: Seconds after which a wait is published to other processes, and its timeout recorded as an event; seconds between
+#: updates of its reason.
 SHOW_SECONDS, REASON_SECONDS = 1.0, 10.0
-# The end of a wait is written for at most so long before its error is raised.
+# The longest delay of a timeout error by recording its event.
 _FLUSH_SECONDS = 2.0
 
 _logger = logging.getLogger("replaybuf.waits")
 
 
 class WaitLog:
-    """The warnings of one wait in the log, one every REPORT_SECONDS. Each begins with `what` the wait is for."""
+    """The warnings of one wait in the log, one every REPORT_SECONDS, each beginning with `what`."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -42,7 +42,7 @@ class WaitLog:
         return max(0.0, self._next - time.monotonic())
 
     def add(self, missing: str) -> None:
-        """Log what is missing."""
+        """Log a warning with the reason of the wait."""
         now = time.monotonic()
         self._next = now + REPORT_SECONDS
         _logger.warning("%s for %.0f s: %s", self._what, now - self._began, missing)
@@ -51,7 +51,7 @@ class WaitLog:
 class WaitReport:
     """One wait of a worker, in the log and in the view `waiters`. A wait of less than `SHOW_SECONDS` isn't reported.
 
-    `wait()` describes it as it is at the moment.
+    `wait()` returns its current description.
     """
 
     def __init__(self, storage: SQLStorage, what: str, worker: str, wait: Callable[[], Wait]) -> None:
@@ -64,7 +64,7 @@ class WaitReport:
 
     @property
     def wait(self) -> Wait:
-        """The wait as it is now."""
+        """The current description of the wait."""
         return self._wait()
 
     @property
@@ -78,7 +78,7 @@ class WaitReport:
         return min(self._log.pause, max(0.0, self._next - time.monotonic()))
 
     def update(self, reason: str, numbers: str = "") -> None:
-        """Report why the wait isn't over; the log gets the sentence with `numbers`."""
+        """Report the reason why the wait isn't over; the log gets the sentence with `numbers`."""
         if self._log.due:
             self._log.add(numbers or reason)
         if time.monotonic() < self._next:
@@ -92,16 +92,16 @@ class WaitReport:
 
     @property
     def is_long(self) -> bool:
-        """Whether the wait has lasted long enough to be shown to other processes."""
+        """Whether the wait has lasted long enough to be published."""
         return _is_long(self.wait)
 
     async def timed_out(self, reason: str, task_name: str | None = None) -> None:
-        """Record that the wait ends by its timeout, and for what `reason`."""
+        """Record the timeout of the wait, and its `reason`."""
         self.close()
         await report_timeout(self._storage, self.wait, self._worker, reason, task_name)
 
     def close(self) -> None:
-        """Withdraw the wait from the view: it is over."""
+        """Withdraw the finished wait from the view."""
         if self._shown is not None:
             self._storage.withdraw(self._shown)
 
@@ -109,9 +109,9 @@ class WaitReport:
 async def report_timeout(
     storage: SQLStorage, wait: Wait, worker: str, reason: str, task_name: str | None = None
 ) -> None:
-    """Write the event of a wait that ends by its timeout now: the process may end because of the error that follows.
+    """Write the timeout event of a wait at once, since the process may exit on the error that follows.
 
-    A wait that wasn't shown to other processes isn't recorded.
+    Waits shorter than `SHOW_SECONDS` aren't recorded.
     """
     if _is_long(wait):
         storage.report(timeout_event(wait, worker, time.time(), reason, task_name))

@@ -1,6 +1,6 @@
-"""Waiting for groups and for room. Every wait ends: with success, an error, or the timeout.
+"""Waits for groups and for room. Every wait ends: with success, an error, or the timeout.
 
-A wait that takes long says what it is for, and why it isn't over (`wait_reports`): as a warning of the logger
+A long wait reports its target and the reason why it isn't over (`wait_reports`): as a warning of the logger
 `replaybuf.waits` every half minute, and to other processes."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, levels
-from replaybuf.storage.presence import PROCESS_BEGAN, EventKind, WorkerEvent
+from replaybuf.storage.reports import PROCESS_BEGAN, EventKind, WorkerEvent
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, NewGroup
 from replaybuf.tracing import waiting
@@ -45,7 +45,7 @@ def wait_for_room(new: NewGroup, count: int, since: float, timeout: float) -> Wa
 
 
 def end_of(since: float, timeout: float) -> float | None:
-    """Return when a wait is over; None if never."""
+    """Return the deadline of a wait; None if it has none."""
     return None if math.isinf(timeout) else since + timeout
 
 
@@ -76,7 +76,7 @@ _NOTHING_STORED = "nothing was stored (is the consumer running?)"
 
 @dataclass(slots=True)
 class WaitStats:
-    """How often this process has waited, for how many seconds in all, and how often until the timeout."""
+    """The number of waits of this process, their total seconds, and the number of timeouts."""
 
     count: int = 0
     seconds: float = 0.0
@@ -92,7 +92,7 @@ class _WaitQueue:
 
 
 class Waits:
-    """The waits of one buffer. `worker()` is the name under which they are reported."""
+    """The waits of one buffer. `worker()` returns the worker name for their reports."""
 
     def __init__(self, storage: SQLStorage, check_open: Callable[[], None], worker: Callable[[], str]) -> None:
         self._storage = storage
@@ -100,7 +100,7 @@ class Waits:
         self._worker = worker
         self._read_at = -math.inf
         self._read: Circumstances | None = None
-        # Puts that wait for room queue up: one line for each event loop, task and status.
+        # Queues of puts that wait for room: one for each event loop, task and status.
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _WaitQueue]]
         self._queues = weakref.WeakKeyDictionary()
         self.for_groups = WaitStats()
@@ -109,11 +109,11 @@ class Waits:
     # For changes
 
     def version(self) -> int:
-        """Return a number that differs after every change of the store; read it before looking, then wait."""
+        """Return a counter of changes of the store; read it before polling, then wait for the next change."""
         return self._storage.version()
 
     async def changed(self, since: int, seconds: float) -> None:
-        """Return soon after a change of the store since `version()` was this, or after `seconds` at the latest.
+        """Return soon after a change of the store since `version()` was `since`, or after `seconds` at the latest.
 
         It may also return early without a change. Raises FencedError if the buffer was restored.
         """
@@ -134,7 +134,7 @@ class Waits:
     # For groups
 
     async def draw(self, draw: Draw, timeout: float, call: Callable[[Draw], Awaitable[T | None]]) -> T:
-        """Return the result of `call(draw)`, as soon as there are at least as many groups as the draw needs."""
+        """Return the result of `call(draw)`, once as many groups as the draw needs are available."""
         deadline = time.monotonic() + timeout
         while True:
             if any(draw.at_least.values()):
@@ -142,7 +142,7 @@ class Waits:
             drawn = await call(draw)
             if drawn is not None:
                 return drawn
-            # Another process was faster, or holds some of the groups at this moment.
+            # Another process was faster, or has locked some of the groups.
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 await self.until_ready(draw, deadline, timeout)
@@ -151,7 +151,7 @@ class Waits:
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
 
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> None:
-        """Wait until all groups that the draw needs are there. Raises NotReadyError, saying what is missing."""
+        """Wait until the groups that the draw needs are available. Raises NotReadyError, with what is missing."""
         check_possible(draw, self._storage.rules.limits)
         began = _began(deadline, timeout)
 
@@ -184,19 +184,19 @@ class Waits:
                 await self._changed(seen, min(remaining, report.pause))
 
     async def report_timeout(self, wait: Wait, why: Diagnosis | None = None) -> None:
-        """Record that a wait ends by its timeout, and why: by default, because others hold some of the groups."""
+        """Record the timeout of a wait and its reason; by default, that other processes hold some of the groups."""
         reason, task = (
             ("Others hold some of the groups.", None) if why is None else (why.recorded or why.sentence, why.task_name)
         )
         await report_timeout(self._storage, wait, self._worker(), reason, task)
 
     async def ready(self, draw: Draw) -> bool:
-        """Return whether all groups that the draw needs are there."""
+        """Return whether the groups that the draw needs are available."""
         tallies = await self._storage.tallies()
         return draw.is_met_by(self._available(draw, tallies, await self._there(draw, tallies)))
 
     async def _there(self, draw: Draw, tallies: Tallies) -> dict[str, int]:
-        """Return how many groups of each task that the draw needs are there and match, counted as far as it matters."""
+        """Return the numbers of matching groups in the store, by task of the draw; queries count up to `at_least`."""
         there = {task: tallies.get((task, draw.status, Tally.SIZE), 0) for task in draw.at_least}
         if draw.where is not None:
             for task, least in draw.at_least.items():
@@ -206,7 +206,7 @@ class Waits:
         return there
 
     def _available(self, draw: Draw, tallies: Tallies, there: dict[str, int]) -> dict[str, int]:
-        """Return how many of the groups that are there could be drawn now."""
+        """Return how many of the groups in the store the limits allow to be drawn now."""
         limits = self._storage.rules.limits
         if draw.status != Status.COMPLETED or not limits.slows_draws:
             return there
@@ -217,10 +217,10 @@ class Waits:
     async def why(
         self, wait: Wait, tallies: Tallies, matches: Mapping[str, int] | None = None, *, over: bool = False
     ) -> Diagnosis:
-        """Return why a wait isn't over, given the tallies, and the numbers that match its query.
+        """Return the diagnosis of a wait that isn't over, given the tallies, and the numbers that match its query.
 
-        What else the store knows isn't worth an error; at the end of waits (`over`), which may be many short ones, it
-        is read at most once a second, and what was read last counts until then.
+        Further facts are read from the store, ignoring errors. At the end of waits (`over`), which may be many short
+        ones, they are read at most once a second and cached in between.
         """
         about = Circumstances(time.time(), tallies)
         if over and self._read is not None and time.monotonic() - self._read_at < _READ_AGAIN_SECONDS:
@@ -235,24 +235,24 @@ class Waits:
         return diagnose(wait, replace(about, tallies=tallies, limits=limits, matches=matches))
 
     async def why_not(self, draw: Draw) -> Diagnosis:
-        """Return why a draw could not be met now, or that it could."""
+        """Return the diagnosis of a draw if it were issued now."""
         tallies = await self._tallies()
         matches = None if draw.where is None else await self._there(draw, tallies)
         return await self.why(wait_of(draw, time.time(), 0), tallies, matches)
 
     def for_trainer(self, timeout: float) -> WaitReport:
-        """Return the report of a producer's wait for the trainer. It has to be closed."""
+        """Return the report of a producer's wait for the trainer, to be closed by the caller."""
         since = time.time()
         wait = Wait({}, "trainer", since=since, deadline=end_of(since, timeout), worker=self._worker())
         return self.open_report("waiting for the trainer", lambda: wait)
 
     def dataset_ended(self, task_name: str, ledger: str, drawn: int) -> None:
-        """Tell others that a prompt ledger has read its dataset to the end, after so many prompts."""
+        """Publish that a prompt ledger has exhausted its dataset after `drawn` prompts."""
         ended = WorkerEvent(EventKind.DATASET_ENDED, self._worker(), time.time(), drawn, ledger, task_name)
         self._storage.report(ended)
 
     def open_report(self, what: str, wait: Callable[[], Wait]) -> WaitReport:
-        """Return the report of a wait; `what` begins its warnings in the log. It has to be closed."""
+        """Return the report of a wait, to be closed by the caller; `what` begins its warnings in the log."""
         return WaitReport(self._storage, what, self._worker(), wait)
 
     # For room
@@ -317,7 +317,7 @@ class Waits:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or report.due:
                 found = await self.why(report.wait, tallies, over=remaining <= 0)
-                full = found.reason == Reason.PRODUCERS_HELD_BACK  # the group may need more room than the others
+                full = found.reason == Reason.PRODUCERS_HELD_BACK  # otherwise only this group lacks room
                 sentence, all_of_it = (found.recorded, str(found)) if full else (why, why)
                 if remaining <= 0:
                     await report.timed_out(sentence, new.task_name)
@@ -328,7 +328,7 @@ class Waits:
     async def _refuse(
         self, new: NewGroup, why: str, cause: BaseException | None = None, found: Diagnosis | None = None
     ) -> None:
-        with suppress(StorageError, TimeoutError):  # counting the refusal isn't worth a longer wait
+        with suppress(StorageError, TimeoutError):  # the count of refusals is best effort
             async with asyncio.timeout(_COUNTING_SECONDS):
                 await self._storage.refuse(new)
         error = FullError(why)
@@ -361,7 +361,7 @@ def _timed(waited: WaitStats, kind: str) -> Iterator[Callable[[], None]]:
 
 
 def _began(deadline: float, timeout: float) -> float:
-    """Return when a wait with this deadline began, in seconds since the epoch; now if it never ends."""
+    """Return the start of a wait with this deadline, in seconds since the epoch; now without a timeout."""
     return time.time() - (0.0 if math.isinf(timeout) else timeout - (deadline - time.monotonic()))
 
 

@@ -107,7 +107,8 @@ def _rescue(reader: Reader, folder: Path, output: Output) -> None:
 
 def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Iterator[Finding]:
     """Yield the findings; with `mend`, the remaining ones after the repair."""
-    from replaybuf.doctor import CheckContext, Severity, examine
+    from replaybuf.doctor import CheckContext, Severity
+    from replaybuf.doctor.examine import examine
 
     with progress_bar("payloads") as bar:
         context = CheckContext(reader.where, path=reader.path, quick=quick, tell=bar)
@@ -116,7 +117,7 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
             return
         found = list(examine(reader, context))
         if any(finding.repairable and finding.level != Severity.OK for finding in found):
-            from replaybuf.doctor.mending import repair
+            from replaybuf.doctor.repairs import repair
 
             for line in repair(reader, context):
                 output.note(f"repair: {line}")

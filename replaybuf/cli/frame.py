@@ -13,8 +13,7 @@ from replaybuf.cli.groups import status_style, trainer_text
 from replaybuf.cli.output import console
 from replaybuf.redact import escape
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.rates import rate
-from replaybuf.rules.transitions import Tally
+from replaybuf.rules.transitions import Tally, rate
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -201,7 +200,7 @@ def _tasks(found: Glance) -> list[Text]:
 
 
 def rate_of(readings: Sequence[Reading], task: str, names: Sequence[str]) -> float | None:
-    """Return a task's groups per second, of the tallies `names` together (`rules.rates`)."""
+    """Return a task's groups per second, of the tallies `names` together (`rules.transitions`)."""
     return rate([(time, sum(of.get(task, {}).get(name, 0) for name in names)) for time, of in readings])
 
 

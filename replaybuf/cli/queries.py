@@ -35,7 +35,7 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.policies import resolve_policy
 from replaybuf.storage.sql.inspection.groups import archived_at, choose, lease_text, list_oldest, tags_text, tasks_of
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.statement import run_statement
+from replaybuf.storage.sql.inspection.user_sql import run_statement
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
 from replaybuf.units import cell
 

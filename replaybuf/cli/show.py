@@ -31,7 +31,7 @@ from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.group_arrays import StoredArray
+    from replaybuf.storage.sql.inspection.group_payloads import StoredArray
 
 Rollouts = list[dict[Any, Any]]
 
@@ -43,8 +43,7 @@ def read(reader: Reader, uid: int, *, full: bool = True) -> tuple[Described, Rol
     doesn't exist, and DecodeError.
     """
     if full:
-        from replaybuf.storage.sql.inspection.group_arrays import arrays_of
-        from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
+        from replaybuf.storage.sql.inspection.group_payloads import arrays_of, decode_payload, read_payload
 
     def work(tx: ReadTransaction) -> tuple[Described, Any] | str:
         found = describe_group(tx, uid)
@@ -244,7 +243,7 @@ def _facts_of(array: StoredArray) -> dict[str, Any]:
 
 
 def _print_arrays(arrays: list[StoredArray]) -> None:
-    from replaybuf.storage.sql.inspection.group_arrays import IN_DATABASE, footnotes
+    from replaybuf.storage.sql.inspection.group_payloads import IN_DATABASE, footnotes
 
     write("\n")
     if large := [one for one in arrays if not one.small]:

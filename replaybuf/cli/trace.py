@@ -25,10 +25,10 @@ from replaybuf.cli.traced import (
 )
 from replaybuf.errors import InputError
 from replaybuf.redact import escape, redact
-from replaybuf.storage.sql.inspection.drawn_batches import Recorded, recorded
 from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.run_records import Recorded, recorded
 from replaybuf.storage.sql.inspection.traces import (
     StepSummary,
     lowest_answers,

@@ -13,8 +13,8 @@ from replaybuf.cli.groups import ARCHIVE, age_of, columns
 from replaybuf.cli.output import Column, Row, console, iso, print_facts, print_table, write
 from replaybuf.redact import escape
 from replaybuf.rules.comparison import Part
-from replaybuf.storage.sql.inspection.drawn_batches import GONE, Batch
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, place_of, timeline, uids_text
+from replaybuf.storage.sql.inspection.run_records import GONE, Batch
 from replaybuf.storage.sql.inspection.traces import StepSummary, StepTrace, WorkerTrace, changes, consumed
 
 _GROUPS = 10

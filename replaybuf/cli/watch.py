@@ -22,7 +22,7 @@ from replaybuf.cli.app import Buffer, Url, option
 from replaybuf.cli.frame import Panel, arrange, line, one_line, panels_of
 from replaybuf.cli.output import console, write
 from replaybuf.errors import MissingDriverError, ReplayBufError
-from replaybuf.rules.rates import RATE_SECONDS
+from replaybuf.rules.transitions import RATE_SECONDS
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
 if TYPE_CHECKING:

@@ -1,22 +1,29 @@
 """Payloads whose arrays are read one by one: their places in the tail, which are wanted, and handles for the others.
 
 The head of a payload (`codec.payload`) has a table of its arrays: their sizes and checksums, in the order in which the
-msgpack refers to them. In the tail each begins at the next multiple of 64 bytes.
+msgpack refers to them. In the tail each begins at the next multiple of 64 bytes. At the end, values inside rollouts are
+replaced by others: handles by the arrays that were loaded, ObjectRefs that were stored by None.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, Literal, Protocol
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
+from pydantic import BaseModel
 from xxhash import xxh3_64_intdigest
 
-from replaybuf.codec.extension_types import CONVERTED, OUT_OF_BAND_ARRAY
+from replaybuf.codec.extension_types import CONVERTED, OUT_OF_BAND_ARRAY, SCALARS
 from replaybuf.codec.numpy_arrays import OutOfBandReader, read_head
 from replaybuf.codec.payload_header import LOWER, ArrayTable
 from replaybuf.errors import DecodeError
@@ -127,7 +134,21 @@ class HoldingReader(OutOfBandReader):
         self._deferring = deferred
 
 
-class DeferredReader:
+class _PartialReader:
+    """What readers of a payload do whose tail isn't read, or not as a whole, unless they say otherwise."""
+
+    def small(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return an array that is in the msgpack, or what takes its place."""
+        return array
+
+    def defer(self, deferred: bool) -> None:
+        """Do nothing: there are no handles."""
+
+    def finish(self) -> None:
+        """Do nothing: how many arrays there are isn't known."""
+
+
+class DeferredReader(_PartialReader):
     """Reads arrays from their pieces, and makes handles of those in fields that are deferred."""
 
     def __init__(self, table: ArrayTable, pieces: Pieces, handles: Deferring) -> None:
@@ -139,7 +160,6 @@ class DeferredReader:
         self._deferring = False
 
     def small(self, array: np.ndarray[Any, Any]) -> Any:
-        """Return an array that is in the msgpack, or its handle."""
         return self._handles.held(array) if self._deferring else array
 
     def read(self, head: bytes) -> Any:
@@ -161,20 +181,11 @@ class DeferredReader:
             raise ValueError("its lengths don't add up")
 
 
-class MissingReader:
+class MissingReader(_PartialReader):
     """Reads None for each array, of a payload whose tail can't be read."""
-
-    def small(self, array: np.ndarray[Any, Any]) -> Any:
-        return array
 
     def read(self, head: bytes) -> Any:
         return None
-
-    def defer(self, deferred: bool) -> None:
-        """Do nothing: there are no handles."""
-
-    def finish(self) -> None:
-        """Do nothing: how many arrays there are isn't known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +201,7 @@ class ArrayFacts(StandIn):
         return ArrayFacts(name, tuple(shape), self.nbytes, self.out_of_band)
 
 
-class FactsReader:
+class FactsReader(_PartialReader):
     """Reads what is known of each array, whose bytes need not be there."""
 
     def small(self, array: np.ndarray[Any, Any]) -> Any:
@@ -200,8 +211,69 @@ class FactsReader:
         dtype, shape = read_head(head)
         return ArrayFacts(str(dtype), shape, int(np.prod(shape, dtype=object)) * dtype.itemsize, out_of_band=True)
 
-    def defer(self, deferred: bool) -> None:
-        """Do nothing: no array is read."""
 
-    def finish(self) -> None:
-        """Do nothing: how many arrays there are isn't known."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replacing:
+    """Puts `instead(value)` in the place of the values that `is_one` recognises.
+
+    Instances of `opaque` classes are left alone.
+    """
+
+    is_one: Callable[[Any], bool]
+    instead: Callable[[Any], Any]
+    opaque: Container[type] = ()
+
+    def replace(self, value: Any) -> Any:
+        """Return the value with others in its place or inside it, at any depth; only what can't change is made anew."""
+        kind = type(value)
+        if kind in SCALARS or kind in self.opaque:
+            return value
+        if self.is_one(value):
+            return self.instead(value)
+        if isinstance(value, dict):
+            self._replace(value.__setitem__, list(value.items()))
+        elif isinstance(value, (list, deque)):
+            if not SCALARS.issuperset(map(type, value)):
+                self._replace(value.__setitem__, enumerate(value))
+        elif isinstance(value, (tuple, set, frozenset)):
+            return self._made_anew(value)
+        elif isinstance(value, np.ndarray):
+            if kind is np.ndarray and value.dtype.char == "O":
+                self._replace(value.__setitem__, list(np.ndenumerate(value)))
+        elif isinstance(value, BaseModel):
+            self.replace(value.__dict__)  # validators and frozen models have nothing to say here
+            self.replace(value.__pydantic_extra__)
+        else:
+            fields = {name: getattr(value, name, None) for name in _field_names(kind)}
+            self._replace(partial(_set_attribute, value), fields.items())
+            if getattr(kind, "__pydantic_config__", {}).get("extra") == "allow":  # a pydantic dataclass
+                self.replace(value.__dict__)
+        return value
+
+    def _replace(self, put: Callable[[Any, Any], None], items: Iterable[tuple[Any, Any]]) -> None:
+        for place, item in items:
+            if (replaced := self.replace(item)) is not item:
+                put(place, replaced)
+
+    def _made_anew(self, value: Any) -> Any:
+        replaced = [self.replace(item) for item in value]
+        if all(new is old for new, old in zip(replaced, value, strict=True)):
+            return value
+        return value._make(replaced) if hasattr(value, "_make") else type(value)(replaced)
+
+
+def _field_names(kind: type) -> Iterable[str]:
+    """Return the names of the fields of a dataclass, an attrs class or a msgspec Struct."""
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    attributes = getattr(kind, "__attrs_attrs__", ())
+    return [attribute.name for attribute in attributes] or getattr(kind, "__struct_fields__", ())
+
+
+def _set_attribute(instance: Any, name: str, value: Any) -> None:
+    msgspec: Any = sys.modules.get("msgspec")
+    if msgspec is not None and isinstance(instance, msgspec.Struct):
+        msgspec.structs.force_setattr(instance, name, value)  # frozen ones change, too
+        return
+    with contextlib.suppress(AttributeError, TypeError):  # one that can't be changed at all keeps its value
+        object.__setattr__(instance, name, value)

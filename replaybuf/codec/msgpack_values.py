@@ -1,13 +1,13 @@
-"""Values as msgpack, and back: types that msgpack knows as they are, others with a type tag.
+"""Values as msgpack, and back: native types of msgpack directly, others with a type tag.
 
 Tuples, sets, enums, datetimes, arrays and the like are stored as a map of one entry whose key is a *type tag*, an empty
-msgpack extension object whose code says what the value is: `{tag: content}`. msgpack itself packs and unpacks the
-content, so nesting costs no Python recursion, and a tag can't be mistaken for a user's key. Only plain arrays and our
-statuses are extension objects that hold something: the array's head and bytes, or only its head if the bytes are out
-of band (`codec.numpy_arrays`); and the status.
+msgpack extension object with the code of the type: `{tag: content}`. msgpack itself packs and unpacks the content, so
+nesting costs no Python recursion, and a tag can't be mistaken for a user's key. Only plain arrays and our statuses are
+extension objects with content: the array's head and bytes, or only its head if the bytes are out of band
+(`codec.numpy_arrays`); and the status.
 
-The bytes to be unpacked may be damaged or hostile: content is checked before it reaches a constructor that could
-allocate more memory than the payload, and nothing that the payload names is imported or called.
+Payloads may be damaged or hostile: content is checked before it reaches a constructor that could allocate more memory
+than the payload, and nothing named in a payload is imported or called.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _OBJECT_ARRAY: Final[Encoder] = (type_tag(ext.OBJECT_ARRAY), encode_objects)
 _DICTS: Final = frozenset({dict, OrderedDict, defaultdict, Counter})
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset, deque})
 _HOLDERS: Final = frozenset(map(type_tag, HOLDERS))
-# Looked up for every extension object.
+# Module globals, since they are compared for every extension object.
 _PLAIN_ARRAY: Final = ext.PLAIN_ARRAY
 _OUT_OF_BAND_ARRAY: Final = ext.OUT_OF_BAND_ARRAY
 _STATUS: Final = ext.STATUS
@@ -64,7 +64,7 @@ _STATUSES: Final = {status.value.encode(): status for status in Status}
 
 @dataclass(slots=True)
 class Packed:
-    """Packed values: the length of each one's msgpack, the msgpack of all, and the out-of-band buffers of arrays."""
+    """Packed values: the msgpack length of each, the msgpack of all, and the out-of-band buffers of arrays."""
 
     lengths: list[int]
     msgpack: memoryview
@@ -72,32 +72,32 @@ class Packed:
 
 
 class Packing:
-    """How one codec packs values.
+    """Packs the values of one codec.
 
-    `handlers` encode the types that `standard_types` doesn't have; `converters` are asked before all others.
+    `handlers` encode types that `standard_types` lacks; `converters` have precedence over all others.
     """
 
     def __init__(self, handlers: Sequence[TypeHandler], converters: Converters) -> None:
         self._handlers = (converters, *handlers)
         self._converters = converters
-        self._encoders = _ENCODERS | converters.encoders  # and those that the handlers have found
+        self._encoders = _ENCODERS | converters.encoders  # extended by `_find`
         self._arrays = frozenset({np.ndarray, RawBytes} - converters.encoders.keys())
 
     def pack(self, values: Sequence[Any]) -> Packed:
-        """Pack values; out-of-band buffers may be in their own memory.
+        """Pack values; out-of-band buffers may share their memory.
 
-        Raises TypeError, ValueError, RecursionError or the like for what can't be stored; `explain` then says where it
-        is.
+        Raises TypeError, ValueError, RecursionError or the like for a value that can't be stored; `explain` then
+        locates it.
         """
         held: list[Any] = []
         packed = self._pack(values, partial(self._stand_in, held))
-        # After packing, which made sure that no value contains itself.
+        # After packing, which would have failed on a value that contains itself.
         if needs_wrapping(values) or (held and needs_wrapping(held)):
             packed = self._pack([wrapped(value) for value in values], self._wrapped_stand_in)
         return packed
 
     def explain(self, value: Any, path: str) -> EncodeError | None:
-        """Return the EncodeError that names the innermost culprit in the value at `path`; None when it packs well."""
+        """Return the EncodeError of the innermost unstorable part of the value at `path`; None if it can be packed."""
         error = self._packing_error(value)
         if error is None:
             return None
@@ -113,7 +113,7 @@ class Packing:
     def _packing_error(self, value: Any) -> Exception | None:
         try:
             self.pack([value])
-        except UnfetchedError:  # nothing is wrong with it
+        except UnfetchedError:  # only not fetched yet
             return None
         except Exception as error:
             return error
@@ -122,7 +122,7 @@ class Packing:
     def _children(self, value: Any) -> Iterator[tuple[str, Any]]:
         kind = type(value)
         if kind in _DICTS:
-            for key, item in list(value.items()):  # packing may call users' code, which may change it
+            for key, item in list(value.items()):  # copied: packing may run users' code that changes it
                 yield f"[key {key!r:.80}]", key
                 yield f"[{key!r:.80}]", item
         elif kind in _SEQUENCES:
@@ -153,7 +153,7 @@ class Packing:
         return Packed(lengths, packer.getbuffer(), out_of_band)
 
     def _stand_in(self, held: list[Any], out_of_band: list[Any], value: Any) -> Any:
-        """Return the object that msgpack packs in place of a value; the values inside instances are added to `held`."""
+        """Return the object packed in place of a value; the content of instances is appended to `held`."""
         kind = type(value)
         if kind in self._arrays and (reference := array_reference(value, out_of_band)) is not None:
             return reference
@@ -184,7 +184,7 @@ class Packing:
         return encoder
 
     def _refusal(self, value: Any) -> str:
-        """Return why a value can't be stored, and what to do about it."""
+        """Return the reason why a value can't be stored, with advice."""
         kind = type(value)
         name, advice = name_of(kind), self._converters.advice(kind)
         for plain in (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float):
@@ -195,7 +195,7 @@ class Packing:
 
 
 class _TypeTag:
-    """A type tag met while unpacking; `decode(content)` returns the value that it stands for."""
+    """A type tag in unpacked data; `decode(content)` returns the value."""
 
     __slots__ = ("decode",)
 
@@ -208,7 +208,7 @@ TypeTags = Mapping[int, _TypeTag]
 
 
 def type_tags(handlers: Iterable[TypeHandler]) -> TypeTags:
-    """Return the type tags that payloads may hold by their codes, those of these handlers included."""
+    """Return all type tags of payloads by code, including the tags of these handlers."""
     decoders = dict(DECODERS)
     for handler in handlers:
         decoders.update(handler.decoders)
@@ -216,7 +216,7 @@ def type_tags(handlers: Iterable[TypeHandler]) -> TypeTags:
 
 
 def lenient(tags: TypeTags) -> TypeTags:
-    """Return type tags for contents of which parts are missing: None is restored where nothing else can be."""
+    """Return type tags for incomplete contents, which decode to None instead of raising."""
 
     def or_none(decode: Callable[[Any], Any], content: Any) -> Any:
         try:
@@ -228,23 +228,23 @@ def lenient(tags: TypeTags) -> TypeTags:
 
 
 class ArrayReader(Protocol):
-    """Reads the arrays that are out of band, in the order in which the msgpack refers to them."""
+    """Reads out-of-band arrays, in the order of their references in the msgpack."""
 
     def read(self, head: bytes) -> Any:
-        """Return the next array, whose dtype and shape are in `head`."""
+        """Return the next array, with the dtype and shape in `head`."""
 
     def small(self, array: Any) -> Any:
-        """Return what takes the place of an array that is in the msgpack."""
+        """Return the replacement of an array stored in the msgpack."""
 
     def defer(self, deferred: bool) -> None:
-        """Say whether handles take the place of the arrays that follow."""
+        """Switch handles in place of the following arrays on or off."""
 
     def finish(self) -> None:
         """Raise ValueError unless all arrays were read."""
 
 
 def _untracking() -> Callable[[list[Any]], object] | None:
-    """Return CPython's function that makes the garbage collector pass an object over."""
+    """Return CPython's function that untracks an object from the garbage collector."""
     function = getattr(getattr(ctypes, "pythonapi", None), "PyObject_GC_UnTrack", None)
     return function and ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
 
@@ -253,10 +253,10 @@ _untrack: Final = _untracking()
 
 
 def _left_alone(items: list[Any]) -> list[Any]:
-    """Return a list that was read; the garbage collector passes over a long one of numbers, which is in no cycle.
+    """Return an unpacked list, untracked from the garbage collector if it is a long list of numbers.
 
-    It would go through all tokens in memory again and again: a quarter of the time that taking lists costs, and pauses
-    of the event loop. A cycle that somebody makes of such a list later isn't freed.
+    The collector would traverse all tokens in memory again and again: a quarter of the time of taking lists, and pauses
+    of the event loop. A cycle that a user later makes through such a list is never freed.
     """
     if len(items) > LONG and _untrack is not None and holds_numbers(items):
         _untrack(items)
@@ -264,7 +264,7 @@ def _left_alone(items: list[Any]) -> list[Any]:
 
 
 class Unpacking:
-    """The reading of a payload: `unpack` the fields of each rollout in order, then `finish`. Anything wrong raises."""
+    """Unpacks one payload: `unpack` the fields of each rollout in order, then `finish`. Invalid data raises."""
 
     __slots__ = ("_open_tags", "_out_of_band", "_tags")
 
@@ -285,7 +285,7 @@ class Unpacking:
         )
 
     def finish(self) -> None:
-        """Raise ValueError when there were type tags without content, or buffers that nothing refers to."""
+        """Raise ValueError if there were type tags without content, or unreferenced buffers."""
         if self._open_tags:
             raise ValueError("it holds type tags without content")
         self._out_of_band.finish()
@@ -313,10 +313,10 @@ class Unpacking:
 
 
 class DeferredUnpacking(Unpacking):
-    """The reading of a payload with handles in place of the arrays in the fields `deferred` of its rollouts.
+    """Unpacks one payload with handles in place of the arrays in the fields `deferred` of its rollouts.
 
-    Converters get arrays: they are users' code, which knows no handles. Objects of Ray come as their values, because a
-    handle does what an ObjectRef does.
+    Converters get arrays, since users' code doesn't support handles. ObjectRefs are replaced by their values, since a
+    handle serves the same purpose.
     """
 
     __slots__ = ("_arrays", "_converted", "_converters", "_deferred", "_deferring", "_refs")
@@ -326,7 +326,7 @@ class DeferredUnpacking(Unpacking):
         self._deferred = deferred
         self._deferring = False
         self._converters, self._arrays, self._refs = map(tags.get, (ext.CONVERTED, ext.ARRAY, ext.OBJECT_REF))
-        self._converted = 0  # values of converters that are being read
+        self._converted = 0  # nesting depth of converters' values
 
     def unpack(self, packed: memoryview) -> Any:
         unpacker = msgpack.Unpacker(
@@ -352,7 +352,7 @@ class DeferredUnpacking(Unpacking):
 
     def _extension(self, code: int, content: bytes) -> Any:
         found = super()._extension(code, content)
-        if code == ext.CONVERTED and self._deferring:  # the tag is read before what it says
+        if code == ext.CONVERTED and self._deferring:  # the tag is read before its content
             self._converted += 1
             self._out_of_band.defer(False)
         return found

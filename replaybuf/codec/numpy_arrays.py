@@ -39,19 +39,11 @@ _WHY_NOT = {
 }
 
 
-def array_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes | None:
-    """Return the head of plain arrays, None for dtypes of others. TypeError for those that would not round-trip."""
-    description = "" if dtype.char == "O" else describe_dtype(dtype)
-    if not description or type(description) is not str:
-        return None
-    return bytes((len(description), len(shape))) + description.encode("ascii") + _SHAPES[len(shape)].pack(*shape)
-
-
 @lru_cache(maxsize=4096)
 def read_head(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Return the dtype and the shape of a plain array. Raises any exception when they make no sense."""
     shape_at = 2 + head[0]
-    return _plain_dtype(head[2:shape_at]), _SHAPES[head[1]].unpack(head[shape_at:])
+    return _simple_dtype(head[2:shape_at].decode("ascii")), _SHAPES[head[1]].unpack(head[shape_at:])
 
 
 def decode_plain_array(content: bytes) -> AnyArray:
@@ -148,11 +140,6 @@ def _simple_dtype(description: str) -> np.dtype[Any]:
     return _with_size(np.dtype(description))
 
 
-@lru_cache(maxsize=512)
-def _plain_dtype(description: bytes) -> np.dtype[Any]:
-    return _simple_dtype(description.decode("ascii"))
-
-
 def _with_size(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.itemsize == 0:  # a few bytes of payload could then claim any number of items
         raise ValueError("its items have no size")
@@ -202,8 +189,11 @@ def array_reference(array: AnyArray, out_of_band: list[Any]) -> Any:
 @lru_cache(maxsize=4096)
 def _known(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Any, bool] | None:
     """Return the reference to such an array, and whether numpy lends its memory; None for what isn't plain."""
-    head = array_head(dtype, shape)
-    return None if head is None else (_make(_Extension, (OUT_OF_BAND_ARRAY, head)), dtype.kind not in "mM")
+    description = "" if dtype.char == "O" else describe_dtype(dtype)
+    if not description or type(description) is not str:
+        return None
+    head = bytes((len(description), len(shape))) + description.encode("ascii") + _SHAPES[len(shape)].pack(*shape)
+    return _make(_Extension, (OUT_OF_BAND_ARRAY, head)), dtype.kind not in "mM"
 
 
 def aligned(out_of_band: Iterable[Any], sizes: Iterable[int], end: int) -> tuple[list[Any], int]:

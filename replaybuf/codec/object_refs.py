@@ -73,7 +73,7 @@ class ObjectRefs:
     """
 
     def __init__(self, restore_as: RestoreRefs, timeout: float) -> None:
-        restore: Decoder = {"ref": _put, "value": _as_is, "stored": _StoredObject}[restore_as]
+        restore: Decoder = {"ref": _put, "value": lambda value: value, "stored": _StoredObject}[restore_as]
         self._timeout = timeout
         self.decoders: Mapping[int, Decoder] = {OBJECT_REF: restore}
 
@@ -167,10 +167,6 @@ def _put(value: Any) -> Any:
             "objects as values (object_refs='value')"
         )
     return ray.put(value)
-
-
-def _as_is(value: Any) -> Any:
-    return value
 
 
 def _ray() -> Any:

@@ -1,4 +1,4 @@
-"""Payloads: groups of rollouts as bytes (`codec.payload_header`), and back.
+"""Encoding of groups of rollouts as bytes, and decoding (format: `codec.payload_header`).
 
 Types that msgpack doesn't know are described in `codec.msgpack_values`, `codec.numpy_arrays` and the type handlers
 (`codec.extension_types`). Nothing is pickled, and nothing that a payload names is imported or called.
@@ -21,6 +21,7 @@ from replaybuf.codec.arrays_apart import (
     HoldingReader,
     MissingReader,
     Pieces,
+    Replacing,
     wanted_arrays,
 )
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
@@ -39,7 +40,6 @@ from replaybuf.codec.numpy_arrays import OutOfBandReader, sizes_of
 from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, UnfetchedError, at_hand, is_ref
 from replaybuf.codec.payload_format import TAIL_BYTES, Compression, SplitPayload
 from replaybuf.codec.payload_header import ArrayTable, Buffer
-from replaybuf.codec.replacing import Replacing
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
 from replaybuf.errors import ConfigError, EncodeError
@@ -49,8 +49,8 @@ from replaybuf.rollouts.rollout_type import RolloutType
 class Codec:
     """Encodes groups of rollouts of one type.
 
-    `compression` is what `encode` does; `decode` reads either. ConfigError for an unknown compression,
-    MissingDriverError when zstd is asked for and not installed. Safe to share among threads.
+    `compression` applies to `encode`; `decode` reads either. Raises ConfigError for an unknown compression, and
+    MissingDriverError when zstd isn't installed. Thread-safe.
 
     Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes,
     bytearray, memoryview (read-only), list, tuple, set, frozenset, dict (order and any hashable keys), OrderedDict,
@@ -60,10 +60,10 @@ class Codec:
     Structs), and of the exact classes that have `converters`. Anything else is refused. One exception: a bytearray or
     memoryview inside a list of more than 32 items that begins and ends with a number is restored as bytes.
 
-    `tensors`: restore them as such ("torch") or as arrays ("numpy"). `object_refs`: restore them as new ObjectRefs
-    ("ref") or as the values of their objects ("value"); `object_ref_timeout` bounds the wait for the objects of a
-    group, in seconds. With `as_plain` instances of unknown classes can be read: as dicts of their fields, tuples, and
-    values of enums; and what needs an unknown converter, as it is stored.
+    `tensors`: restored as tensors ("torch") or as arrays ("numpy"). `object_refs`: restored as new ObjectRefs ("ref")
+    or as the values of their objects ("value"); `object_ref_timeout` bounds the wait for the objects of a group, in
+    seconds. With `as_plain`, instances of unknown classes are decoded as dicts of their fields, tuples, and values of
+    enums; and values of unknown converters as they are stored.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Codec:
         self.rollout_type = rollout_type
         self.compression = compression
         self._converters = Converters(converters or {}, as_plain=as_plain)
-        #: Whether encoding or decoding runs users' code, which may take its time, and may change arrays in place.
+        #: Whether encoding or decoding runs users' code, which may be slow, and may change arrays in place.
         self.runs_code = bool(converters) or any(shape.runs_code for shape in rollout_type.classes.shapes.values())
         self._others: tuple[TypeHandler, ...] = (
             Images(as_plain=as_plain),
-            Instances(rollout_type.classes, as_plain=as_plain),  # the last, since it refuses unknown classes
+            Instances(rollout_type.classes, as_plain=as_plain),  # last, since it refuses unknown classes
         )
         self._use(Tensors(tensors), ObjectRefs(object_refs, object_ref_timeout))
 
@@ -101,7 +101,7 @@ class Codec:
     def as_stored(self) -> Codec:
         """Return a codec for rewriting payloads: it needs neither torch nor Ray.
 
-        It reads tensors, objects of Ray and what no converter can rebuild as stand-ins, and writes these as they were.
+        Tensors, ObjectRefs and values of converters are decoded as stand-ins, which are encoded unchanged.
         """
         other = copy.copy(self)
         other._converters = self._converters.as_stored()
@@ -109,9 +109,9 @@ class Codec:
         return other
 
     def as_trees(self) -> Codec:
-        """Return a codec for rollouts as trees: dicts of plain values, arrays, and `TaggedValue` for the rest.
+        """Return a codec for rollouts as trees: dicts of plain values, arrays, and `TaggedValue` for other values.
 
-        It reads and writes payloads of any rollout type, knows no class, and imports nothing.
+        It reads and writes payloads of any rollout type, independent of classes, and imports nothing.
         """
         other = copy.copy(self)
         other.rollout_type = RolloutType(dict)
@@ -122,20 +122,20 @@ class Codec:
         return other
 
     def encode(self, rollouts: Sequence[Any], fetched: Fetched | None = None) -> bytes:
-        """Return the payload of a group; it shares nothing with the rollouts, which are left unchanged.
+        """Return the payload of a group; it shares no memory with the rollouts, which aren't changed.
 
-        `fetched` has the values of the Ray ObjectRefs in it; UnfetchedError says which are missing. Without it this
-        waits for them itself. RolloutError when a rollout is not of this codec's type; EncodeError, naming the path
-        (`rollouts[1].extra_fields['a'][3]`), when it holds a value that can't be stored.
+        `fetched` has the values of the Ray ObjectRefs in the group; UnfetchedError lists the missing ones. With None
+        the call blocks and fetches them. Raises RolloutError when a rollout is not of this codec's type; EncodeError,
+        naming the path (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored.
         """
         return self.encode_split(rollouts, fetched, sealed=False).joined()
 
     def encode_split(
         self, rollouts: Sequence[Any], fetched: Fetched | None = None, *, sealed: bool = True
     ) -> SplitPayload:
-        """Return the payload of a group as `encode` does, in two parts. The tail is in the memory of the rollouts.
+        """Return the payload of a group as `encode` does, in two parts. The tail shares the memory of the rollouts.
 
-        Without `sealed`, the checksums of a payload with a tail are left to `joined`.
+        Without `sealed`, the checksums of a payload with a tail are computed only by `joined`.
         """
         fields = [self.rollout_type.to_fields(rollout) for rollout in rollouts]
         try:
@@ -152,16 +152,16 @@ class Codec:
     def decode(
         self, payload: Buffer, *, verified: bool = False, owned: bool = False, tail: Buffer | None = None
     ) -> list[Any]:
-        """Return the rollouts of a payload, independent of its memory. `verified` means that it has passed `verify`.
+        """Return the rollouts of a payload, independent of its memory. `verified`: it has passed `verify` before.
 
-        `owned` means that there is no other reference to the payload: large arrays live in its memory then, each at its
-        own place, and change it when they are written to, which this itself does not. One that is kept keeps all of it,
-        so those that would keep more than 64 times their size are copied.
+        `owned`: there is no other reference to the payload. Large arrays are then writable views of its memory, which
+        decoding itself never changes. Each view keeps the whole payload alive, so an array of less than a 64th of its
+        size is copied.
 
-        A payload that is stored in two parts is given as its head and its `tail`, which is always verified.
+        A payload stored in two parts is given as its head and its `tail`, which is always verified.
 
-        DecodeError when it is damaged, of a newer version, or was written for another rollout type; MissingDriverError
-        when it is compressed with zstd and zstd is not installed. Takes memory in proportion to the payload.
+        Raises DecodeError for a damaged payload, a newer version or another rollout type, and MissingDriverError when
+        zstd is needed and not installed. Memory use is proportional to the payload.
         """
         found = header.opened(payload, verified)
         lends = owned and not self.runs_code and not found.flags & header.ZSTD  # the payload may be needed again
@@ -185,8 +185,8 @@ class Codec:
     def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Deferring) -> list[Any]:
         """Return the rollouts of a payload with handles in place of the arrays in these fields, at any depth.
 
-        Of a payload with a tail, only the head is given, and `pieces` has the bytes of the other arrays (`wanted`),
-        which are verified. Others are given whole. Errors as those of `decode`.
+        For a payload with a tail, `head` is its head, and `pieces` has the bytes of the other arrays (`wanted`), which
+        are verified; otherwise `head` is the whole payload. Raises the errors of `decode`.
         """
         found = header.opened(head)
         reader: ArrayReader
@@ -202,7 +202,7 @@ class Codec:
             return self._unpack(body, table, reader, frozenset(deferred))
 
     def decode_head(self, head: Buffer) -> list[Any]:
-        """Return the rollouts of a payload whose tail is missing, with None for what is in it. Raises DecodeError."""
+        """Return the rollouts of a payload without its tail, with None for its arrays. Raises DecodeError."""
         found = header.opened(head)
         with header.AS_DAMAGE:
             return self._unpack(found.stored, found.table(), MissingReader(), tags=lenient(self._tags))
@@ -215,7 +215,7 @@ class Codec:
             return self._unpack(body, found.table(body), FactsReader(), tags=lenient(self._tags))
 
     def split(self, payload: bytes) -> SplitPayload:
-        """Return a whole payload in two parts, the tail in its memory."""
+        """Return a whole payload in two parts; the tail shares its memory."""
         table = self.array_table(payload) if len(payload) > header.BODY_AT else None
         if table is None:
             return SplitPayload(payload)
@@ -223,7 +223,7 @@ class Codec:
         return SplitPayload(payload[: table.end], (tail,), len(tail))
 
     def wanted(self, head: Buffer, deferred: Collection[str]) -> list[tuple[int, int, int]]:
-        """Return the arrays outside the fields `deferred`: their numbers, places in the tail, and sizes.
+        """Return the index, the offset in the tail and the size of each array outside the fields `deferred`.
 
         Raises DecodeError when the head is damaged.
         """
@@ -232,7 +232,7 @@ class Codec:
             return wanted_arrays(found.table(), head, deferred)
 
     def array_table(self, head: Buffer) -> ArrayTable | None:
-        """Return the table of the arrays of a payload, None where it has no tail. Raises DecodeError."""
+        """Return the array table of a payload; None without a tail. Raises DecodeError."""
         found = header.opened(head, verified=True)
         if found.flags or not found.has_tail:
             return None
@@ -250,9 +250,9 @@ class Codec:
             releasing.replace(rollout)
 
     def verify(self, payload: Buffer, tail: Buffer | None = None) -> None:
-        """Raise DecodeError when the header is not a payload's or a checksum doesn't match; decodes nothing.
+        """Raise DecodeError unless header and checksums are valid; decodes nothing.
 
-        A tail that is elsewhere is verified when it is given, or decoded.
+        A separate tail is verified only if given; `decode` verifies it as well.
         """
         header.verify(payload, tail)
 
@@ -265,7 +265,7 @@ class Codec:
             raise self._explain(fields, error) from error
 
     def _pack_refs(self, fields: list[dict[str, Any]], fetched: Fetched, *, wait: bool = False) -> Packed:
-        """Pack with the values of ObjectRefs; these may hold further ones."""
+        """Pack with the values of ObjectRefs, which may contain further ObjectRefs."""
         while True:
             with at_hand(fetched) as missing:
                 packed = self._pack(fields)

@@ -1,4 +1,4 @@
-"""Writing payloads in the form that `codec.payload_header` describes, and compression."""
+"""Writing payloads in the format of `codec.payload_header`, and compression."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from replaybuf.codec.payload_header import (
 from replaybuf.errors import MissingDriverError
 
 Compression = Literal["none", "zstd"]
-#: bytes, or what gives its memory: of the group or of msgpack.
+#: bytes, or objects with the buffer protocol, in the memory of the group or of msgpack.
 Parts = Sequence[Any]
 
-#: Payloads with so many bytes of arrays have a head and a tail.
+#: The bytes of arrays from which payloads have a head and a tail.
 TAIL_BYTES: Final = 16 << 10
-# The largest size that a compressed body may claim: a hostile one can't make the reader allocate more. Bodies that
-# compress better than this are stored uncompressed, so that everything written can be read.
+# The bound of the decompressed size: a hostile body can't make the reader allocate more. Bodies that compress better
+# than this are stored uncompressed, so that everything written can be read.
 _MAX_RATIO = 1000
 _ALWAYS_ALLOWED = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPayload:
-    """A payload in two parts: `head`, and the buffers of the `tail`, which are those of the rollouts' arrays.
+    """A payload in two parts: `head`, and the buffers of the `tail`, which are the rollouts' arrays.
 
-    Both together, `size` bytes of tail, are the payload. Without a tail the head is all of it.
+    The tail has `size` bytes. Without a tail the head is the whole payload.
     """
 
     head: bytes
@@ -57,7 +57,7 @@ class SplitPayload:
         return len(self.head) + self.size
 
     def joined(self) -> bytes:
-        """Return the whole payload, whose checksums are those of its own bytes, whatever happens to the arrays."""
+        """Return the whole payload, with checksums of the copied bytes, even if the arrays are changed meanwhile."""
         if not self.tail:
             return self.head
         payload = b"".join((self.head, *self.tail))
@@ -68,7 +68,7 @@ class SplitPayload:
 def in_one_part(
     count: int, lengths: bytes, packed: Packed, sizes: Sequence[int], compression: Compression
 ) -> SplitPayload:
-    """Return a payload without a tail, compressed when that was asked for and saves space."""
+    """Return a payload without a tail, compressed if requested and smaller."""
     out_of_band: Parts = ()
     end = BODY_AT + len(lengths) + len(packed.msgpack)
     if packed.out_of_band:
@@ -78,14 +78,14 @@ def in_one_part(
     head = HEAD.pack(MAGIC, WHOLE, flags, 0, count, size)
     if flags or not out_of_band:
         return SplitPayload(b"".join((head, CHECKSUM.pack(xxh3(head, *stored)), *stored)))
-    # The checksum is that of these bytes, not of the users' arrays, which their threads may be changing.
+    # The checksum is computed from the copy, since users' threads may be changing the arrays.
     payload = b"".join((head, bytes(CHECKSUM.size), *stored))
     CHECKSUM.pack_into(as_writable(payload).data, HEAD.size, xxh3(head, memoryview(payload)[BODY_AT:]))
     return SplitPayload(payload)
 
 
 def in_two_parts(count: int, lengths: bytes, packed: Packed, sizes: Sequence[int], sealed: bool) -> SplitPayload:
-    """Return a payload with a tail, with its checksums if it is to be `sealed`."""
+    """Return a payload with a tail, with checksums if `sealed`."""
     arrays = packed.out_of_band
     digests = [xxh3_64_intdigest(one) & LOWER for one in arrays] if sealed else [0] * len(arrays)
     table = struct.pack(f"<Q{2 * len(arrays)}Q", len(arrays), *sizes, *digests)
@@ -99,7 +99,7 @@ def in_two_parts(count: int, lengths: bytes, packed: Packed, sizes: Sequence[int
 
 
 def _seal(payload: memoryview) -> None:
-    """Write the checksums into a whole payload with a tail, those of its own bytes."""
+    """Write the checksums into a whole payload with a tail."""
     (count,) = struct.unpack_from("<I", payload, COUNT_AT)
     table = table_of(payload, payload[BODY_AT:], count)
     tail = payload[table.end :]
@@ -109,7 +109,7 @@ def _seal(payload: memoryview) -> None:
 
 
 def zstandard_module(what: str = "zstd compression") -> Any:
-    """Return the module zstandard, which something needs. Raises MissingDriverError."""
+    """Return the module zstandard. Raises MissingDriverError, naming `what` needs it."""
     try:
         import zstandard
     except ImportError as error:
@@ -118,7 +118,7 @@ def zstandard_module(what: str = "zstd compression") -> Any:
 
 
 def _compressed(body: Parts, size: int, compression: Compression) -> tuple[int, Parts]:
-    """Return the flags, and the body of this size as stored."""
+    """Return the flags and the stored form of a body of this size."""
     if compression == "none":
         return 0, body
     stored: bytes = zstandard_module().ZstdCompressor().compress(b"".join(body))
@@ -132,9 +132,9 @@ def _allowed_size(compressed: int) -> int:
 
 
 def plain_body(payload: OpenPayload) -> memoryview:
-    """Return the body of a payload as it was before compression.
+    """Return the decompressed body of a payload.
 
-    Raises ValueError, before anything is allocated, when the claimed size doesn't fit.
+    Raises ValueError, before any allocation, when the claimed size is implausible.
     """
     stored, size = payload.stored, payload.size
     if not payload.flags & ZSTD:
@@ -142,6 +142,6 @@ def plain_body(payload: OpenPayload) -> memoryview:
     zstandard = zstandard_module()
     if size > _allowed_size(len(stored)):
         raise ValueError(f"it claims {size} bytes, too many for {len(stored)} compressed ones")
-    if zstandard.frame_content_size(stored) != size:  # the decompressor relies on it
+    if zstandard.frame_content_size(stored) != size:  # trusted by the decompressor
         raise ValueError("its sizes before compression don't agree")
     return memoryview(zstandard.ZstdDecompressor().decompress(stored, max_output_size=size))

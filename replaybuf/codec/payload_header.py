@@ -1,4 +1,4 @@
-"""The header of a payload: what is known of it before it is decoded, its checksums, and where its parts are.
+"""The format of payloads: header, checksums, and positions of the parts.
 
 A payload is a header of 24 bytes and a body:
 
@@ -6,17 +6,17 @@ A payload is a header of 24 bytes and a body:
     length of each rollout's msgpack (u64 each) | the rollouts' msgpack, a map of fields each | bytes of arrays
 
 All numbers are little-endian; the size is the one before compression. The checksum is the lower half of the XXH3 (64
-bits) of the body as stored, seeded with the XXH3 of the rest of the header. Each rollout is unpacked by its own call:
-other threads run in between.
+bits) of the body as stored, seeded with the XXH3 of the rest of the header. Each rollout is unpacked by its own call,
+so that other threads can run in between.
 
-Payloads with `TAIL_BYTES` of arrays or more have version 3: they can be stored in two parts, and each array can be read
-by itself. The *head* is all up to the first array, the *tail* the arrays. After the lengths of the rollouts the body
+Payloads with `TAIL_BYTES` of arrays or more have version 3: they can be stored in two parts, and arrays can be read
+one by one. The *head* ends before the first array, the *tail* is the arrays. After the rollouts' lengths the body
 has the number of arrays (u64), their sizes (u64 each) and their checksums (u64 each: the lower half of the XXH3 of the
 array's bytes). The checksum in the header is that of the rest of the head only.
 
-Version 1 had the crc32 of the header and the body as its checksum, and no arrays after the msgpack. It is read.
+Version 1 has the crc32 of the header and the body as its checksum, and no arrays after the msgpack. It can be read.
 
-Nothing of this needs numpy or msgpack, which take longer to import than a database takes to be checked.
+This module needs neither numpy nor msgpack, whose imports take longer than a check of a database.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ZSTD = 1
 HEAD = struct.Struct("<4sBBHIQ")
 CHECKSUM = struct.Struct("<I")
 BODY_AT = HEAD.size + CHECKSUM.size
-#: Of the arrays, in bytes from the beginning of the payload.
+#: The alignment of arrays, in bytes from the beginning of the payload.
 ALIGNMENT: Final = 64
 _VERSION_AT, COUNT_AT = 4, 8
 LOWER = 0xFFFFFFFF
@@ -51,10 +51,10 @@ LOWER = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class ArrayTable:
-    """Where the parts of a payload are, in bytes from its beginning.
+    """Positions of the parts of a payload, in bytes from its beginning.
 
-    `rollouts` are the ends of the rollouts' msgpack, behind the beginning of the first; `end` is that of the head, and
-    `digests_at` the place of the checksums. `sizes` and `digests` are those of the arrays in the tail.
+    `rollouts` has the start of the first rollout's msgpack, and the end of each; `end` is the end of the head, and
+    `digests_at` the position of the checksums. `sizes` and `digests` describe the arrays in the tail.
     """
 
     rollouts: list[int]
@@ -82,7 +82,7 @@ class ArrayTable:
 
     @property
     def msgpack_end(self) -> int:
-        """The end of the msgpack, behind which the arrays begin."""
+        """The end of the msgpack, after which the arrays begin."""
         return self.rollouts[-1]
 
     @property
@@ -94,7 +94,7 @@ class ArrayTable:
         return end
 
     def places(self) -> Iterator[tuple[int, int]]:
-        """Yield the place of each array in the tail, and its size."""
+        """Yield the offset in the tail and the size of each array."""
         at = 0
         for size in self.sizes:
             at += -at % ALIGNMENT
@@ -102,7 +102,7 @@ class ArrayTable:
             at += size
 
     def verify(self, tail: memoryview) -> None:
-        """Raise ValueError unless the tail is the one that was stored."""
+        """Raise ValueError unless sizes and checksums of the tail match."""
         if len(tail) != self.tail_size:
             raise ValueError(f"its arrays have {len(tail)} bytes where {self.tail_size} belong")
         at = 0
@@ -115,7 +115,7 @@ class ArrayTable:
 
 @dataclass(slots=True)
 class OpenPayload:
-    """A payload, or its head, whose header was read: `count` rollouts, and a body of `size` bytes, `stored` so."""
+    """A payload, or its head, with a parsed header: `count` rollouts, and a body of `size` bytes, `stored` as given."""
 
     version: int
     flags: int
@@ -130,14 +130,14 @@ class OpenPayload:
         return self.version >= VERSION
 
     def table(self, body: Buffer | None = None) -> ArrayTable:
-        """Return where the parts are; `body` is the one before compression. Raises ValueError or struct.error."""
+        """Return the positions of the parts; `body` is the decompressed one. Raises ValueError or struct.error."""
         if self.known_table is None:
             where = self.stored if body is None else body
             self.known_table = ArrayTable.read(where, BODY_AT, self.count, has_arrays=self.has_tail)
         return self.known_table
 
     def head_digest(self, view: memoryview) -> int | None:
-        """Return the checksum that the header should have; None if there can't be one."""
+        """Return the expected checksum; None if the table is invalid."""
         if self.version == _CRC32:
             return zlib.crc32(self.stored, zlib.crc32(view[: HEAD.size]))
         if self.version == WHOLE:
@@ -150,7 +150,7 @@ class OpenPayload:
 
 
 def table_of(payload: Buffer, body: Buffer, count: int) -> ArrayTable:
-    """Return where the rollouts and the arrays of a payload are, whose body may be decompressed."""
+    """Return the positions of the rollouts and arrays of a payload with this (decompressed) body."""
     return ArrayTable.read(body, BODY_AT, count, has_arrays=has_tail(payload))
 
 
@@ -160,7 +160,7 @@ def has_tail(payload: Buffer) -> bool:
 
 
 def head_size(payload: Buffer) -> int:
-    """Return the size of the head of a payload with a tail, given at least its table; 0 if that is damaged."""
+    """Return the size of the head of a payload with a tail, given at least its table; 0 if the table is damaged."""
     (count,) = struct.unpack_from("<I", payload, COUNT_AT)
     try:
         return table_of(payload, memoryview(payload)[BODY_AT:], count).end
@@ -169,14 +169,14 @@ def head_size(payload: Buffer) -> int:
 
 
 def is_apart(payload: Buffer) -> bool:
-    """Return whether this is the head of a payload whose tail is elsewhere."""
+    """Return whether this is the head of a payload whose tail is stored separately."""
     if len(payload) < BODY_AT or not has_tail(payload) or payload[: len(MAGIC)] != MAGIC:
         return False
     return len(payload) != BODY_AT + int(HEAD.unpack_from(payload)[-1])
 
 
 def parts_of(payload: bytes) -> list[tuple[int, int]]:
-    """Return where in a payload, or its head, the msgpack of each rollout begins and ends; nothing if compressed."""
+    """Return start and end of each rollout's msgpack in a payload or its head; [] if compressed."""
     _, _, flags, _, count, _ = HEAD.unpack_from(payload)
     if flags & ZSTD:
         return []
@@ -184,9 +184,9 @@ def parts_of(payload: bytes) -> list[tuple[int, int]]:
 
 
 def opened(payload: Buffer, verified: bool = False) -> OpenPayload:
-    """Return a payload whose header can be trusted. Raises DecodeError.
+    """Parse and verify the header of a payload. Raises DecodeError.
 
-    Of a payload with a tail only the head is verified, which may be all that is given.
+    For a payload with a tail only the head is verified, and the tail may be missing.
     """
     try:
         view = memoryview(payload)
@@ -208,9 +208,9 @@ def opened(payload: Buffer, verified: bool = False) -> OpenPayload:
 
 
 def verify(payload: Buffer, tail: Buffer | None = None) -> None:
-    """Raise DecodeError when the header is not a payload's or a checksum doesn't match; decodes nothing.
+    """Raise DecodeError unless header and checksums are valid; decodes nothing.
 
-    A tail that is elsewhere is verified when it is given, or decoded.
+    A separate tail is verified only if given.
     """
     found = opened(payload)
     if tail is not None or (found.has_tail and len(found.stored) == found.size):
@@ -220,7 +220,7 @@ def verify(payload: Buffer, tail: Buffer | None = None) -> None:
 
 
 class _AsDamage:
-    """A context that raises DecodeError for whatever hostile bytes raise."""
+    """A context that translates any exception caused by hostile bytes to DecodeError."""
 
     def __enter__(self) -> None:
         pass
@@ -236,7 +236,7 @@ AS_DAMAGE: Final = _AsDamage()
 
 
 def xxh3(head: Buffer, *body: Buffer) -> int:
-    """Return the checksum of a body, in the parts in which it is stored, under the rest of its header."""
+    """Return the checksum of a body, given in parts, seeded with the rest of its header."""
     seed = xxh3_64_intdigest(head)
     if len(body) == 1:
         return xxh3_64_intdigest(body[0], seed) & LOWER

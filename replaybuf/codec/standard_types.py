@@ -43,10 +43,6 @@ def _encode_int(value: int) -> bytes:
     return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
 
 
-def _decode_int(raw: bytes) -> int:
-    return int.from_bytes(raw, "little", signed=True)
-
-
 def _encode_tz(tz: tzinfo | None) -> Any:
     if tz is None:
         return None
@@ -156,7 +152,7 @@ _TYPES: Final[tuple[tuple[Any, int, Callable[[Any], Any], type, Decoder], ...]] 
     (tuple, ext.TUPLE, list, list, tuple),
     (set, ext.SET, list, list, set),
     (frozenset, ext.FROZENSET, list, list, frozenset),
-    (int, ext.INT, _encode_int, bytes, _decode_int),
+    (int, ext.INT, _encode_int, bytes, lambda raw: int.from_bytes(raw, "little", signed=True)),
     (complex, ext.COMPLEX, lambda value: [value.real, value.imag], list, _spread(complex)),
     (Decimal, ext.DECIMAL, str, str, Decimal),
     (UUID, ext.UUID_, lambda value: value.bytes, bytes, lambda raw: UUID(bytes=raw)),

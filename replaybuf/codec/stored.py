@@ -1,8 +1,12 @@
-"""Rollouts as they are read: decoded, and brought up to date by what refreshes have noted of their group."""
+"""Rollouts as they are read: decoded, with what is kept apart, and brought up to date by what refreshes have noted.
+
+Those who have the buffer open read what is kept apart themselves; `read_tails` is for copies, command, page and doctor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,9 +15,10 @@ from pydantic_core import from_json
 from replaybuf.codec.arrays_apart import Deferring
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import is_apart
-from replaybuf.errors import DecodeError
+from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
 from replaybuf.rollouts.marks import Marks
-from replaybuf.segments.extents import EXTENT_BYTES, Extent
+from replaybuf.segments.places import open_place, recognise, url_here
+from replaybuf.segments.store import EXTENT_BYTES, Extent, Range
 
 #: What damaged metadata of a group raises.
 DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
@@ -39,10 +44,17 @@ def decode_stored(
     """
     if payload is None:
         raise DecodeError(f"group {uid}: its payload is missing")
-    if deferral is None:
-        rollouts = _decode(codec, uid, payload, verified, tail)
+    if isinstance(tail, DecodeError) and (deferral is not None or is_apart(payload)):
+        raise DecodeError(f"group {uid}: {tail}") from tail
+    if deferral is not None:
+        rollouts = codec.decode_deferred(payload, deferral.fields, tail or {}, deferral.of(uid, payload))
+    elif not is_apart(payload):
+        rollouts = codec.decode(payload, verified=verified, owned=True)
     else:
-        rollouts = _decode_deferred(codec, uid, payload, tail, deferral)
+        extent = Extent.at_end_of(payload)
+        if tail is None:
+            raise DecodeError(f"group {uid}: its arrays are in the segment {extent.name}, which was not read")
+        rollouts = codec.decode(memoryview(payload)[:-EXTENT_BYTES], verified=verified, owned=True, tail=tail)
     bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
     return rollouts
 
@@ -60,23 +72,6 @@ def bring_up_to_date(codec: Codec, uid: int, rollouts: list[Any], marks: str, re
         raise damaged(uid, error) from error
 
 
-def _decode(codec: Codec, uid: int, payload: bytes, verified: bool, tail: Any) -> list[Any]:
-    if not is_apart(payload):
-        return codec.decode(payload, verified=verified, owned=True)
-    if isinstance(tail, DecodeError):
-        raise DecodeError(f"group {uid}: {tail}") from tail
-    extent = Extent.at_end_of(payload)
-    if tail is None:
-        raise DecodeError(f"group {uid}: its arrays are in the segment {extent.name}, which was not read")
-    return codec.decode(memoryview(payload)[:-EXTENT_BYTES], verified=verified, owned=True, tail=tail)
-
-
-def _decode_deferred(codec: Codec, uid: int, payload: bytes, pieces: Any, deferral: Deferral) -> list[Any]:
-    if isinstance(pieces, DecodeError):
-        raise DecodeError(f"group {uid}: {pieces}") from pieces
-    return codec.decode_deferred(payload, deferral.fields, pieces or {}, deferral.of(uid, payload))
-
-
 @dataclass(frozen=True, slots=True)
 class Deferral:
     """The fields whose arrays aren't read, and what makes their handles, given the uid and the head of a group."""
@@ -88,3 +83,76 @@ class Deferral:
 def damaged(uid: int, error: Exception) -> DecodeError:
     """Return the error of a group whose metadata can't be read."""
     return DecodeError(f"group {uid}: its metadata is damaged ({type(error).__name__}: {error})")
+
+
+#: The places that a database names, by number, and the number of the database (`ReadTransaction.places`).
+Places = tuple[Mapping[int, str], str | None]
+#: How long a place is asked, in seconds, where somebody waits for it.
+PATIENCE: Final = 10.0
+
+
+def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIENCE) -> list[Any]:
+    """Return what is kept apart of each payload: None where nothing is, a DecodeError where it can't be read.
+
+    Blocks. Raises PayloadStoreError where a place can't be reached, or is another one than it was.
+    """
+    urls, database = places
+    tails: list[Any] = [None] * len(payloads)
+    wanted: dict[int, dict[int, Extent]] = {}
+    for number, payload in enumerate(payloads):
+        if type(payload) is not bytes or not is_apart(payload):
+            continue
+        try:
+            extent = Extent.at_end_of(payload)
+            if extent.place not in urls:
+                raise DecodeError(f"the database doesn't know the place {extent.place} of its arrays")
+        except DecodeError as error:
+            tails[number] = error
+        else:
+            wanted.setdefault(extent.place, {})[number] = extent
+    for place, extents in wanted.items():
+        try:
+            store = open_place(url_here(database or "", place, urls[place]), patience)
+        except (ConfigError, MissingDriverError) as error:
+            raise PayloadStoreError(str(error)) from error
+        with closing(store):
+            recognise(store, database or "", place)
+            found = store.read([Range.whole(extent) for extent in extents.values()], patience)
+        for number, tail in zip(extents, found, strict=True):
+            tails[number] = tail
+    return tails
+
+
+def names_its_arrays(payload: bytes) -> bool:
+    """Return whether the arrays of a payload are kept apart, and it says where."""
+    try:
+        return is_apart(payload) and Extent.at_end_of(payload) is not None
+    except DecodeError:
+        return False
+
+
+def joined(payload: bytes, tail: Any) -> bytes:
+    """Return a whole payload, given what is kept apart of it. Raises DecodeError where that can't be read."""
+    if isinstance(tail, DecodeError):
+        raise tail
+    return payload if tail is None else b"".join((memoryview(payload)[:-EXTENT_BYTES], tail))
+
+
+def decode_shown(
+    codec: Codec, uid: int, payload: bytes | None, marks: str, refreshed_to: int | None, places: Places
+) -> tuple[list[Any], str | None]:
+    """Return the rollouts of a group as far as they can be read, and in a sentence what is missing, None for nothing.
+
+    Arguments as those of `decode_stored` and `read_tails`. Raises DecodeError.
+    """
+    try:
+        [tail] = read_tails([payload], places)
+        return decode_stored(codec, uid, payload, marks, refreshed_to, tail=tail), None
+    except ReplayBufError as error:
+        if payload is None or not is_apart(payload):
+            raise
+        reason = str(error).removeprefix(f"group {uid}: ")
+    rollouts = codec.decode_head(payload)
+    with suppress(DecodeError):  # what is noted may be about arrays
+        bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
+    return rollouts, f"group {uid} is shown without its arrays: {reason}"

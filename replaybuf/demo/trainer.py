@@ -47,8 +47,7 @@ from replaybuf.errors import CheckpointError, NotReadyError, ReplayBufError
 from replaybuf.produce import ProduceSummary, TrainState, publish, published
 from replaybuf.rules.transitions import Tally
 from replaybuf.segments.places import IN_DATABASE
-from replaybuf.storage.sql.engine.hosts import hosts_as_options, written
-from replaybuf.storage.sql.engine.urls import is_memory, parse_url, url_or_path
+from replaybuf.storage.sql.engine.urls import hosts_as_options, is_memory, parse_url, url_or_path, written
 
 _COMMAND = (sys.executable, "-m", "replaybuf.demo.worker")
 _PATIENCE_SECONDS = 3.0  # for a worker to end by itself

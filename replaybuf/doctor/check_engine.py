@@ -14,17 +14,17 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from replaybuf.doctor.findings import Finding, fine, problem, warning
+from replaybuf.doctor import Finding, fine, problem, warning
 from replaybuf.storage.sql.engine import locks, outage
-from replaybuf.storage.sql.engine.errors import said, translated
-from replaybuf.storage.sql.engine.postgres_advice import is_about_pooler
-from replaybuf.storage.sql.engine.postgres_changes import SNAPSHOT
+from replaybuf.storage.sql.engine.errors import is_about_pooler, said, translated
+from replaybuf.storage.sql.engine.postgres import SNAPSHOT
 from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, run
+from replaybuf.storage.sql.engine.server_function import unusable
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader
 from replaybuf.storage.sql.schema.create import create_tables
 from replaybuf.storage.sql.schema.tables import counter
-from replaybuf.storage.sql.statements import functions
+from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
 
 #: How long a part may take, and how long a notification may be on its way, in seconds.
 TRIAL_SECONDS = 3.0
@@ -109,6 +109,28 @@ class EnginePart:
     comes_first: bool = False
 
 
+#: In the order in which they are tried.
+PARTS: list[EnginePart] = []
+
+
+def part(name: str, use: str, without: str, **more: Any) -> Callable[[Trial], Trial]:
+    """Make a trial that of a part, which comes after those of `PARTS`."""
+
+    def add(trial: Trial) -> Trial:
+        PARTS.append(EnginePart(name, use, without, trial, **more))
+        return trial
+
+    return add
+
+
+@part(
+    "prepared statements",
+    "every statement but the first of its kind",
+    "statements fail, or others run in their place",
+    mend="behind a pooler in transaction mode add statement_cache_size=0 to the url, or from PgBouncer 1.21 on set "
+    "max_prepared_statements (docs/pgbouncer.md)",
+    comes_first=True,
+)
 async def _prepared_statements(bench: Bench) -> str:
     ask = "SELECT CAST($1 AS text)"
     try:
@@ -126,6 +148,11 @@ async def _prepared_statements(bench: Bench) -> str:
     return ""
 
 
+@part(
+    "advisory locks",
+    "every write, limit, key, restore and checkpoint",
+    "writers would overtake restores, and limits would be exceeded",
+)
 async def _advisory_locks(bench: Bench) -> str:
     async with bench.begun() as one, bench.begun(connection=bench.other) as other:
         await one.fetch(locks.TAKE, bench.number)
@@ -139,6 +166,12 @@ async def _advisory_locks(bench: Bench) -> str:
         return "an exclusive one goes beside shared ones" if await other.fetchval(locks.TRY, bench.number) else ""
 
 
+@part(
+    "commits of others",
+    "waits that look twice a second whether anything changed",
+    "waits then read the buffer twice a second instead",
+    needed=False,
+)
 async def _commits_of_others(bench: Bench) -> str:
     before = await bench.one.fetchval(SNAPSHOT)
     await bench.other.fetch("SELECT pg_current_xact_id()")
@@ -146,6 +179,11 @@ async def _commits_of_others(bench: Bench) -> str:
     return "" if bench.sees_commits else "the server's snapshot doesn't change with a commit of another session"
 
 
+@part(
+    "isolation levels",
+    "READ COMMITTED for writes, REPEATABLE READ for reads and checkpoints",
+    "a writer that waited for a lock would act on what was there before, or a copy would mix two states",
+)
 async def _isolation(bench: Bench) -> str:
     for level, sees in (("READ COMMITTED", True), ("REPEATABLE READ", False)):
         async with bench.begun(level) as one:
@@ -162,6 +200,12 @@ async def _isolation(bench: Bench) -> str:
     return ""
 
 
+@part(
+    "LISTEN",
+    "waking those who wait as soon as a group is put",
+    "waits then notice within half a second, by polling, what other processes have put",
+    needed=False,
+)
 async def _notifications(bench: Bench) -> str:
     heard = asyncio.Event()
 
@@ -180,18 +224,27 @@ async def _notifications(bench: Bench) -> str:
     return ""
 
 
+@part(
+    "settings of connections",
+    "lock_timeout, idle_in_transaction_session_timeout, synchronous_commit",
+    "set them for the role: ALTER ROLE ... SET ... (docs/pgbouncer.md)",
+    needed=False,
+)
 async def _settings(bench: Bench) -> str:
     lost = []
-    for name, unset in (
-        ("lock_timeout", "0"),
-        ("idle_in_transaction_session_timeout", "0"),
-        ("synchronous_commit", "off"),
-    ):
-        if (value := await bench.one.fetchval("SELECT current_setting($1, true)", name)) in (unset, None, ""):
+    for name in ("lock_timeout", "idle_in_transaction_session_timeout", "synchronous_commit"):
+        if (value := await bench.one.fetchval("SELECT current_setting($1, true)", name)) in ("0", "off", None, ""):
             lost.append(f"{name} is {value or 'unknown'}")
     return f"they don't reach the server: {', '.join(lost)}" if lost else ""
 
 
+@part(
+    "transactional DDL",
+    "making all tables or none",
+    "a process that is killed while it makes the tables leaves some of them behind: drop them, and begin again",
+    needed=False,
+    shown_by_tables=True,
+)
 async def _ddl(bench: Bench) -> str:
     async with bench.table():
         pass
@@ -202,6 +255,7 @@ async def _ddl(bench: Bench) -> str:
     return ""
 
 
+@part("tables", "the tables, indexes and views", "nothing can be stored", shown_by_tables=True)
 async def _tables(bench: Bench) -> str:
     if not bench.ddl_is_undone:
         raise Untried("what is made in a transaction would stay")
@@ -210,10 +264,16 @@ async def _tables(bench: Bench) -> str:
     return ""
 
 
+@part(
+    "functions in PL/pgSQL",
+    "light puts in one round trip",
+    "they take three; let the owner of the tables make the functions (replaybuf db upgrade URL)",
+    needed=False,
+)
 async def _functions(bench: Bench) -> str:
     if bench.has_tables:
         async with bench.begun() as one:
-            lacking = await run(lambda: functions.unusable(Transaction(PostgresSession(one))))
+            lacking = await run(lambda: unusable(Transaction(PostgresSession(one)), FUNCTIONS))
         return f"those of this version aren't there for this role ({', '.join(lacking)})" if lacking else ""
     if not bench.ddl_is_undone:
         raise Untried("what is made in a transaction would stay")
@@ -223,6 +283,7 @@ async def _functions(bench: Bench) -> str:
         return "" if found == [5, 7] else f"one gave {found}, not {[5, 7]}"
 
 
+@part("SKIP LOCKED", "draws, which don't wait for each other", "two takers would wait for, or get, the same groups")
 async def _row_locks(bench: Bench) -> str:
     async with bench.table() as (one, table):
         query = f"SELECT value FROM {table} WHERE name = $1 FOR UPDATE"  # noqa: S608
@@ -237,6 +298,11 @@ async def _row_locks(bench: Bench) -> str:
             return "a locked row isn't skipped" if await other.fetch(query + " SKIP LOCKED", "uid") else ""
 
 
+@part(
+    "writes in queries",
+    "a put or a take in one statement (WITH ... INSERT ... ON CONFLICT ... RETURNING)",
+    "no group could be put",
+)
 async def _writing_queries(bench: Bench) -> str:
     async with bench.table() as (one, table):
         put = f"""
@@ -251,6 +317,7 @@ async def _writing_queries(bench: Bench) -> str:
         return "" if (stored, gone) == (8, 7) else f"they gave {stored} and {gone} where PostgreSQL gives 8 and 7"
 
 
+@part("sequences", "the uids of groups", "groups would have no numbers", shown_by_tables=True)
 async def _sequences(bench: Bench) -> str:
     async with bench.made("SEQUENCE") as one:
         many = f"SELECT ARRAY(SELECT nextval('{bench.name}') FROM generate_series(1, 3))"  # noqa: S608
@@ -260,6 +327,7 @@ async def _sequences(bench: Bench) -> str:
         return "" if [*first, *then] == [1, 2, 3, 10, 11, 12] else f"one gave {first}, and from 10 on {then}"
 
 
+@part("JSONB", "staleness, tags, and the views", "queries and views would fail")
 async def _jsonb(bench: Bench) -> str:
     found = await bench.one.fetchval("""
         SELECT count(*)
@@ -268,6 +336,13 @@ async def _jsonb(bench: Bench) -> str:
     return "" if found == 2 else f"a path was found {found} times, not twice"
 
 
+@part(
+    "rows of 17 MB",
+    "the payload of a group, in one row and one message",
+    "keep payloads apart (payloads=, docs/payloads.md), with a payload_threshold below the server's limit",
+    needed=False,
+    shown_by_tables=True,
+)
 async def _large_rows(bench: Bench) -> str:
     data = secrets.token_bytes(LARGE_BYTES)  # nothing makes it smaller
     async with bench.table(", data bytea") as (one, table):
@@ -276,6 +351,12 @@ async def _large_rows(bench: Bench) -> str:
         return "" if part == data[-100:] else "its last 100 bytes aren't those that were sent"
 
 
+@part(
+    "transaction identity",
+    "finding out whether a commit succeeded whose answer was lost",
+    "a lost connection in the middle of a write is then an error of the call, which has to find out by itself",
+    needed=False,
+)
 async def _identity(bench: Bench) -> str:
     """(The last trial: it ends a connection.)"""
     async with bench.begun() as one:
@@ -289,123 +370,23 @@ async def _identity(bench: Bench) -> str:
     return ""
 
 
-#: In the order in which they are tried.
-PARTS = (
-    EnginePart(
-        "prepared statements",
-        "every statement but the first of its kind",
-        "statements fail, or others run in their place",
-        _prepared_statements,
-        mend="behind a pooler in transaction mode add statement_cache_size=0 to the url, or from PgBouncer 1.21 on set "
-        "max_prepared_statements (docs/pgbouncer.md)",
-        comes_first=True,
-    ),
-    EnginePart(
-        "advisory locks",
-        "every write, limit, key, restore and checkpoint",
-        "writers would overtake restores, and limits would be exceeded",
-        _advisory_locks,
-    ),
-    EnginePart(
-        "commits of others",
-        "waits that look twice a second whether anything changed",
-        "waits then read the buffer twice a second instead",
-        _commits_of_others,
-        needed=False,
-    ),
-    EnginePart(
-        "isolation levels",
-        "READ COMMITTED for writes, REPEATABLE READ for reads and checkpoints",
-        "a writer that waited for a lock would act on what was there before, or a copy would mix two states",
-        _isolation,
-    ),
-    EnginePart(
-        "LISTEN",
-        "waking those who wait as soon as a group is put",
-        "waits then notice within half a second, by polling, what other processes have put",
-        _notifications,
-        needed=False,
-    ),
-    EnginePart(
-        "settings of connections",
-        "lock_timeout, idle_in_transaction_session_timeout, synchronous_commit",
-        "set them for the role: ALTER ROLE ... SET ... (docs/pgbouncer.md)",
-        _settings,
-        needed=False,
-    ),
-    EnginePart(
-        "transactional DDL",
-        "making all tables or none",
-        "a process that is killed while it makes the tables leaves some of them behind: drop them, and begin again",
-        _ddl,
-        needed=False,
-        shown_by_tables=True,
-    ),
-    EnginePart("tables", "the tables, indexes and views", "nothing can be stored", _tables, shown_by_tables=True),
-    EnginePart(
-        "functions in PL/pgSQL",
-        "light puts in one round trip",
-        "they take three; let the owner of the tables make the functions (replaybuf db upgrade URL)",
-        _functions,
-        needed=False,
-    ),
-    EnginePart(
-        "SKIP LOCKED",
-        "draws, which don't wait for each other",
-        "two takers would wait for, or get, the same groups",
-        _row_locks,
-    ),
-    EnginePart(
-        "writes in queries",
-        "a put or a take in one statement (WITH ... INSERT ... ON CONFLICT ... RETURNING)",
-        "no group could be put",
-        _writing_queries,
-    ),
-    EnginePart("sequences", "the uids of groups", "groups would have no numbers", _sequences, shown_by_tables=True),
-    EnginePart("JSONB", "staleness, tags, and the views", "queries and views would fail", _jsonb),
-    EnginePart(
-        "rows of 17 MB",
-        "the payload of a group, in one row and one message",
-        "keep payloads apart (payloads=, docs/payloads.md), with a payload_threshold below the server's limit",
-        _large_rows,
-        needed=False,
-        shown_by_tables=True,
-    ),
-    EnginePart(
-        "transaction identity",
-        "finding out whether a commit succeeded whose answer was lost",
-        "a lost connection in the middle of a write is then an error of the call, which has to find out by itself",
-        _identity,
-        needed=False,
-    ),
-)
-
-
 def check_engine(reader: Reader) -> Sequence[Finding]:
     """Try all parts, and say which are missing. Raises ReplayBufError when there are no two connections to be had."""
     has_tables = reader.read_any(lambda tx: tx.revision()) is not None
-    parts = [part for part in PARTS if not (has_tables and part.shown_by_tables)]
-    found: list[Sequence[tuple[EnginePart, str, bool]]] = []
-
-    async def work() -> None:
-        found.append(await _try_all(reader, parts, has_tables=has_tables))
-
-    asyncio.run(work())
-    return _findings(found[0])
+    return _findings(asyncio.run(_try_all(reader, has_tables=has_tables)))
 
 
-async def _try_all(
-    reader: Reader, parts: Sequence[EnginePart], *, has_tables: bool
-) -> Sequence[tuple[EnginePart, str, bool]]:
+async def _try_all(reader: Reader, *, has_tables: bool) -> Sequence[tuple[EnginePart, str, bool]]:
     """Return each part, what is wrong with it (or why it wasn't tried), and whether it was tried."""
     with translated(reader.url, LOCK_TIMEOUT):
         pool = Pool(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=False)
-        lent = []
+        lent: list[Any] = []
         try:
-            lent = [await pool.take(), await pool.take()]
+            lent += [await pool.take(), await pool.take()]
             bench, tried = Bench(lent[0], lent[1], has_tables), []
-            for part in parts:
-                tried.append((part, *await _try(part, bench)))
+            for part in PARTS:
+                if not (has_tables and part.shown_by_tables):
+                    tried.append((part, *await _try(part, bench)))
                 if part.comes_first and tried[-1][1]:
                     break
             return tried

@@ -1,13 +1,20 @@
-"""Checks that groups, payloads, lanes and garbage belong together."""
+"""Checks that groups, payloads, lanes and garbage belong together, and that counts, uids and checkpoints agree."""
 
 from __future__ import annotations
 
+import json
+import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from replaybuf import units
-from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, groups, repairable, warning
-from replaybuf.storage.sql.inspection.measures import unreadable_rewards
+from replaybuf.doctor import Check, CheckContext, Finding, Severity, fine, groups, problem, repairable, warning
+from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.inspection.measures import tallies_of, unreadable_rewards
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.statements.buffer_facts import MAKER_SILENT_SECONDS, find_last_uid, list_leased
 from replaybuf.units import some
 
 MISSING = "its payload is missing"
@@ -138,4 +145,195 @@ CHECKS = (
     Check("leaked payloads", find_leaked),
     Check("garbage", find_garbage),
     Check("rewards", find_rewards),
+)
+
+
+# Every group that was put is counted in one of these.
+_ENDS = (
+    *(Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.PRUNED),
+    *(Tally.SIZE, Tally.LEASED),
+)
+
+#: Open buffers end expired leases twice a second, or every four seconds where they are many.
+OVERDUE_SECONDS = 5.0
+#: Groups with so many failed deliveries are about to be set aside (`max_deliveries` is 5 by default).
+MANY_DELIVERIES = 4
+
+# Sizes by lane
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """The number of groups (SIZE or LEASED) of a lane by its tally, and the number that are there."""
+
+    lane: int
+    name: Tally
+    label: str
+    counted: int
+    there: int
+
+
+# Leased groups count in the lane that they came from.
+_THERE = """
+SELECT coalesce(home.id, l.id) AS lane, l.leased AS leased, count(*)
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_lane home ON l.leased AND NOT home.leased
+    AND home.buffer = l.buffer AND home.task_name = l.task_name AND home.status = l.status
+GROUP BY 1, 2"""
+_COUNTED = "SELECT lane, name, sum(amount) FROM rb_tally WHERE name IN ('size', 'leased') GROUP BY lane, name"
+LANELESS_TALLIES = "rb_tally WHERE NOT EXISTS (SELECT 1 FROM rb_lane l WHERE l.id = rb_tally.lane)"
+
+
+def sizes_of(tx: ReadTransaction) -> list[_Size]:
+    labels = {
+        lane: f"{task} {status}" for lane, task, status in tx.table("SELECT id, task_name, status FROM rb_lane")[1]
+    }
+    there: Counter[tuple[int, Tally]] = Counter()
+    for lane, leased, count in tx.table(_THERE)[1]:
+        there[lane, Tally.LEASED if leased else Tally.SIZE] += int(count)
+    counted = {(lane, Tally(name)): int(amount) for lane, name, amount in tx.table(_COUNTED)[1] if lane in labels}
+    return [
+        _Size(lane, name, labels[lane], counted.get((lane, name), 0), there[lane, name])
+        for lane, name in sorted(counted.keys() | there.keys())
+    ]
+
+
+def find_counts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether there are as many groups as were counted."""
+    sizes = sizes_of(tx)
+    wrong = [
+        f"{size.label}: {size.counted:,} {size.name} counted, {size.there:,} there"
+        for size in sizes
+        if size.counted != size.there
+    ]
+    if wrong:
+        return [repairable("; ".join(wrong[:5]) + (f"; and {len(wrong) - 5:,} more" if wrong[5:] else ""))]
+    if lost := tx.value(f"SELECT count(*) FROM {LANELESS_TALLIES}"):  # noqa: S608
+        return [repairable(f"{lost:,} counts of lanes that are gone", level=Severity.WARNING)]
+    return [fine(f"{groups(sum(size.there for size in sizes))}, as counted")]
+
+
+# Totals since the beginning
+
+
+def find_totals(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether the number put equals the sum of all outcomes."""
+    totals: dict[tuple[str, str], Counter[Tally]] = defaultdict(Counter)
+    for buffer, tallies in tallies_of(tx, None).items():
+        for (task_name, status, name), amount in tallies.items():
+            if status != Status.ARCHIVED:
+                totals[buffer, task_name][name] += amount
+    wrong = [
+        f"{task_name}: {of[Tally.PUT]:,} put, {ended:,} accounted for"
+        for (_, task_name), of in sorted(totals.items())
+        if (ended := sum(of[name] for name in _ENDS)) != of[Tally.PUT]
+    ]
+    if wrong:
+        # Updates that move groups into the archive or out of it cause this, too.
+        return [warning(some(wrong), "nothing, where buffer.update() archived groups; else tell who wrote it")]
+    return [fine(f"what was put is what became of it ({units.number_of(len(totals), 'task')})")]
+
+
+# Uids
+
+_HIGHEST_UID = """
+SELECT max(uid) FROM (
+    SELECT max(uid) AS uid FROM rb_group UNION ALL SELECT max(lease) FROM rb_group
+    UNION ALL SELECT max(uid) FROM rb_payload UNION ALL SELECT max(uid) FROM rb_garbage
+    UNION ALL SELECT max(uid) FROM rb_checkpoint_group
+    UNION ALL SELECT max(last_uid) FROM rb_batch UNION ALL SELECT max(lease) FROM rb_batch) used"""
+
+
+def uids_of(tx: ReadTransaction) -> tuple[int, int | None]:
+    """Return the highest uid in use and the last one given (None when the counter is gone)."""
+    return tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
+
+
+def find_uids(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether the next uid is unused."""
+    used, last = uids_of(tx)
+    if last is None:
+        return [repairable("the counter of uids is gone")]
+    if last < used:
+        return [repairable(f"uid {used:,} is in use, and the counter is at {last:,}: puts would fail")]
+    return [fine(f"the last one given is {last:,}")]
+
+
+# Leases
+
+
+def find_leases(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether expired leases were ended."""
+    now = tx.seconds()
+    found = list_leased(tx, None, now - OVERDUE_SECONDS)
+    count, overdue = sum(one.groups for one in found), sum(one.overdue for one in found)
+    last = max((one.last for one in found), default=0.0)
+    if overdue:
+        first = min(one.first for one in found)
+        over = f"whose lease was over up to {now - first:,.0f} s ago: nobody has the buffer open"
+        return [repairable(f"{groups(overdue)} {over}", level=Severity.WARNING)]
+    if count and last < now:
+        return [fine(f"{groups(count)} leased, whose lease was over just now")]
+    return [fine(f"{groups(count)} leased, the longest for another {last - now:,.0f} s" if count else "none")]
+
+
+_OFTEN = """
+SELECT g.uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE g.deliveries >= :times AND l.status <> :failed ORDER BY g.uid"""
+
+
+def find_deliveries(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether groups fail again and again."""
+    uids = tx.values(_OFTEN, times=MANY_DELIVERIES, failed=str(Status.FAILED))
+    if uids:
+        found = f"{groups(len(uids))} leased {MANY_DELIVERIES} times or more in vain: {some(uids)}"
+        return [warning(found, "look at them (replaybuf show URL UID) and at their consumers' logs")]
+    return [fine(f"no group was leased {MANY_DELIVERIES} times in vain")]
+
+
+# Step checkpoints
+
+# What each checkpoint records of itself, what it holds, and how many of its payloads are gone.
+_RECORDED = """
+SELECT c.step, c.groups, c.bytes, count(g.uid), coalesce(sum(g.bytes), 0), count(g.uid) - count(p.uid)
+FROM rb_checkpoint c LEFT JOIN rb_checkpoint_group g ON g.checkpoint = c.id LEFT JOIN rb_payload p ON p.uid = g.uid
+WHERE c.copied_to IS NULL GROUP BY c.id, c.step, c.groups, c.bytes ORDER BY c.id"""
+# Dropped ones, of which groups are left, and those whose maker has died.
+_TO_BE_SWEPT = f"""{WITH_CHECKPOINTS}
+SELECT (SELECT count(*) FROM found WHERE number IS NOT NULL AND number NOT IN (SELECT id FROM rb_checkpoint))
+    + (SELECT count(*) FROM rb_checkpoint
+       WHERE copied_to IS NOT NULL AND created_at NOT BETWEEN :earliest AND :latest)"""  # noqa: S608
+
+
+def find_checkpoints(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether each checkpoint has as many groups as it records, and their payloads."""
+    made = tx.table(_RECORDED)[1]
+    for lanes in tx.values("SELECT CAST(lanes AS text) FROM rb_checkpoint"):
+        json.loads(lanes)  # SQLite allows any text there; without the lanes nothing can be restored
+    wrong = [text for row in made if (text := _wrong_checkpoint(*map(int, row)))]
+    mend = "make another one, then buffer.drop_checkpoint(step); a restore would bring back what is there"
+    if wrong:
+        return [problem(some(wrong, 3), mend)]
+    steps = f" (steps {some([row[0] for row in made])})" if made else ""
+    now = time.time()
+    left = tx.value(_TO_BE_SWEPT, earliest=now - MAKER_SILENT_SECONDS, latest=now + MAKER_SILENT_SECONDS)
+    waiting = f"; what is left of {units.number_of(left, 'dropped checkpoint')} waits to be swept" if left else ""
+    return [fine((f"{len(made):,}, all whole{steps}" if made else "none") + waiting)]
+
+
+def _wrong_checkpoint(step: int, groups: int, nbytes: int, groups_there: int, bytes_there: int, bare: int) -> str:
+    if (groups_there, bytes_there) != (groups, nbytes):
+        said = f"{groups:,} groups of {nbytes:,} bytes"
+        return f"the checkpoint of step {step} had {said}, and has {groups_there:,} of {bytes_there:,}"
+    if bare:
+        return f"{bare:,} of the {groups_there:,} payloads of the checkpoint of step {step} are missing"
+    return ""
+
+
+COUNT_CHECKS = (
+    Check("counts", find_counts),
+    Check("totals", find_totals),
+    Check("uids", find_uids),
+    Check("leases", find_leases),
+    Check("deliveries", find_deliveries),
+    Check("checkpoints", find_checkpoints),
 )

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic_core import from_json
 
 from replaybuf.codec.payload_header import is_apart, verify
+from replaybuf.doctor import Check, CheckContext, Finding, fine, groups, problem, repairable, warning
 from replaybuf.doctor.check_groups import FORGET, MISSING
-from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, groups, problem, repairable, warning
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
-from replaybuf.segments.extents import Extent
+from replaybuf.segments.store import Extent
 from replaybuf.storage.sql.inspection.groups import rows_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.units import some
 
 if TYPE_CHECKING:
-    from replaybuf.codec.tails import Places
+    from replaybuf.codec.stored import Places
 
 #: The text columns by table, and whether they are JSON.
 _COLUMNS = {
@@ -106,8 +106,7 @@ def some_of(bad: Sequence[BadText]) -> str:
     return some([f"{one.column} of {one.uid}" for one in bad])
 
 
-CHECKS = (Check("texts", find_texts),)
-
+TEXTS = (Check("texts", find_texts),)
 
 #: How many payloads are read with `--quick`.
 SAMPLE = 200
@@ -204,7 +203,11 @@ def reasons_of(
     Those that are there `again`, but elsewhere, were moved meanwhile.
     """
     wanted = [None if _is_in(data, out_of_reach) else data for _, data in rows]
-    tails = _tails_of(wanted, places) if places is not None else [None] * len(rows)
+    tails: Sequence[Any] = [None] * len(rows)
+    if places is not None and any(type(data) is bytes and is_apart(data) for data in wanted):  # saves the import
+        from replaybuf.codec.stored import read_tails
+
+        tails = read_tails(wanted, places)
     found = {uid: why for (uid, data), tail in zip(rows, tails, strict=True) if (why := _why(data, tail)) is not None}
     if again is None or not any(uid in found and tail is not None for (uid, _), tail in zip(rows, tails, strict=True)):
         return found
@@ -213,14 +216,6 @@ def reasons_of(
     return {uid: why for uid, why in found.items() if now.get(uid) == then[uid]} | reasons_of(
         moved, places, out_of_reach
     )
-
-
-def _tails_of(payloads: Sequence[bytes | None], places: Places) -> Sequence[Any]:
-    if not any(type(data) is bytes and is_apart(data) for data in payloads):  # saves the import
-        return [None] * len(payloads)
-    from replaybuf.codec.tails import read_tails
-
-    return read_tails(payloads, places)
 
 
 def _is_in(data: bytes | None, places: Collection[int]) -> bool:
@@ -258,6 +253,8 @@ def _findings(tx: ReadTransaction, damaged: dict[int, str], note: str) -> list[F
         findings.append(problem(found, "buffer.drop_checkpoint(step), or restore without them"))
     return findings
 
+
+CHECKSUMS = Check("checksums", alone=check_checksums)
 
 _ASIDE = "SELECT uid FROM rb_group WHERE uid IN ({uids}) AND error IS NOT NULL"
 

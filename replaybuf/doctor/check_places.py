@@ -10,26 +10,23 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Final
 
 from sqlalchemy import insert, select, update
 
 from replaybuf import units
-from replaybuf.codec.tails import PATIENCE
+from replaybuf.codec.stored import PATIENCE
+from replaybuf.doctor import CheckContext, Finding, Severity, fine, problem, repairable, warning
 from replaybuf.doctor.check_file import LITTLE_SPACE
-from replaybuf.doctor.findings import CheckContext, Finding, Severity, fine, problem, repairable, warning
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
-from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
-from replaybuf.segments.markers import Home, Marker, described, recognise, take_over
-from replaybuf.segments.places import open_place
-from replaybuf.segments.store import SegmentStore, StoredSegment
+from replaybuf.segments.places import Home, Marker, described, open_place, recognise, take_over
+from replaybuf.segments.store import EXTENT_BYTES, Extent, SegmentStore, StoredSegment, file_name
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.schema.tables import IDENTITY, payload, segment
-from replaybuf.storage.sql.statements.homes import home_of
-from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, end_use
+from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, end_use, home_of
 from replaybuf.units import some
 
 #: Files and objects that the database doesn't name are left alone for so long: they may be being written.
@@ -84,7 +81,8 @@ def find_segments(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
     """Check whether payloads and segments agree, and whether somebody looks after each segment."""
     found = []
     if misplaced := list(_misplaced(tx, quick=context.quick)):
-        found.append(repairable(f"rows of payloads name other segments than they do: {_uids(misplaced)}"))
+        uids = some([uid for uid, _ in misplaced])
+        found.append(repairable(f"rows of payloads name other segments than they do: {uids}"))
     if lost := tx.values(_UNREGISTERED):
         found.append(repairable(f"{units.number_of(len(lost), 'payload')} in segments without a row: {some(lost)}"))
     if wrong := tx.tuples(_MISCOUNTED):
@@ -99,14 +97,8 @@ def find_segments(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
         return found
     [(count, live)] = tx.tuples("SELECT count(*), coalesce(sum(size), 0) FROM rb_payload WHERE segment IS NOT NULL")
     segments = tx.value("SELECT count(*) FROM rb_segment")
-    if not segments and not count:
-        return [fine("none: all payloads are in the database")]
     kept = f"{units.number_of(count, 'payload')} of {units.size(int(live))}"
     return [fine(f"{units.number_of(segments, 'segment')} with {kept}, as counted")]
-
-
-def _uids(misplaced: Sequence[tuple[int, Extent]]) -> str:
-    return some([uid for uid, _ in misplaced])
 
 
 def repair_segments(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -173,16 +165,13 @@ def check_places(reader: Reader, context: CheckContext) -> list[Finding]:
     Places that can't be reached are kept in `context.out_of_reach`, what nobody names in `context.unnamed`.
     """
 
-    def read(tx: ReadTransaction) -> tuple[dict[int, str], dict[int, dict[str, int]], tuple[str, Home]]:
-        return tx.places()[0], _known(tx), _identity(tx)
-
-    places, known, (identity, home) = reader.read_any(read)
+    places, known, (identity, home) = reader.read_any(lambda tx: (tx.places()[0], _known(tx), _identity(tx)))
     found: list[Finding] = []
     texts = []
     for number, url in sorted(places.items()):
         ours = known.get(number, {})
         try:
-            marker, there, room = _look(url, number, identity, home)
+            marker, there, (free, short_of) = _read_place(url, number, identity, home)
         except PayloadStoreError as error:
             if ours:  # else nothing depends on it
                 context.out_of_reach.add(number)
@@ -195,11 +184,11 @@ def check_places(reader: Reader, context: CheckContext) -> list[Finding]:
         if not own:
             found.append(_of_a_copy(url, marker))
         found += _compare(url, number, ours, there, named=now.keys() if own else there.keys(), context=context)
-        found += room.findings
+        found += short_of
         young = len(_unnamed(there, now.keys(), younger=True))
         writing = f", and {units.number_of(young, 'new one')} that may be being written" if young else ""
-        free = "" if room.free is None else f", {units.size(room.free)} free"
-        texts.append(f"{url}: {units.number_of(len(there), 'segment')}{writing}{free}")
+        room = "" if free is None else f", {units.size(free)} free"
+        texts.append(f"{url}: {units.number_of(len(there), 'segment')}{writing}{room}")
     return found or [fine("; ".join(texts) or "none: all payloads are in the database")]
 
 
@@ -211,29 +200,23 @@ def _of_a_copy(url: str, marker: Marker) -> Finding:
     )
 
 
-@dataclass(slots=True)
-class _Room:
-    """The bytes that a place has room for, if anybody knows, and what keeps this user from writing there."""
-
-    free: int | None = None
-    findings: list[Finding] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, store: SegmentStore) -> _Room:
-        room = cls()
-        try:
-            store.check_may_write()
-        except PayloadStoreError as error:
-            room.findings.append(warning(f"{error}; puts with arrays that belong there fail"))
-            return room
-        room.free = store.free_bytes()
-        if room.free is not None and room.free < LITTLE_SPACE:
-            what = f"{units.size(room.free)} free in {store.url}"
-            room.findings.append(problem(what, "free some space: puts with arrays fail when there is none"))
-        return room
+_Room = tuple[int | None, list[Finding]]
 
 
-def _look(url: str, number: int, identity: str, home: Home) -> tuple[Marker, dict[str, StoredSegment], _Room]:
+def _room_in(store: SegmentStore) -> _Room:
+    """Return the bytes that a place has room for, if anybody knows, and what keeps this user from writing there."""
+    try:
+        store.check_may_write()
+    except PayloadStoreError as error:
+        return None, [warning(f"{error}; puts with arrays that belong there fail")]
+    free = store.free_bytes()
+    if free is None or free >= LITTLE_SPACE:
+        return free, []
+    what = f"{units.size(free)} free in {store.url}"
+    return free, [problem(what, "free some space: puts with arrays fail when there is none")]
+
+
+def _read_place(url: str, number: int, identity: str, home: Home) -> tuple[Marker, dict[str, StoredSegment], _Room]:
     """Return the marker and the segments in a place, by name, and the room there if it is this database's to write to.
 
     Raises PayloadStoreError unless it is that of this database, or of a copy.
@@ -245,28 +228,26 @@ def _look(url: str, number: int, identity: str, home: Home) -> tuple[Marker, dic
     with closing(store):
         marker = _recognise(store, identity, number)
         there = {one.name: one for one in store.segments() if _SEGMENT_FILE.fullmatch(one.name)}
-        return marker, there, _Room.of(store) if marker.belongs_to(home) else _Room()
+        return marker, there, _room_in(store) if marker.belongs_to(home) else (None, [])
 
 
 def _recognise(store: SegmentStore, identity: str, number: int) -> Marker:
     """Make sure that this is the place of this number of the database; a mount that hangs would never answer."""
-    found: list[Marker] = []
-    error: list[Exception] = []
+    asked = Future[Marker]()
 
     def ask() -> None:
         try:
-            found.append(recognise(store, identity, number))
-        except Exception as raised:
-            error.append(raised)
+            asked.set_result(recognise(store, identity, number))
+        except Exception as error:
+            asked.set_exception(error)
 
-    asking = threading.Thread(target=ask, name="replaybuf-doctor", daemon=True)
-    asking.start()
-    asking.join(2 * PATIENCE)
-    if asking.is_alive():
-        raise PayloadStoreError(f"{store.url} didn't answer within {2 * PATIENCE:g} s: see that it is mounted")
-    if error:
-        raise error[0]
-    return found[0]
+    threading.Thread(target=ask, name="replaybuf-doctor", daemon=True).start()
+    try:
+        return asked.result(2 * PATIENCE)
+    except TimeoutError:
+        raise PayloadStoreError(
+            f"{store.url} didn't answer within {2 * PATIENCE:g} s: see that it is mounted"
+        ) from None
 
 
 def _compare(
@@ -319,9 +300,8 @@ def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
                 continue
             for name in left[:_DELETED_AT_ONCE]:
                 store.delete(name)
-        again = (
-            f"; {len(left) - _DELETED_AT_ONCE:,} more are left: repair again" if len(left) > _DELETED_AT_ONCE else ""
-        )
+        more = len(left) - _DELETED_AT_ONCE
+        again = f"; {more:,} more are left: repair again" if more > 0 else ""
         count = units.number_of(min(len(left), _DELETED_AT_ONCE), "segment")
         done.append(f"deleted {count} in {places[number]} that nothing names{again}")
     return done

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.doctor.findings import Check, CheckContext, Finding, fine, problem, repairable, warning
+from replaybuf.doctor import Check, CheckContext, Finding, fine, problem, repairable, warning
 from replaybuf.storage.sql.inspection.reader import HEAD, ReadTransaction, State, state_of
-from replaybuf.storage.sql.inspection.statement import read_columns
+from replaybuf.storage.sql.inspection.user_sql import read_columns
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
 from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
 from replaybuf.units import some

@@ -6,23 +6,28 @@ to be imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from replaybuf.doctor import check_counts, check_file, check_groups, check_payloads, check_schema
-from replaybuf.doctor.findings import Check, CheckContext, Finding, Severity, fine, problem
+from replaybuf.doctor import (
+    Check,
+    CheckContext,
+    Finding,
+    Severity,
+    check_file,
+    check_groups,
+    check_payloads,
+    check_schema,
+    fine,
+    problem,
+)
 from replaybuf.errors import NotADatabaseError, ReplayBufError
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
 #: The errors of a check that fails, also on values of a wrong type. (SQLite allows any value in any column.)
 FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
-
-_CHECKSUMS = "checksums"
-_PLACES = "places"
-_ENGINE = "engine"
-_HOSTS = "hosts"
 
 
 def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
@@ -30,38 +35,22 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
 
     Nothing is written. A check that fails, because of damage or for another reason, is a problem itself.
     """
+    own: Any = check_file
     if reader.path is None:
-        yield from _named(_HOSTS, lambda: _check_hosts(reader), context)
-    revision = _check(check_schema.REVISION, reader, context)
+        from replaybuf.doctor import check_server
+
+        own = check_server
+        yield from _findings_of(check_server.HOSTS, reader, context)
+    revision = _findings_of(check_schema.REVISION, reader, context)
     yield from revision
-    if any(finding.level == Severity.PROBLEM for finding in revision):
+    levels = {finding.level for finding in revision}
+    if Severity.PROBLEM in levels:
         return
-    own = _own_checks(reader)
-    if any(finding.level == Severity.WARNING for finding in revision):  # a server before the first run
-        for check in own.BEFORE:
-            yield from _check(check, reader, context)
-        yield from _named(_ENGINE, lambda: _check_engine(reader), context)
-        return
-    own_texts = check_payloads.CHECKS if reader.path else ()
-    for check in own.FIRST:
-        yield from _check(check, reader, context)
-    if reader.path is None:
-        yield from _named(_ENGINE, lambda: _check_engine(reader), context)
-    for check in (*own.CHECKS, *check_schema.CHECKS, *own_texts, *check_groups.CHECKS, _SEGMENTS):
-        yield from _check(check, reader, context)
-    yield from _named(_PLACES, lambda: _check_places(reader, context), context)
-    yield from _named(_CHECKSUMS, lambda: check_payloads.check_checksums(reader, context), context)
-    for check in (*check_counts.CHECKS, *own.LAST):
-        yield from _check(check, reader, context)
-
-
-def _own_checks(reader: Reader) -> Any:
-    """Return the module with the checks of a kind of database."""
-    if reader.path:
-        return check_file
-    from replaybuf.doctor import check_server
-
-    return check_server
+    texts = check_payloads.TEXTS if reader.path else ()
+    checks = (*own.FIRST, *own.CHECKS, *check_schema.CHECKS, *texts, *check_groups.CHECKS, *_APART)
+    checks = (*checks, check_payloads.CHECKSUMS, *check_groups.COUNT_CHECKS, *own.LAST)
+    for check in own.BEFORE if Severity.WARNING in levels else checks:  # a server before the first run
+        yield from _findings_of(check, reader, context)
 
 
 # Any place, segment or payload in one.
@@ -79,9 +68,6 @@ def _find_segments(tx: ReadTransaction, context: CheckContext) -> Sequence[Findi
     return find_segments(tx, context)
 
 
-_SEGMENTS = Check("segments", _find_segments)
-
-
 def _check_places(reader: Reader, context: CheckContext) -> Sequence[Finding]:
     if not reader.read_any(lambda tx: tx.value(_IS_APART)):
         return [fine(_NOTHING_APART)]
@@ -90,29 +76,16 @@ def _check_places(reader: Reader, context: CheckContext) -> Sequence[Finding]:
     return check_places(reader, context)
 
 
-def _check_engine(reader: Reader) -> Sequence[Finding]:
-    from replaybuf.doctor.check_engine import check_engine  # needs asyncpg
-
-    return check_engine(reader)
+_APART = (Check("segments", _find_segments), Check("places", alone=_check_places))
 
 
-def _check_hosts(reader: Reader) -> Sequence[Finding]:
-    from replaybuf.doctor.check_hosts import check_hosts  # needs asyncpg
-
-    return check_hosts(reader)
-
-
-def _check(check: Check, reader: Reader, context: CheckContext) -> Sequence[Finding]:
-    return _named(check.name, lambda: reader.read_any(lambda tx: check.find(tx, context)), context)
-
-
-def _named(name: str, find: Callable[[], Sequence[Finding]], context: CheckContext) -> Sequence[Finding]:
+def _findings_of(check: Check, reader: Reader, context: CheckContext) -> Sequence[Finding]:
     """Return the findings of a check, with its name."""
     try:
-        found = find()
+        found = check.run(reader, context)
     except FAILURES as error:
         found = [_failed(error, context)]
-    return [replace(one, check=name) for one in found]
+    return [replace(one, check=check.name) for one in found]
 
 
 def _failed(error: Exception, context: CheckContext) -> Finding:
@@ -126,9 +99,9 @@ def _failed(error: Exception, context: CheckContext) -> Finding:
 _BEGINNING = 2**20
 
 
-def _was_a_database(path: str | Path) -> bool:
+def _was_a_database(path: Path) -> bool:
     """Return whether a file that can't be read may be a damaged database: of whole pages, or with traces of one."""
-    with Path(path).open("rb") as file:
+    with path.open("rb") as file:
         found = file.read(_BEGINNING)
         size = file.seek(0, 2)
     return size % 512 == 0 or found.startswith(b"SQLite format") or b"CREATE TABLE rb_" in found

@@ -18,9 +18,8 @@ from sqlalchemy import insert
 
 from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.checks import check_no_url
-from replaybuf.codec.tails import Places, joined, read_tails
-from replaybuf.doctor.mend_groups import LOST, WHY_LOST
-from replaybuf.doctor.mend_payloads import marks_anew
+from replaybuf.codec.stored import Places, joined, read_tails
+from replaybuf.doctor.repairs import LOST, WHY_LOST, marks_anew
 from replaybuf.doctor.salvage import ERRORS, Salvage, opened
 from replaybuf.errors import NotADatabaseError, PayloadStoreError, ReplayBufError, SnapshotError
 from replaybuf.redact import redact_path
@@ -33,11 +32,11 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import IDENTITY, cursor, group, lane, payload
-from replaybuf.storage.sql.statements.columns import rescoped_key
 from replaybuf.storage.sql.statements.counts import FREE
 from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.restore import raise_uid
+from replaybuf.storage.sql.statements.rows import rescoped_key
 from replaybuf.storage.values import Cursor
 
 Row = dict[str, Any]
@@ -153,27 +152,8 @@ def payload_of(damaged: Salvage, uid: int, places: Places) -> Row | None:
         raise
     except (*ERRORS, ReplayBufError):
         return None
-    outline = _json(row[1])
-    return {
-        "uid": uid,
-        "outline": outline if isinstance(outline, list) else [],
-        "prompt": _text(row[2]),
-        "data": data,
-    }
-
-
-def marked_by(data: bytes, status: str) -> Row | None:
-    """Return the columns that describe a group's rollouts, from the payload; None when it can't be decoded."""
-    try:
-        marks = marks_anew(AS_DICTS.decode(data), status)
-    except ReplayBufError:
-        return None
-    return {
-        "marks": marks.to_json(),
-        "oldest_step": marks.oldest_step,
-        "mixed": marks.mixed,
-        "reward": marks.mean_reward,
-    }
+    outline = found if isinstance(found := _json(row[1]), list) else []
+    return {"uid": uid, "outline": outline, "prompt": _text(row[2]), "data": data}
 
 
 _DEFAULT = "default"
@@ -209,7 +189,7 @@ def read_metadata(damaged: Salvage) -> tuple[int, dict[str, ReadableBuffer]]:
         buffers[one["buffer"]].lanes[lane_id] = one
     for uid, row in mended.items():
         buffers[lanes[row["lane"]]["buffer"]].groups[uid] = row
-    for uid, lane_id in {uid: row["lane"] for uid, row in mended.items()}.items() | indexed.items():
+    for uid, lane_id in [*((uid, row["lane"]) for uid, row in mended.items()), *indexed.items()]:
         if lane_id in lanes:
             buffers[lanes[lane_id]["buffer"]].uids.add(uid)
     _read_counts(damaged, buffers)
@@ -280,10 +260,8 @@ def _read_cursors(damaged: Salvage, buffers: dict[str, ReadableBuffer]) -> None:
     for row in damaged.table("rb_cursor", names).values():
         of = dict(zip(names, row, strict=True))
         try:
-            owner, moved = (
-                of["buffer"].decode(),
-                Cursor(of["name"].decode(), of["version"], of["position"], of["value"]),
-            )
+            owner = of["buffer"].decode()
+            moved = Cursor(of["name"].decode(), of["version"], of["position"], of["value"])
         except (*ERRORS, AttributeError):
             continue
         if of["checkpoint"] == 0 and owner in buffers and isinstance(moved.value, bytes):
@@ -370,9 +348,12 @@ def _groups(damaged: Salvage, found: ReadableBuffer, told: Callable[[int], None]
         home = found.lanes[row["lane"]]
         row["bytes"] = len(stored["data"])
         if row["marks"] is None:
-            if (made := marked_by(stored["data"], home["status"])) is None:
+            try:
+                marks = marks_anew(AS_DICTS.decode(stored["data"]), home["status"])
+            except ReplayBufError:
                 continue
-            row |= made
+            row |= {"marks": marks.to_json(), "mixed": marks.mixed}
+            row |= {"oldest_step": marks.oldest_step, "reward": marks.mean_reward}
         if home["leased"] and None in (row["lease"], row["leased_until"]):
             row |= {"lease": row["lease"] or uid, "leased_until": 0.0}
         elif not home["leased"]:

@@ -135,29 +135,37 @@ class Salvage:
 
     def table(self, table: str, columns: Sequence[str], known: Sequence[int] = ()) -> dict[int, Row]:
         """Return all readable rows of a table, by rowid. `known` are rowids found elsewhere."""
-        reading = _Table(self._connection, table, columns)
-        reading.read_all()
+        rows = self._read_from_both_ends(table, columns)
         for rowid in known:
-            if rowid not in reading.rows:
+            if rowid not in rows:
                 with suppress(*ERRORS):
                     if (row := self.one(table, columns, rowid)) is not None:
-                        reading.rows[rowid] = row
-        return dict(sorted(reading.rows.items()))
+                        rows[rowid] = row
+        return dict(sorted(rows.items()))
 
-
-class _Table:
-    """Reads a table from both ends, and where that fails, from the middle of the rest, and so on."""
-
-    def __init__(self, connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> None:
-        self._connection = connection
+    def _read_from_both_ends(self, table: str, columns: Sequence[str]) -> dict[int, Row]:
+        """Return the rows of a table, read from both ends, and where that fails, from the middle of the rest, ..."""
         select = f"SELECT rowid, {', '.join(columns)} FROM {table} NOT INDEXED"  # noqa: S608
-        self._query = f"{select} WHERE rowid >= ? AND rowid < ? ORDER BY rowid"
-        self.rows: dict[int, Row] = {}
+        query = f"{select} WHERE rowid >= ? AND rowid < ? ORDER BY rowid"
+        rows: dict[int, Row] = {}
 
-    def read_all(self) -> None:
-        low, high = self._read(-_HIGHEST, _HIGHEST), self._read(-_HIGHEST, _HIGHEST, down=True)
+        def read(low: int, high: int, *, down: bool = False) -> int:
+            """Read rows upwards from `low` to before `high`, or downwards; return the rowid where that ended."""
+            try:
+                for rowid, *row in self._connection.execute(f"{query} {'DESC' if down else ''}", (low, high)):
+                    if not low <= rowid < high:  # a page that points back to another
+                        break
+                    rows[rowid] = tuple(row)
+                    low, high = (low, rowid) if down else (rowid + 1, high)
+                else:
+                    return low if down else high
+            except ERRORS:
+                pass
+            return high if down else low
+
+        low, high = read(-_HIGHEST, _HIGHEST), read(-_HIGHEST, _HIGHEST, down=True)
         # If a page at one end is damaged, the table may go on beyond it: by as much again as is known.
-        first, last = (min(self.rows), max(self.rows)) if self.rows else (0, 0)
+        first, last = (min(rows), max(rows)) if rows else (0, 0)
         width = max(1024, last - first)
         left = deque([(max(low, first - width), min(high, last + width))])
         probes = 0
@@ -165,19 +173,6 @@ class _Table:
             low, high = left.popleft()
             if high - low > 1:
                 middle = (low + high) // 2
-                left += [(low, self._read(low, middle, down=True)), (self._read(middle, high), high)]
+                left += [(low, read(low, middle, down=True)), (read(middle, high), high)]
                 probes += 2
-
-    def _read(self, low: int, high: int, *, down: bool = False) -> int:
-        """Read rows upwards from `low` to before `high`, or downwards; return the rowid where that ended."""
-        try:
-            for rowid, *row in self._connection.execute(f"{self._query} {'DESC' if down else ''}", (low, high)):
-                if not low <= rowid < high:  # a page that points back to another
-                    break
-                self.rows[rowid] = tuple(row)
-                low, high = (low, rowid) if down else (rowid + 1, high)
-            else:
-                return low if down else high
-        except ERRORS:
-            pass
-        return high if down else low
+        return rows

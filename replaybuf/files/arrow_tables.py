@@ -16,28 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
+import numpy as np
+
 from replaybuf.checks import needed
 from replaybuf.errors import FileEndsError, FileError
 from replaybuf.files.row_format import KINDS, METADATA, PREFIX, REST, ROLLOUTS, Placed, Row, is_of_rollout, to_json
 
 _INT64: Final = 2**63
-_ITEMS: Final[dict[type, str]] = {int: "int64", float: "double", str: "string", bool: "bool_"}
-_DTYPES: Final = {
-    **{f"<i{n}": f"int{8 * n}" for n in (2, 4, 8)},
-    **{f"<u{n}": f"uint{8 * n}" for n in (2, 4, 8)},
-    "|i1": "int8",
-    "|u1": "uint8",
-    "<f2": "float",
-    "<f4": "float",
-    "<f8": "double",
-    "|b1": "bool_",
-    **{name: name for name in ("int8", "int16", "int32", "int64", "uint8")},
-    "float16": "float",
-    "bfloat16": "float",
-    "float32": "float",
-    "float64": "double",
-    "bool": "bool_",
-}
+_ITEMS: Final[dict[type, str]] = {int: "int64", float: "float64", str: "string", bool: "bool_"}
 
 
 def arrow(module: str = "pyarrow") -> Any:
@@ -53,9 +39,11 @@ def column_for(value: Any, kind: str | None) -> str:
     if type(value) is int:
         return "int64" if -_INT64 <= value < _INT64 else "json"
     if type(value) is not list:
-        return {bool: "bool_", float: "double", str: "string", bytes: "binary"}.get(type(value), "json")
+        return {**_ITEMS, bytes: "binary"}.get(type(value), "json")
     if kind is not None and ":" in kind:  # numbers
-        return f"list:{_DTYPES[kind.split(':')[1]]}"
+        dtype = kind.split(":")[1]
+        name = np.dtype("float32" if dtype == "bfloat16" else dtype).name
+        return "list:" + {"float16": "float32", "bool": "bool_"}.get(name, name)
     kinds = set(map(type, value))
     if not kinds:
         return "list:"
@@ -80,8 +68,8 @@ def joined(wanted: set[str]) -> str:
     if filled and all(one.startswith("list:") for one in filled):
         if all(name.startswith("int") for name in numbers):
             return "list:int64"
-        if numbers <= {"float", "double"}:
-            return "list:double"
+        if numbers <= {"float32", "float64"}:
+            return "list:float64"
     return "json"
 
 
@@ -91,7 +79,7 @@ def fits(wanted: str, column: str) -> bool:
         return True
     if wanted == "list:":
         return column.startswith(("list:", "structs:"))
-    wider = {"list:int64": "list:int", "list:double": "list:float"}.get(column)
+    wider = {"list:int64": "list:int", "list:float64": "list:float"}.get(column)
     return wider is not None and wanted.startswith(wider)
 
 
@@ -104,7 +92,7 @@ def arrow_type(column: str) -> Any:
         return pa.list_(arrow_type(column.removeprefix("list:")))
     if column.startswith("structs:"):
         return pa.list_(pa.struct([(name, pa.string()) for name in column.removeprefix("structs:").split(",")]))
-    return getattr(pa, {"bool_": "bool_", "double": "float64", "float": "float32"}.get(column, column))()
+    return getattr(pa, column)()
 
 
 def is_unicode(value: Any) -> bool:
@@ -126,10 +114,10 @@ _METADATA: Final = {
     "task_name": "string",
     "status": "string",
     "staleness": "int64",
-    "priority": "double",
+    "priority": "float64",
     "times_sampled": "int64",
-    "created_at": "double",
-    "reward": "double",
+    "created_at": "float64",
+    "reward": "float64",
     "tags": "json",
     "key": "string",
     "error": "string",

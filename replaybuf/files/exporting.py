@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import glob
 import os
-import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -25,12 +23,11 @@ from replaybuf.errors import (
     DiskFullError,
     FileError,
     FileThereError,
-    InputError,
     ReplayBufError,
 )
 from replaybuf.files.arrow_tables import TableWriter
-from replaybuf.files.json_lines import dump, open_to_write
 from replaybuf.files.row_format import Row, RowsOf, rows_of
+from replaybuf.files.sources import FORMATS, dump, ending_of, open_to_write, sets_of_parts
 from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.query import Node
 from replaybuf.redact import redact_path
@@ -38,15 +35,6 @@ from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.policies import Order
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import StorageItem
-
-#: The formats of files, by the ends of their names.
-FORMATS: Final = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst"), "jsonl"),
-    ".parquet": "parquet",
-    **dict.fromkeys((".arrow", ".feather"), "arrow"),
-    ".arrows": "stream",
-}
-_PART: Final = re.compile(r"-([0-9]{5})-of-([0-9]{5})$")
 
 
 class JSONLinesWriter:
@@ -65,64 +53,6 @@ class JSONLinesWriter:
 
 
 RowWriter = JSONLinesWriter | TableWriter
-
-
-def ending_of(path: Path) -> str:
-    """Return the end of a file's name that says its format. Raises InputError."""
-    name = path.name.lower()
-    for ending in sorted(FORMATS, key=len, reverse=True):
-        if name.endswith(ending):
-            return path.name[-len(ending) :]
-    raise InputError(f"{redact_path(str(path))!r:.200} doesn't say its format: a file is named {', '.join(FORMATS)}")
-
-
-def parts_of(path: Path) -> list[Path]:
-    """Return the parts of an export that was written in several files, by the name that it was given.
-
-    Raises FileError when some of them are missing.
-    """
-    try:
-        ending = ending_of(path)
-    except InputError:
-        return []
-    found = _sets(path, ending)
-    for count, parts in found.items():
-        if len(found) > 1 or len(parts) != count:
-            raise FileError(
-                f"{path}: there are {len(parts)} of its {count} parts, or those of several exports; move away what is "
-                "named like a part and isn't one"
-            )
-    return [one for parts in found.values() for one in parts]
-
-
-def files_in(folder: Path) -> list[Path]:
-    """Return the file, or the parts, of the only export in a folder, as `to_dataset` writes it.
-
-    Raises FileError when there is none, or several, or a part is missing.
-    """
-    exports: set[Path] = set()
-    for one in folder.iterdir():
-        if not one.name.startswith((".", "cache-")):  # datasets keeps the results of its own calls in cache-*.arrow
-            with contextlib.suppress(InputError):
-                ending = ending_of(one)
-                exports.add(one.with_name(_PART.sub("", one.name.removesuffix(ending)) + ending))
-    if len(exports) != 1:
-        names = ", ".join(sorted(one.name for one in exports))
-        what = f"it holds several exports ({names:.300}); name one of them" if exports else "no file in it is an export"
-        raise FileError(f"{folder} is a folder, and {what}")
-    [path] = exports
-    return [path] if path.exists() else parts_of(path)
-
-
-def _sets(path: Path, ending: str) -> dict[int, list[Path]]:
-    """Return the files that are named as parts of `path`, in their order, by the number of parts that they name."""
-    stem = path.name.removesuffix(ending)
-    found: dict[int, list[Path]] = {}
-    for one in sorted(path.parent.glob(f"{glob.escape(stem)}-?????-of-?????{glob.escape(ending)}")):
-        match = _PART.search(one.name.removesuffix(ending))
-        if match and int(match[1]) < int(match[2]):
-            found.setdefault(int(match[2]), []).append(one)
-    return found
 
 
 class ExportFiles:
@@ -223,7 +153,10 @@ class ExportFiles:
     def _old_parts(self) -> list[Path]:
         """Return the parts of whole exports; what else is named like a part is another's."""
         return [
-            one for count, parts in _sets(self.path, self._ending).items() if len(parts) == count > 1 for one in parts
+            one
+            for count, parts in sets_of_parts(self.path, self._ending).items()
+            if len(parts) == count > 1
+            for one in parts
         ]
 
     @contextlib.contextmanager

@@ -18,16 +18,8 @@ from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest, xxh3_128
 
-from replaybuf.checks import (
-    check_count,
-    check_key,
-    check_priority,
-    check_staleness,
-    check_step,
-    check_storable,
-    check_tags,
-    check_task_name,
-)
+from replaybuf import checks
+from replaybuf.checks import check_staleness, check_task_name
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConflictError, FileEndsError, FileError, ReplayBufError, RolloutError
 from replaybuf.files.exporting import TREES, in_thread
@@ -53,15 +45,15 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
             staleness=check_staleness(group.staleness),
             rollouts=codec.decode(payload),
             created_at=time.time() if group.created_at is None else float(group.created_at),
-            priority=check_priority(group.priority),
-            tags=check_tags(group.tags),
-            key=check_key(group.key),
+            priority=checks.check_priority(group.priority),
+            tags=checks.check_tags(group.tags),
+            key=checks.check_key(group.key),
             payload=payload,
-            times_sampled=check_count(group.times_sampled, "times_sampled"),
-            deliveries=check_count(group.deliveries, "deliveries"),
-            error=None if group.error is None else check_storable(group.error, "error"),
+            times_sampled=checks.check_count(group.times_sampled, "times_sampled"),
+            deliveries=checks.check_count(group.deliveries, "deliveries"),
+            error=None if group.error is None else checks.check_storable(group.error, "error"),
             worker=None if group.worker is None else check_worker(group.worker),
-            trained_step=None if group.trained_step is None else check_step(group.trained_step, "trained_step"),
+            trained_step=None if group.trained_step is None else checks.check_step(group.trained_step, "trained_step"),
         )
         _check_rollouts(new.rollouts, codec.rollout_type)
     except (ReplayBufError, ArithmeticError) as error:
@@ -112,7 +104,9 @@ class ImportWarnings:
             self._add_unused(group)
         if group.by is not None:
             self._by[group.by] += 1
-            fingerprint = _fingerprint(group)
+            names = ("message", "prompt_ids") if group.by == "prompt" else ("group_id",)
+            shared = {name: group.rollouts[0].get(name) for name in names} | {"task_name": group.task_name}
+            fingerprint = xxh3_64_intdigest(TREES.encode([shared]))
             if fingerprint in self._seen:
                 self._repeated[group.by] += 1
             elif len(self._seen) < _PROMPTS:
@@ -149,14 +143,6 @@ class ImportWarnings:
         return f"; --field response={column:.60}? Not used: {', '.join(map(str, self._unused)):.200}"
 
 
-def _fingerprint(group: FileGroup) -> int:
-    """Return a hash of the values that the rows of a group share."""
-    first = group.rollouts[0]
-    names = ("message", "prompt_ids") if group.by == "prompt" else ("group_id",)
-    common = {name: first.get(name) for name in names} | {"task_name": group.task_name}
-    return xxh3_64_intdigest(TREES.encode([common]))
-
-
 Lane = tuple[str, Status]
 Reader = Callable[[], Iterator[FileGroup]]
 
@@ -165,7 +151,6 @@ IMPORT: Final = "import "
 #: Groups and bytes of payloads that are put in one transaction.
 _GROUPS: Final = 128
 _BYTES: Final = 16 << 20
-_ODD_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Annotations of classes: what they are, and which classes can be reached through them.
+"""Resolution of class annotations, and the classes that can be reached through them.
 
-Names that can't be resolved, because they exist only for the type checker or inside a function, stand for anything.
+Names that can't be resolved, because they exist only for the type checker or inside a function, count as Any.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _LITERAL = (Literal, typing_extensions.Literal)
 
 
 def hints_of(cls: type[Any]) -> dict[str, Any]:
-    """Return a class's annotations by name, those that it inherits included, resolved as far as that is possible."""
+    """Return a class's annotations by name, including inherited ones, resolved as far as possible."""
     try:
         return typing_extensions.get_type_hints(cls, include_extras=True)
-    except Exception:  # any code can stand in an annotation
+    except Exception:  # an annotation may contain any code
         hints: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
             for name, annotation in raw_hints(base).items():
@@ -32,7 +32,7 @@ def hints_of(cls: type[Any]) -> dict[str, Any]:
 
 
 def raw_hints(cls: type[Any]) -> dict[str, Any]:
-    """Return the annotations in the body of this class, as they stand there."""
+    """Return the annotations in the body of this class, unresolved."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -41,7 +41,7 @@ def raw_hints(cls: type[Any]) -> dict[str, Any]:
 
 
 def types_in(annotation: Any, owner: type[Any]) -> Iterator[type[Any]]:
-    """Yield the classes that an annotation of the class `owner` names, at any depth, builtin ones included."""
+    """Yield the classes in an annotation of the class `owner`, at any depth, including builtin ones."""
     pending, aliases = [annotation], set()
     while pending:
         one = pending.pop()
@@ -69,9 +69,9 @@ def types_in(annotation: Any, owner: type[Any]) -> Iterator[type[Any]]:
 
 
 def choices_of(annotation: Any, owner: type[Any]) -> list[Any]:
-    """Return the values that an annotation allows: members of its enums, texts of its literals; [] if there are none.
+    """Return the values that an annotation allows: members of its enums, or strings of its literals; else [].
 
-    Names of types beside them don't count, except str, which allows any text: then there are no choices.
+    Other types in the annotation don't matter, except str: with it, literals aren't choices.
     """
     kinds = list(types_in(annotation, owner))
     choices: list[Any] = [member for kind in kinds if issubclass(kind, Enum) for member in kind]
@@ -87,7 +87,7 @@ def _literal_texts(annotation: Any) -> Iterable[str]:
 
 
 class _Unknown:
-    """Stands for what a name would mean that can't be resolved, in whatever expression it is part of."""
+    """A placeholder for an unresolvable name, valid in any expression."""
 
     def __getattr__(self, name: str) -> _Unknown:
         if name.startswith("__"):
@@ -110,18 +110,18 @@ _UNKNOWN = _Unknown()
 
 
 class _Names(dict[str, Any]):
-    """The names that an annotation of a class may use; every other one is unknown."""
+    """The namespace of a class's annotations; missing names are unknown."""
 
     def __missing__(self, name: str) -> Any:
         return _UNKNOWN
 
 
 def _resolved(text: str, owner: type[Any]) -> Any:
-    """Return what an annotation of a class means that is given as source text."""
+    """Evaluate an annotation of a class given as source text."""
     module = sys.modules.get(owner.__module__)
     builtins = vars(sys.modules["builtins"])
     names = _Names({**builtins, **(vars(module) if module else {}), **vars(owner), owner.__name__: owner})
     try:
         return eval(text, {}, names)
-    except Exception:  # any code can stand in an annotation
+    except Exception:  # an annotation may contain any code
         return _UNKNOWN

@@ -1,4 +1,4 @@
-"""The fields that a class declares, and their defaults, alike for all kinds of classes."""
+"""The declared fields of a class and their defaults, in one form for all kinds of classes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, Enum)  # defaults t
 class Field:
     """One field of a class.
 
-    `make(values)` returns a fresh default from the fields before it; if it is None, `default` is shared. An `optional`
-    field may be absent, and stays unset when it has no default.
+    `make(values)` returns a new default, given the preceding fields; if it is None, `default` is shared. An `optional`
+    field may be absent, and stays unset without a default.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Defaults:
 
     def __init__(self, fields: Iterable[Field]) -> None:
         fields = tuple(fields)
-        # Required fields have a place in it, so that the result is in the order of declaration.
+        # Includes required fields, so that the result is in the order of declaration.
         self._template = {field.name: field.default for field in fields if field.has_default or not field.optional}
         self._makers = tuple((field.name, field.make) for field in fields if field.make is not None)
 
     def fill(self, given: Fields, context: Fields | None = None) -> Fields:
-        """Return a new dict of all fields; factories that take the fields before theirs see `context` too."""
+        """Return a new dict of all fields; factories that take preceding fields also get `context`."""
         values = {**self._template, **given}
         for name, make in self._makers:
             if name not in given:
@@ -59,7 +59,7 @@ class Defaults:
 
 
 def private_defaults(cls: type[BaseModel]) -> Defaults | None:
-    """Return the defaults of a model's private attributes; None when it declares none."""
+    """Return the defaults of a model's private attributes; None if it has none."""
     if not cls.__private_attributes__:
         return None
     return Defaults(
@@ -109,7 +109,7 @@ def attrs_fields(cls: type[Any]) -> Iterator[Field]:
     """Yield the fields of an attrs class."""
     if not hasattr(cls, "__attrs_attrs__"):
         return
-    import attr  # it is there, or there would be no such class
+    import attr  # installed, since the class was made with it
 
     hints = hints_of(cls)
     for field in cls.__attrs_attrs__:
@@ -130,7 +130,7 @@ def _from_namespace(factory: Callable[[Any], Any]) -> Callable[[Fields], Any]:
 
 def struct_fields(cls: type[Any]) -> Iterator[Field]:
     """Yield the fields of a msgspec Struct."""
-    import msgspec  # it is there, or there would be no such class
+    import msgspec  # installed, since the class was made with it
 
     hints = hints_of(cls)
     for field in msgspec.structs.fields(cls):
@@ -147,7 +147,7 @@ def typed_dict_fields(cls: type[Any]) -> Iterator[Field]:
     """Yield the keys of a TypedDict."""
     required: frozenset[str] = getattr(cls, "__required_keys__", frozenset())
     for name, annotation in hints_of(cls).items():
-        # Annotations that are texts hide NotRequired from the class itself.
+        # Annotations in string form hide NotRequired from the class itself.
         qualifiers = _qualifiers(annotation)
         needed = typing_extensions.Required in qualifiers or name in required
         yield Field(name, annotation, optional=not needed or typing_extensions.NotRequired in qualifiers)
@@ -176,14 +176,14 @@ _NUMBERS = (list, np.ndarray)
 
 
 def is_tensor(values: Any) -> bool:
-    """Return whether this is a torch tensor, or stands for one."""
+    """Return whether this is a torch tensor, or a stand-in for one."""
     return type(values) is not list and hasattr(values, "detach") and hasattr(values, "new_full")
 
 
 def as_array(values: Any) -> Any:
-    """Return a tensor, or what else gives its numbers as an array, as one; anything else as it is.
+    """Return a tensor or another object with `__array__` as a numpy array; other values unchanged.
 
-    ValueError for a tensor that has no numbers to read.
+    Raises ValueError for a tensor that can't be read.
     """
     if values is None or isinstance(values, _NUMBERS):
         return values
@@ -198,12 +198,12 @@ def as_array(values: Any) -> Any:
 def _numbers(tensor: Any) -> Any:
     try:
         return tensor.numpy()
-    except TypeError:  # a float that numpy doesn't have
+    except TypeError:  # a float type unknown to numpy
         return tensor.float().numpy()
 
 
 def extended(tokens: Any, count: int, number: int) -> Any:
-    """Return a tensor of tokens with `count` times this number behind them. ValueError when it isn't a row of them."""
+    """Return a tensor of tokens with `number` appended `count` times. Raises ValueError unless it is 1-dimensional."""
     try:
         return sys.modules["torch"].cat([tokens, tokens.new_full((count,), number)])
     except RuntimeError as error:
@@ -211,12 +211,12 @@ def extended(tokens: Any, count: int, number: int) -> Any:
 
 
 def repeated(number: int, count: int, like: Any) -> Any:
-    """Return an int32 tensor of `count` times this number, where the tensor `like` is."""
+    """Return an int32 tensor that repeats `number` `count` times, on the device of `like`."""
     return like.new_full((count,), number, dtype=getattr(sys.modules.get("torch"), "int32", None))
 
 
 def copied(values: Any) -> Any:
-    """Return a copy of tokens that shares nothing with them, of the same kind; None for None."""
+    """Return an independent copy of tokens, of the same type; None for None."""
     if values is None:
         return None
     if is_tensor(values):

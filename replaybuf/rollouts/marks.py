@@ -1,4 +1,4 @@
-"""What a group's metadata says about its rollouts, so that SQL can answer without decoding payloads.
+"""Metadata of a group's rollouts, from which refreshes compute staleness and expiry without decoding payloads.
 
 A group has two records of its rollouts. Its *marks* change with a refresh, so they are small and stored with the other
 metadata; its *outline* never changes and is stored with the payload.
@@ -34,10 +34,10 @@ _FIELDS: Final = (*STEP_FIELDS, "reward")
 class Marks:
     """The values of each rollout from which staleness, expiry and the mean reward are computed.
 
-    `oldest` and `newest` are the oldest model step and the newest trainable one (None: it has none). `expired` says
-    which rollouts have expired since they were put; `staleness` is the rollouts' staleness at the refresh in which the
-    last of them expired. `masked` is the newest model step whose tokens a refresh has found too old to train on. `due`
-    says which rollouts were EXPIRED when they were put without a train step: they expire at the next refresh.
+    `oldest` and `newest` are the oldest and the newest trainable model step, or None. `expired` flags rollouts that
+    expired after their put; `staleness` is the rollouts' staleness at the refresh in which the last of them expired.
+    `masked` is the newest model step whose tokens are masked out. `due` flags rollouts that were put as EXPIRED without
+    a train step: they expire at the next refresh.
     """
 
     oldest: list[int | None]
@@ -50,9 +50,9 @@ class Marks:
 
     @classmethod
     def of(cls, rollouts: Sequence[Any], kind: RolloutType, status: Status | None = None) -> Marks:
-        """Return the marks of rollouts as they are. Raises RolloutError.
+        """Return the marks of decoded rollouts. Raises RolloutError.
 
-        `status` is that of a group that was put without a train step.
+        `status` is the group's, if it was put without a train step.
         """
         values = [*map(kind.reader(_FIELDS), rollouts)]
         try:
@@ -88,12 +88,12 @@ class Marks:
 
     @property
     def mixed(self) -> bool:
-        """Whether some rollouts have model steps and others don't: then the group's staleness is never below 0."""
+        """Whether only some rollouts have model steps; the group's staleness is then at least 0."""
         return None in self.oldest and self.oldest_step is not None
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean of the rollouts' rewards, or None where none has one."""
+        """The mean of the rollouts' rewards, or None without any."""
         known = [reward for reward in self.reward if reward is not None]
         return sum(known) / len(known) if known else None
 
@@ -102,16 +102,16 @@ class Marks:
         return [staleness_of(oldest, train_step) for oldest in self.oldest]
 
     def too_old(self, rule: ExpiryRule, train_step: int) -> list[bool]:
-        """Return which rollouts `rule` lets expire at `train_step`."""
+        """Return for each rollout whether it expires by `rule` at `train_step`."""
         return [
             rule.expires(staleness_of(oldest, train_step), newest, train_step)
             for oldest, newest in zip(self.oldest, self.newest, strict=True)
         ]
 
     def expire(self, rule: ExpiryRule, train_step: int) -> bool:
-        """Refresh to `train_step`, apply `rule`, return whether any rollout expired; if none did, nothing changes.
+        """Expire rollouts by `rule` at `train_step`, and all that are `due`; return whether any expired.
 
-        Rollouts that are `due` expire, too.
+        If none did, nothing changes.
         """
         staleness, fired = self.staleness_at(train_step), self.too_old(rule, train_step)
         if self.due is not None:
@@ -127,10 +127,10 @@ class Marks:
         return True
 
     def mask(self, rule: ExpiryRule, train_step: int) -> bool:
-        """Note the tokens that `rule` masks out at `train_step`; return whether that changes any partly stale rollout.
+        """Record the newest model step masked out by `rule` at `train_step`; return whether any rollout changes.
 
-        What is masked stays masked. A rollout changes from one refresh to the next only while the bound is between its
-        oldest and its newest token, so its marks are rewritten no more often than the weights changed under it.
+        Masked tokens stay masked. A rollout changes in a refresh only while the bound is between its oldest and its
+        newest token, so its marks are rewritten no more often than the weights changed during its generation.
         """
         through = rule.masked_through(train_step)
         if through is None or (self.masked is not None and through <= self.masked):
@@ -142,9 +142,9 @@ class Marks:
         return True
 
     def apply(self, rollouts: Sequence[Any], train_step: int | None, kind: RolloutType) -> None:
-        """Bring decoded rollouts up to date: reset expired ones, mask stale tokens, set the staleness at `train_step`.
+        """Update decoded rollouts: reset expired ones, mask stale tokens, set the staleness at `train_step`.
 
-        With None it is the staleness that they were put with, or that of the refresh in which the last one expired.
+        With None they keep the staleness of their put, or get that of the refresh in which the last one expired.
         """
         if self.expired is not None:
             for rollout, gone in zip(rollouts, self.expired, strict=True):
@@ -158,9 +158,9 @@ class Marks:
 
 
 def _due(rollouts: Sequence[Any], kind: RolloutType, status: Status | None) -> list[bool] | None:
-    """Return which rollouts expire at the next refresh because they are EXPIRED; None for none.
+    """Return for each rollout whether it is EXPIRED and expires at the next refresh; None if none does.
 
-    Those of an EXPIRED group only if they have a response.
+    In an EXPIRED group only rollouts with a response do.
     """
     if status not in (Status.ABORTED, Status.EXPIRED):
         return None

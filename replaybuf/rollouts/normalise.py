@@ -36,9 +36,9 @@ _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = weakref.We
 
 
 class Turns:
-    """How the puts of one event loop share its thread with whatever else is ready to run there."""
+    """Time slices of the event loop's thread for puts, so that other tasks can run in between."""
 
-    #: For how long puts that begin together may compute before the others have their turn.
+    #: The length of a time slice in seconds; puts that begin after it wait for the next one.
     SECONDS = 0.003
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Turns:
         self._until: float | None = None
 
     async def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Return when there is time left in the present turn of the loop."""
+        """Wait until there is time left in the current slice."""
         while self._until is not None and time.perf_counter() > self._until:  # noqa: ASYNC110
             await asyncio.sleep(0)
         if self._until is None:
@@ -66,10 +66,10 @@ def as_group(items: Any) -> list[Any]:
 
 @dataclass(slots=True)
 class Normalised:
-    """The result of the rules of put for a group.
+    """The result of the put rules for a group.
 
-    `train_step` is the step for which its staleness was computed, or None where the rollouts brought their own or some
-    of them expired. `dropped` is true for a group that has expired, now or before, and isn't retryable.
+    `train_step` is the step for which the staleness was computed; None if the rollouts brought their own, or if some of
+    them expired. `dropped` is true for a group that has expired, now or before, and isn't retryable.
     """
 
     status: Status
@@ -86,9 +86,9 @@ async def normalise(
     rule: ExpiryRule,
     said: Status | None = None,
 ) -> Normalised:
-    """Apply the rules of put to the rollouts, in place. Raises RolloutError where they lack required fields.
+    """Apply the put rules to the rollouts, in place. Raises RolloutError if they lack required fields.
 
-    `said` is the status of the group in place of what its rollouts say.
+    `said` overrides the status derived from the rollouts.
     """
     features = _features(
         rollout_type.cls is dict,
@@ -103,7 +103,7 @@ async def normalise(
         loop = asyncio.get_running_loop()
         turns = _loops.get(loop) or _loops.setdefault(loop, Turns())
         if listed >= _MANY_TOKENS:
-            # One at a time: each thread that computes holds up the loop for some milliseconds, in turn with the others.
+            # One at a time: each computing thread can hold the GIL against the loop for some milliseconds.
             async with turns.in_thread:
                 return await asyncio.to_thread(_normalise, rollouts, rollout_type, model_step, train_step, rule, said)
         await turns.begin(loop)
@@ -114,8 +114,8 @@ async def normalise(
 def _features(
     is_dict: bool, model_step: bool, train_step: bool, expiry: bool, token_expiry: bool
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the features that a put uses, each with the fields that it needs."""
-    # A dict gets its mask where it needs it, and its model steps from `model_step`.
+    """Return the features used by a put, each with its required fields."""
+    # In a dict, a missing mask and the steps from `model_step` are added.
     given = {"response_mask"} if is_dict else set()
     given |= {"response_model_steps"} if is_dict and model_step else set()
     features: list[tuple[str, tuple[str, ...]]] = []
@@ -193,7 +193,7 @@ def _mask(rollouts: Sequence[Any], kind: RolloutType, rule: ExpiryRule, train_st
 
 
 def _count_tokens(rollouts: Sequence[Any], kind: RolloutType) -> tuple[int, int]:
-    """Return the number of response tokens in lists, and of all, as far as it can be determined."""
+    """Return the numbers of response tokens in lists and of all, as far as known."""
     listed = others = 0
     for rollout in rollouts:
         tokens = kind.get(rollout, "response_ids")

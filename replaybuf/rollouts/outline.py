@@ -1,4 +1,4 @@
-"""The outline of a group: what people ask of its rollouts in SQL, as plain values, written once with the payload."""
+"""The outline of a group: the fields of its rollouts visible in SQL, as plain values, written once with the payload."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ PREVIEW_CHARS = 200
 #: Longer conversations have no `messages` in their outline.
 MOST_MESSAGES = 100
 
-#: Where a text of a rollout stands in the payload, from an offset on: offset and length in bytes, None for nowhere.
+#: Finds a text of a rollout in the payload, from an offset on: its offset and length in bytes, or None.
 FindText = Callable[[int, str, int], list[int] | None]
 
 
 def outline(rollouts: Sequence[Any], kind: RolloutType, find: FindText | None = None) -> list[dict[str, Any]]:
     """Return the outline of a group: one record for each rollout, as it was put.
 
-    `rewards` and `error_msg` are in it where there are any; and, where `find` finds them, the places of texts in the
-    payload: `response_at` if the response is longer than its preview, and of the first rollout `prompt_at`, as that,
-    and `messages` if there are several: of each the role and the place of its text.
+    `rewards` and `error_msg` are optional. With `find` there are positions of texts in the payload: `response_at` if
+    the response is longer than its preview; for the first rollout also `prompt_at`, likewise, and, if there are several
+    messages, `messages` with the role and the position of the text of each.
     """
     read = kind.reader(_FIELDS)
     records = [_record(rollout, kind, *read(rollout)) for rollout in rollouts]
@@ -33,7 +33,7 @@ def outline(rollouts: Sequence[Any], kind: RolloutType, find: FindText | None = 
 
 
 def add_unreadable(records: Sequence[dict[str, Any]], rollouts: Sequence[Any], kind: RolloutType) -> None:
-    """Add to the records of rewards that are no numbers what they are, as `unreadable`."""
+    """Describe rewards that aren't numbers in the field `unreadable` of their records."""
     for record, rollout in zip(records, rollouts, strict=True):
         if what := unreadable(kind.get(rollout, "reward"), kind.reward_key):
             record["unreadable"] = preview(what)
@@ -53,7 +53,7 @@ def _add_places(records: list[dict[str, Any]], rollouts: Sequence[Any], kind: Ro
 
 
 def _messages(messages: Sequence[Any], find: FindText) -> list[list[Any]]:
-    """Return for each message its role, and offset and length of its text if it is one."""
+    """Return the role of each message, with the offset and the length of its content if that is a string."""
     described: list[list[Any]] = []
     since = 0
     for message in messages:
@@ -102,7 +102,7 @@ def _record(
 
 
 def reward_parts(reward: Any) -> dict[str, float | str]:
-    """Return the parts of a dict reward that are numbers or texts; of the texts, the beginning."""
+    """Return the numeric and text parts of a dict reward, texts as previews."""
     parts: dict[str, float | str] = {}
     for name, part in reward.items() if isinstance(reward, dict) else ():
         value = preview(part) if isinstance(part, str) else None if isinstance(part, dict) else reward_value(part)
@@ -117,7 +117,7 @@ def prompt_preview(rollouts: Sequence[Any], kind: RolloutType) -> str | None:
 
 
 def _prompt_text(message: Any, rollout: Any, kind: RolloutType) -> Any:
-    """Return the text of the last message, of a message that is a text itself, or of the rollout's prompt."""
+    """Return the text of the last message, the message itself if it is a string, or else the rollout's prompt."""
     if not isinstance(message, (list, tuple)) or not message:
         return message if isinstance(message, str) else kind.get(rollout, "prompt")
     last = message[-1]
@@ -128,7 +128,7 @@ def _prompt_text(message: Any, rollout: Any, kind: RolloutType) -> Any:
 
 
 def preview(text: Any) -> str | None:
-    """Return a text, or its beginning and "…", in a form that both databases can hold: no NUL, no lone surrogates."""
+    """Return a text, or its beginning and "…", without NUL and lone surrogates, which databases can't store."""
     if not isinstance(text, str):
         return None
     short = text if len(text) <= PREVIEW_CHARS else text[:PREVIEW_CHARS] + "…"
@@ -140,7 +140,7 @@ def preview(text: Any) -> str | None:
 def _status(rollout: Any, kind: RolloutType) -> str | None:
     try:
         return str(kind.status(rollout))
-    except RolloutError:  # of a payload that is read without the config that says what its statuses mean
+    except RolloutError:  # a payload read without the config that maps its statuses
         return None
 
 

@@ -1,4 +1,4 @@
-"""Rewards as numbers: what SQL, orders and means know of a rollout's reward."""
+"""Rewards as numbers, for SQL, orders and means."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 from replaybuf.rollouts.fields import as_array
 
-#: The part of a dict reward that counts, unless the config names another.
+#: The part of a dict reward that is the number, unless the config names another.
 SCORE: Final = "score"
 
 _NAMED = 5
 
 
 def reward_value(reward: Any, key: str = SCORE) -> float | None:
-    """Return a reward as a number: itself, or the part `key` of a dict; None where there is none or it isn't finite.
+    """Return a reward as a number: itself, or the part `key` of a dict; None if missing, not a number or not finite.
 
-    A tensor or array of one number is that number.
+    A tensor or array of one element counts as that number.
     """
     if isinstance(reward, dict):
         reward = reward.get(key)
@@ -38,7 +38,7 @@ def reward_value(reward: Any, key: str = SCORE) -> float | None:
 
 
 def unreadable(reward: Any, key: str = SCORE) -> str | None:
-    """Return what a reward is that `reward_value` can't read, as people call it; None for others, and for no reward."""
+    """Describe a reward that `reward_value` can't read; None for readable and missing rewards."""
     if reward is None or reward_value(reward, key) is not None:
         return None
     if isinstance(reward, Mapping):
@@ -60,7 +60,7 @@ def unreadable(reward: Any, key: str = SCORE) -> str | None:
 
 
 def numeric_parts(reward: Any) -> Sequence[str]:
-    """Return the first few keys of a dict reward whose parts are numbers: what `reward_key` may name."""
+    """Return the first few keys of a dict reward with numeric parts: candidates for `reward_key`."""
     parts = reward.items() if isinstance(reward, Mapping) else ()
     return [name for name, part in parts if isinstance(name, str) and reward_value(part) is not None][:_NAMED]
 
@@ -74,7 +74,7 @@ def _array(values: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _out_of_range(number: Real) -> str:
-    """Return what a number is that no finite double stands for."""
+    """Describe a number that isn't a finite double."""
     try:
         float(number)
     except OverflowError:
@@ -85,7 +85,7 @@ def _out_of_range(number: Real) -> str:
 
 
 def _single(values: Any) -> Real | None:
-    """Return the only number of a tensor or array, or None."""
+    """Return the single number of a tensor or array, or None."""
     array = _array(values)
     if array is None or array.size != 1:
         return None

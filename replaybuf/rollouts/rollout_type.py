@@ -1,7 +1,7 @@
-"""Rollouts of any type: how their fields are read and written, and how they are stored and rebuilt.
+"""Rollouts of any class: access to their fields, and conversion to and from stored fields.
 
 Users bring `RolloutState`, their own pydantic model, dataclass, attrs class, msgspec Struct or TypedDict, or plain
-`dict`. The rest of replaybuf goes through `RolloutType`, and never asks which type it has."""
+`dict`. The rest of replaybuf uses `RolloutType` and doesn't depend on the class."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from replaybuf.rollouts.statuses import Statuses
 class Classes:
     """The classes that can be reached from `named` through annotations, by their names in payloads.
 
-    Enums, named tuples, and whatever has a shape are known; other classes in annotations say nothing about how their
-    instances could be stored. ConfigError when two of them have the same name.
+    These are enums, named tuples, and classes with a shape; other classes in annotations are ignored, since their
+    content isn't declared. Raises ConfigError when two have the same name.
     """
 
     def __init__(self, named: Iterable[type[Any]]) -> None:
@@ -42,10 +42,10 @@ class Classes:
         return cls in self.shapes or cls in self.others
 
     def find(self, name: Any) -> type[Any] | None:
-        """Return the class that a payload calls so.
+        """Return the class with this name in payloads, or None.
 
-        A class that has moved to another module since (or was in `__main__` then) is found by the rest of its name, if
-        only one class is called so.
+        A class that has moved to another module since (or was in `__main__` then) is found by its qualified name
+        without the module, if that is unique.
         """
         cls = self._by_name.get(name)
         if cls is None and isinstance(name, str):
@@ -86,17 +86,17 @@ class Classes:
 
 
 def name_of(cls: type[Any]) -> str:
-    """Return the name of a class for people."""
+    """Return the name of a class for messages."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def stored_name(cls: type[Any]) -> str:
-    """Return the name of a class in payloads, which says where the name of its module ends."""
+    """Return the name of a class in payloads, with a colon after its module."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def checked(cls: Any, where: str) -> type[Any]:
-    """Return a class that a config names. ConfigError unless its instances can be stored by its annotations."""
+    """Return a class named in a config. Raises ConfigError unless its annotations declare its content."""
     if not is_storable(cls) or cls is Enum:
         hint = ""
         if isinstance(cls, type) and kind_of(cls) and cls is not BaseModel:
@@ -109,19 +109,19 @@ def checked(cls: Any, where: str) -> type[Any]:
 
 
 def is_storable(cls: Any) -> bool:
-    """Return whether this is a class whose instances can be stored by its annotations."""
+    """Return whether this is a class whose annotations declare its content."""
     if not isinstance(cls, type) or cls is dict:
         return False
     return issubclass(cls, Enum) or is_namedtuple(cls) or shape_of(cls) is not None
 
 
 def _origin(cls: type[Any]) -> list[type[Any]]:
-    """Return the generic model that a parametrised one was made of."""
+    """Return the generic model of a parametrised one."""
     origin = getattr(cls, "__pydantic_generic_metadata__", {}).get("origin")
     return [] if origin is None else [origin]
 
 
-#: The fields that features use, and that may have other names in a user's class.
+#: The fields used by features, which may have other names in a user's class.
 OUR_FIELDS: Final = frozenset(
     (
         *("rollout_id", "group_id", "task_name", "status", "reward", "error_msg", "message", "prompt", "prompt_ids"),
@@ -132,17 +132,16 @@ OUR_FIELDS: Final = frozenset(
 
 
 class RolloutType:
-    """A class of rollouts: its fields as features use them, and the conversion between instances and stored fields.
+    """A class of rollouts: access to the fields used by features, and conversion to and from stored fields.
 
     `cls` is `dict`, a TypedDict, a pydantic model, a dataclass, an attrs class or a msgspec Struct; rollouts of a
-    TypedDict are dicts with its keys. What its annotations declare inside can be stored, too: these classes, enums and
-    named tuples at any depth. `types` are further ones, for fields that declare Any. `replaybuf.rollouts.shapes` says
-    how instances are rebuilt.
+    TypedDict are dicts with its keys. Nested instances of such classes, enums and named tuples can be stored at any
+    depth, if annotations declare them; `types` are further ones, for fields declared as Any.
+    `replaybuf.rollouts.shapes` rebuilds instances.
 
-    `reward_key` is the part of a dict reward that counts as the reward. `fields` maps names of ours to those of the
-    class, or to None if it has no such field, or one of that name that means something else. `statuses` maps the
-    class's own statuses to ours. Stored fields keep the names and values of the class. ConfigError where any of this
-    can't be.
+    `reward_key` is the part of a dict reward that counts as the reward. `fields` maps our names to names of the class,
+    or to None if the class has no such field, or one of that name with another meaning. `statuses` maps the class's own
+    statuses to ours. Stored fields keep the names and values of the class. Raises ConfigError for invalid arguments.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class RolloutType:
             raise ConfigError(f"reward_key must be the name of a part of a dict reward, got {reward_key!r:.100}")
         self.cls = cls
         self.reward_key = reward_key
-        #: Whether the log has told of a reward that is no number: one of a kind is enough.
+        #: Whether a warning about a reward that isn't a number was logged: once is enough.
         self.told_of_rewards = False
         shape = shape_of(cls)
         if shape is None:
@@ -176,7 +175,7 @@ class RolloutType:
         self._is_dict = issubclass(cls, dict)
         self._instances = dict if self._is_dict else cls
         self._theirs = _renamed(shape, fields or {})
-        # Plain attributes of the same name: nothing has to be looked up, and no property runs.
+        # Plain attributes of the same name: no mapping of names, no property.
         own = frozenset() if self._is_dict else self.names - self._theirs.keys()
         self._plain = frozenset(name for name in own if not hasattr(getattr_static(cls, name, None), "__get__"))
         self._readers: dict[tuple[str, ...], Callable[[Any], Sequence[Any]]] = {}
@@ -187,7 +186,7 @@ class RolloutType:
         return f"RolloutType({self.cls.__qualname__})"
 
     def get(self, rollout: Any, name: str, default: Any = None) -> Any:
-        """Return the rollout's value of our field `name`, or `default` where it has no such field."""
+        """Return the rollout's value of our field `name`, or `default` if it has no such field."""
         if name in self._plain:
             return getattr(rollout, name, default)
         theirs = self._theirs.get(name, name)
@@ -203,7 +202,7 @@ class RolloutType:
             ) from error
 
     def reader(self, names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
-        """Return a function of a rollout that gives its values of these fields of ours, None where it lacks one.
+        """Return a function that reads these fields of ours from a rollout, None for a missing one.
 
         A call costs a fraction of as many calls of `get`. There must be at least two names.
         """
@@ -222,7 +221,7 @@ class RolloutType:
         def read(rollout: Any) -> Sequence[Any]:
             try:
                 return get_plain(rollout)
-            except AttributeError:  # of one that was never set
+            except AttributeError:  # an unset attribute
                 return [self.get(rollout, name) for name in names]
 
         return read
@@ -235,14 +234,14 @@ class RolloutType:
         return theirs in self.names or (theirs in rollout if self._is_dict else hasattr(rollout, theirs))
 
     def may_have(self, *names: str) -> bool:
-        """Return whether rollouts may have all these fields of ours: those of their class, or any if they are dicts."""
+        """Return whether rollouts of this class may have all these fields of ours; dicts may have any."""
         return self.cls is dict or all(self._theirs.get(name, name) in self.names for name in names)
 
     def set(self, rollout: Any, name: str, value: Any) -> None:
-        """Set the rollout's field `name` (of ours), in place, if its class has such a field; any dict has.
+        """Set our field `name` of a rollout, in place, if its class has such a field; a dict has any.
 
-        The class's own `__setattr__` and validators run. A frozen dataclass or model is changed too: put normalises
-        rollouts in place, and frozen ones are no exception. RolloutError when the class refuses the value.
+        The class's own `__setattr__` and validators run. Frozen instances are changed, too, since `put` normalises
+        rollouts in place. Raises RolloutError when the class refuses the value.
         """
         theirs = self._theirs.get(name, name)
         if theirs is None or not (self.cls is dict or self.has(rollout, name)):
@@ -253,7 +252,7 @@ class RolloutType:
             raise RolloutError(f"can't set {theirs!r} of a {type(rollout).__qualname__}: {error}") from error
 
     def status(self, rollout: Any) -> Status:
-        """Return the status of a rollout; COMPLETED where it has none. RolloutError where its own isn't known."""
+        """Return the status of a rollout; COMPLETED without one. Raises RolloutError for an unknown status."""
         value = self.get(rollout, "status", Status.COMPLETED)
         status = self.statuses.get(value)
         if status is None:
@@ -264,9 +263,9 @@ class RolloutType:
         return status
 
     def set_status(self, rollout: Any, status: Status) -> None:
-        """Set the status of a rollout: to the member of its own Enum, or a text as it has them (`Statuses.like`).
+        """Set the status of a rollout, as a member of its own Enum or a string of its own style (`Statuses.like`).
 
-        Where nothing of the class's own means this status, the rollout stays as it is: then only its group has it.
+        Without an equivalent in the class, the rollout isn't changed: then only its group has this status.
         """
         now = self.get(rollout, "status")
         new = self.statuses.like(status, now, self._status_choices)
@@ -274,11 +273,11 @@ class RolloutType:
             self.set(rollout, "status", new)
 
     def to_fields(self, rollout: Any) -> Fields:
-        """Return the fields of a rollout by name: a new dict of the values themselves, not of copies.
+        """Return the fields of a rollout by name, as a new dict; values aren't copied.
 
-        Fields that hold None and default to it are left out, which keeps payloads small. Extra fields of a pydantic
-        model that allows them are kept. RolloutError when the rollout is not exactly of this class (fields that a
-        subclass adds would be lost) or lacks a required field.
+        Fields that are None by default and in value are left out, which keeps payloads small. Extra fields of a
+        pydantic model that allows them are kept. Raises RolloutError when the rollout is not exactly of this class
+        (fields of a subclass would be lost) or lacks a required field.
         """
         self.check_class(rollout)
         fields = self._shape.read(rollout)
@@ -287,10 +286,10 @@ class RolloutType:
         return fields
 
     def from_fields(self, fields: Fields) -> Any:
-        """Return the rollout with these fields, defaults filled in, built without validation; `fields` is consumed.
+        """Build a rollout from fields, without validation, with defaults filled in; `fields` is consumed.
 
-        DecodeError, naming the fields, when the class lacks one of them or a required one is missing: that is how a
-        payload of another rollout type is noticed.
+        Raises DecodeError, naming the fields, if there are unknown or missing ones, as in a payload of another rollout
+        type.
         """
         if problem := self._shape.problem(fields):
             raise DecodeError(
@@ -299,7 +298,7 @@ class RolloutType:
         return self._shape.build(fields)
 
     def deferrable(self, names: Iterable[Any]) -> frozenset[str]:
-        """Return these fields of the class, whose arrays may be read later than the rest. Raises InputError."""
+        """Return these names of fields whose arrays can be read later. Raises InputError."""
         chosen = frozenset(names)
         for name in sorted(map(str, chosen)):
             if name not in self.names and not self._is_dict and not self._shape.extra:
@@ -314,7 +313,7 @@ class RolloutType:
         return chosen
 
     def require_all(self, rollouts: Iterable[Any], features: Iterable[tuple[str, Sequence[str]]]) -> None:
-        """Call `require` for each rollout and each of several features, with our names of the fields that it needs."""
+        """Call `require` for each rollout and each feature, given with our names of its required fields."""
         lacking = [one for one in features if self._theirs or not self.names.issuperset(one[1])]
         for rollout in rollouts:
             self.check_class(rollout)
@@ -322,14 +321,14 @@ class RolloutType:
                 self.require(rollout, names, feature)
 
     def require(self, rollout: Any, names: Iterable[str], feature: str) -> None:
-        """Raise RolloutError, naming the missing fields and the `feature` that needs them, unless all are there."""
+        """Raise RolloutError, naming the `feature` and its missing fields, unless the rollout has all of them."""
         self.check_class(rollout)
         missing = [name for name in names if not self.has(rollout, name)]
         if missing:
             raise self._lacks(missing, feature)
 
     def require_of_class(self, name: str, feature: str) -> None:
-        """Raise RolloutError if no rollout of this class can have our field `name`, which the `feature` needs."""
+        """Raise RolloutError if no rollout of this class can have our field `name`, required by `feature`."""
         config = getattr(self.cls, "model_config", None)
         open_ended = isinstance(config, dict) and config.get("extra") == "allow" and self._theirs.get(name, name)
         if not open_ended and not self.may_have(name):
@@ -356,12 +355,12 @@ class RolloutType:
         raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {got}{why}")
 
 
-#: Our fields that are read when tokens are masked out.
+#: Our fields that are read for masking tokens.
 _MASKED_BY = ("response_ids", "response_mask", "response_model_steps")
 
 
 def _renamed(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the names of the class for those of ours that differ. Raises ConfigError."""
+    """Return the class's names for our fields where they differ. Raises ConfigError."""
     theirs: dict[str, str | None] = {}
     for ours, name in fields.items():
         if ours not in OUR_FIELDS:
@@ -374,7 +373,7 @@ def _renamed(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, str | 
         if name is not None and name in theirs.values():
             raise ConfigError(f"fields: two names are mapped to {name!r:.100}")
         theirs[ours] = name
-    # A field that means another one of ours isn't also the one of its own name, and a method isn't a field.
+    # A class field mapped to one of our names isn't also our field of its own name, and a method isn't a field.
     hidden = {name: None for name in theirs.values() if name in OUR_FIELDS and name not in theirs}
     if not issubclass(shape.cls, dict):
         hidden |= {

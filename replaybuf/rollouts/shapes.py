@@ -1,9 +1,9 @@
-"""Shapes: how the instances of a class are taken apart into fields, and rebuilt, for each kind of class.
+"""Shapes: conversion between instances of a class and their fields, for each kind of class.
 
 The round trip `build(read(instance))` gives an equal instance that shares no mutable default with another. It runs no
-validator, no `__init__` and no `__post_init__` (except that of a msgspec Struct, see `_StructShape`): the instance is
-what was stored. Attributes that aren't fields are not stored; private attributes of pydantic models start from their
-defaults. attrs and msgspec are imported only for classes that they have made.
+validator, no `__init__` and no `__post_init__` (except that of a msgspec Struct, see `_StructShape`), so that values
+are restored as stored. Attributes that aren't fields are not stored; private attributes of pydantic models get their
+defaults. attrs and msgspec are imported only for classes made with them.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from replaybuf.rollouts.fields import (
     typed_dict_fields,
 )
 
-#: The attribute of a model's own `__setattr__` that names the fields for which it does more than pydantic's.
+#: The attribute of a model's `__setattr__` with the fields for which it does more than pydantic's.
 SETS_MORE = "__sets_more__"
 _ATTRS_HASH = "_attrs_cached_hash"
-_SEEN_LIMIT = 1024  # extra fields could make any number of sets of names
+_SEEN_LIMIT = 1024  # extra fields allow any number of name sets
 
-# Of their subclasses the fields aren't the whole content.
+# Subclasses of these have content besides their fields.
 _VALUES = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, BaseException)
 
 
 class Shape(ABC):
-    """The fields of a class, and the ways from an instance to them and back.
+    """The fields of a class, and the conversion of instances to fields and back.
 
-    With `extra`, instances may have fields that the class doesn't declare. `required` are the fields without which
-    there is no instance. If it `runs_code`, `build` or `set` runs code of the class, which may change values in place.
+    With `extra`, instances may have undeclared fields. `required` are the mandatory fields. With `runs_code`, `build`
+    or `set` runs code of the class, which may change values in place.
     """
 
     runs_code = False
@@ -53,23 +53,23 @@ class Shape(ABC):
         self.extra = extra
         self.names = frozenset(field.name for field in self.fields)
         self.required = frozenset(field.name for field in self.fields if not field.optional)
-        # None is left out of payloads where the default restores it.
+        # None is left out of payloads if it is the default.
         self._keep_none = frozenset(f.name for f in self.fields if not (f.has_default and _default_is_none(f)))
         self._defaults = Defaults(self.fields)
         self._seen: set[tuple[str, ...]] = set()
 
     @abstractmethod
     def read(self, instance: Any) -> Fields:
-        """Return the fields of an instance: a new dict of the values themselves, not of copies."""
+        """Return the fields of an instance as a new dict; values aren't copied."""
 
     @abstractmethod
     def build(self, fields: Fields) -> Any:
-        """Return the instance with these fields, defaults filled in; `fields` is consumed, and has no `problem`."""
+        """Build an instance from fields without a `problem`, with defaults filled in; `fields` is consumed."""
 
     def set(self, instance: Any, name: str, value: Any) -> None:
-        """Set a field, in place; the class's own `__setattr__` and validators run. Frozen instances change, too.
+        """Set a field, in place; the class's own `__setattr__` and validators run. Works on frozen instances, too.
 
-        Raises what the class raises when it refuses the name or the value.
+        Errors of the class, for a refused name or value, aren't translated.
         """
         try:
             setattr(instance, name, value)
@@ -79,8 +79,8 @@ class Shape(ABC):
             object.__setattr__(instance, name, value)
 
     def problem(self, fields: Fields) -> str:
-        """Return which of these fields the class lacks and which ones it requires, as a text; "" if none."""
-        # Names that were found valid are remembered, in their order.
+        """Describe unknown and missing fields; "" if there are none."""
+        # Cache of valid tuples of names.
         if (names := tuple(fields)) in self._seen:
             return ""
         unknown = [name for name in fields if not (name in self.names or (self.extra and isinstance(name, str)))]
@@ -94,7 +94,7 @@ class Shape(ABC):
 
 
 class _DictShape(Shape):
-    """A dict: of any keys, or of those that a TypedDict declares."""
+    """A dict with any keys, or with the keys of a TypedDict."""
 
     def read(self, instance: Any) -> Fields:
         return dict(instance)
@@ -126,7 +126,7 @@ class _ModelShape(Shape):
         self._set_directly = self._plainly_set()
 
     def _plainly_set(self) -> frozenset[str]:
-        """Return the fields of which pydantic's `__setattr__` sets the value and nothing else."""
+        """Return the fields whose assignment by pydantic's `__setattr__` only sets the value."""
         config, sets = self.cls.model_config, self.cls.__setattr__
         plain = sets is BaseModel.__setattr__ or hasattr(sets, SETS_MORE)
         if not plain or config.get("validate_assignment") or config.get("frozen"):
@@ -150,7 +150,7 @@ class _ModelShape(Shape):
         else:
             keep_none, values = self._keep_none, instance.__dict__.items()
             fields = {name: v for name, v in values if v is not None or name in keep_none}
-            if self._cached:  # their values are there too, and aren't fields
+            if self._cached:  # values of cached properties are in `__dict__`, too
                 fields = {name: value for name, value in fields.items() if name in self.names}
         if extra := instance.__pydantic_extra__:
             fields.update(extra)
@@ -172,16 +172,16 @@ class _ModelShape(Shape):
 
 
 class _AttributeShape(Shape):
-    """A dataclass or an attrs class: its fields are attributes, which may never have been set."""
+    """A dataclass or an attrs class: its fields are attributes, possibly unset."""
 
     def __init__(self, cls: type[Any], fields: Iterable[Field]) -> None:
-        # Of a pydantic dataclass; there are extra fields among the attributes.
+        # Extra fields of a pydantic dataclass are attributes.
         super().__init__(cls, fields, extra=getattr(cls, "__pydantic_config__", {}).get("extra") == "allow")
         # Slots and other descriptors aren't set through `__dict__`.
         self._set_each = any(vars(base).get("__slots__") for base in cls.__mro__) or any(
             hasattr(vars(base).get(name), "__set__") for base in cls.__mro__ for name in self.names
         )
-        # attrs keeps the hash of an instance in it, None until it is asked for.
+        # Cached hashes of attrs are in an attribute, None until computed.
         self._hash_kept = _ATTRS_HASH in getattr(getattr(cls.__hash__, "__code__", None), "co_names", ())
 
     def read(self, instance: Any) -> Fields:
@@ -212,7 +212,7 @@ class _AttributeShape(Shape):
 
 
 class _StructShape(Shape):
-    """A msgspec Struct. Only a call makes one, which runs its `__post_init__`; what that changes is set back."""
+    """A msgspec Struct. It can only be built by its constructor, whose `__post_init__` changes are then reverted."""
 
     def __init__(self, cls: type[Any]) -> None:
         import msgspec
@@ -227,7 +227,7 @@ class _StructShape(Shape):
         fields: Fields = {}
         for field in self.fields:
             value = getattr(instance, field.name)
-            # Where UNSET isn't the default, it is a value like any other; packing refuses it.
+            # If UNSET isn't the default, it is treated as a value, which packing refuses.
             if value is self._unset is field.default or (value is None and field.name not in self._keep_none):
                 continue
             fields[field.name] = value
@@ -246,7 +246,7 @@ class _StructShape(Shape):
 
 
 def shape_of(cls: Any) -> Shape | None:
-    """Return the shape of a class; None where its content can't be told from its annotations."""
+    """Return the shape of a class; None if its annotations don't declare its content."""
     if not isinstance(cls, type):
         return None
     if cls is dict:
@@ -262,7 +262,7 @@ def shape_of(cls: Any) -> Shape | None:
 
 
 def kind_of(cls: type[Any]) -> str:
-    """Return what made a class one whose annotations tell its content, or ""."""
+    """Return the kind of a class whose annotations declare its content, or ""."""
     if issubclass(cls, BaseModel):
         return "a pydantic model"
     if hasattr(cls, "__struct_fields__") and hasattr(cls, "__struct_config__"):
@@ -285,14 +285,14 @@ _MAKERS: dict[str, Callable[[type[Any]], Shape]] = {
 def _fields_of(cls: type[Any], *sources: Callable[[type[Any]], Iterable[Field]]) -> list[Field]:
     """Return the fields of a dataclass or an attrs class, which may inherit from one of the other kind.
 
-    Its own constructor need not set those of the other kind.
+    Inherited fields of the other kind are optional, since the constructor may not set them.
     """
     own, inherited = ({field.name: field for field in fields(cls)} for fields in sources)
     return [*own.values(), *(dataclasses.replace(f, optional=True) for f in inherited.values() if f.name not in own)]
 
 
 def is_namedtuple(cls: Any) -> bool:
-    """Return whether a class is one of named tuples."""
+    """Return whether this is a named tuple class."""
     return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make")
 
 
@@ -304,7 +304,7 @@ def _has_extra_items(cls: type[Any]) -> bool:
 def _new(cls: Any) -> Any:
     try:
         return cls.__new__(cls)
-    except TypeError:  # of a class whose own `__new__` needs arguments
+    except TypeError:  # its `__new__` needs arguments
         return object.__new__(cls)
 
 
@@ -319,7 +319,7 @@ def _default_is_none(field: Field) -> bool:
 
 
 def quoted(names: Iterable[Any]) -> str:
-    """Return the names of fields, for people."""
+    """Return the names of fields for a message."""
     names = [repr(name) for name in names]
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return f"{'field' if len(names) == 1 else 'fields'} {shown}"

@@ -1,4 +1,4 @@
-"""The rules of staleness and expiry, and of model steps, as plain functions over a group of rollouts.
+"""The rules of staleness, expiry and model steps, as plain functions of a group of rollouts.
 
 The *staleness* of a rollout at train step T is `T - min(response_model_steps) - 1`: the number of optimiser steps
 between the weights that wrote its oldest token and the weights that it will train. A rollout without model steps has
@@ -31,11 +31,11 @@ _RESET_TO_NONE = ("routed_experts", "finish_reason", "response_mask", "reward", 
 
 @dataclass(frozen=True, slots=True)
 class ExpiryRule:
-    """When a rollout is too old to train on, counted in train steps.
+    """Staleness bounds, in train steps, from which rollouts expire.
 
-    `stale_threshold` bounds the rollout's staleness, `token_stale_threshold` that of each token: older ones aren't
-    trained on, and the rollout expires when none is left. None disables a bound. If `retryable`, an expired rollout
-    loses its response and its group waits as EXPIRED to be generated again; otherwise the whole group is dropped.
+    `stale_threshold` bounds the rollout's staleness, `token_stale_threshold` the staleness of each token: tokens at or
+    over it are masked out, and the rollout expires when none is left. None disables a bound. If `retryable`, an expired
+    rollout loses its response and its group waits as EXPIRED to be generated again; else the whole group is dropped.
 
     Raises InputError, a ValueError, when a threshold isn't positive.
     """
@@ -49,7 +49,7 @@ class ExpiryRule:
             object.__setattr__(self, name, check_threshold(getattr(self, name), name))
 
     def expires(self, staleness: int, newest_step: int | None, train_step: int | None) -> bool:
-        """Return whether a rollout of this staleness, its newest trainable token from `newest_step`, is too old."""
+        """Return whether a rollout of this staleness expires, its newest trainable token being from `newest_step`."""
         if self.stale_threshold is not None and staleness >= self.stale_threshold:
             return True
         if self.token_stale_threshold is None or newest_step is None or train_step is None:
@@ -57,7 +57,7 @@ class ExpiryRule:
         return train_step - newest_step - 1 >= self.token_stale_threshold
 
     def masked_through(self, train_step: int | None) -> int | None:
-        """Return the newest model step whose tokens are too old at `train_step`; None where tokens have no bound."""
+        """Return the newest model step whose tokens are masked out at `train_step`; None without a token bound."""
         if self.token_stale_threshold is None or train_step is None:
             return None
         return train_step - 1 - self.token_stale_threshold
@@ -69,16 +69,16 @@ class ExpiryRule:
 
 
 def staleness_of(oldest_step: int | None, train_step: int) -> int:
-    """Return the staleness at `train_step` of a rollout with its oldest token from `oldest_step` (None: no steps)."""
+    """Return the staleness at `train_step` of a rollout whose oldest token is from `oldest_step` (None: no steps)."""
     return 0 if oldest_step is None else train_step - oldest_step - 1
 
 
 def mask_stale_tokens(rollouts: Sequence[Any], through: int, kind: RolloutType) -> None:
     """Clear `response_mask` for the tokens of a group whose model step isn't after `through`, in place.
 
-    A response without a mask gets one if any of its tokens is that old: a list, or an int32 array where `response_ids`
-    is an array. A token without a model step counts as old as the oldest of its response. Rollouts are left alone where
-    token-level expiry doesn't apply, or where no trainable token would be left: those expire.
+    A response without a mask gets one if any of its tokens is that old: a list, or an int32 array if `response_ids` is
+    an array. A token without a model step counts as old as the oldest of its response. Rollouts aren't changed if
+    token-level expiry doesn't apply, or if no trainable token would be left, since those expire.
     """
     for rollout, newest in zip(rollouts, newest_trainable_steps(rollouts, kind), strict=True):
         oldest = oldest_step(rollout, kind)
@@ -108,14 +108,14 @@ def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
 
 
 def refresh_group(rollouts: Sequence[Any], train_step: int, kind: RolloutType) -> list[int]:
-    """Set every rollout's `seq_staleness`, where it has one, to its staleness at `train_step`; return these."""
+    """Set each rollout's `seq_staleness`, if it has that field, to its staleness at `train_step`; return the values."""
     values = [staleness_of(oldest_step(rollout, kind), train_step) for rollout in rollouts]
     set_staleness(rollouts, values, kind)
     return values
 
 
 def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutType) -> None:
-    """Set every rollout's `seq_staleness`, where it has one and it is another."""
+    """Set each rollout's `seq_staleness`, if it has that field and the value differs."""
     for rollout, staleness in zip(rollouts, values, strict=True):
         if kind.get(rollout, "seq_staleness") != staleness:
             kind.set(rollout, "seq_staleness", staleness)
@@ -152,12 +152,12 @@ def find_expired(
 
 
 def expired_before(rollouts: Sequence[Any], kind: RolloutType) -> list[int]:
-    """Return the indices of the rollouts whose status is EXPIRED: at a train step they expire, whatever their age."""
+    """Return the indices of rollouts with status EXPIRED, which expire at any train step, whatever their age."""
     return [index for index, rollout in enumerate(rollouts) if kind.status(rollout) == Status.EXPIRED]
 
 
 def has_response(rollout: Any, kind: RolloutType) -> bool:
-    """Return whether there is anything left of a response, which `reset_response` would remove."""
+    """Return whether the rollout has any part of a response that `reset_response` would remove."""
     if any(kind.get(rollout, name) is not None for name in _RESET_TO_NONE):
         return True
     values = (kind.get(rollout, name) for name in ("response", *_RESET_TO_EMPTY))
@@ -167,8 +167,8 @@ def has_response(rollout: Any, kind: RolloutType) -> bool:
 def reset_response(rollout: Any, kind: RolloutType) -> None:
     """Mark a rollout EXPIRED and remove its response, so that its prompt can be generated again.
 
-    Prompt, message, mm_info and extra_fields stay, and so does `seq_staleness`; `tokens` becomes a copy of
-    `prompt_ids`, or empty where the class has none.
+    Prompt, message, mm_info, extra_fields and `seq_staleness` are kept; `tokens` becomes a copy of `prompt_ids`, or
+    empty if the class has none.
     """
     kind.set_status(rollout, Status.EXPIRED)
     if kind.has(rollout, "response"):
@@ -183,9 +183,9 @@ def reset_response(rollout: Any, kind: RolloutType) -> None:
         kind.set(rollout, "tokens", fields.copied(kind.get(rollout, "prompt_ids", ())))
 
 
-# Model steps: which weights wrote the tokens of a response
+# Model steps: the versions of the weights that wrote the tokens of a response
 
-#: Comparing the bytes of smaller arrays is faster than comparing numbers.
+#: Smaller arrays are compared as bytes, which is faster than comparing numbers.
 _LARGE = 16384
 
 
@@ -201,21 +201,20 @@ def oldest_step(rollout: Any, kind: RolloutType) -> int | None:
 def newest_trainable_steps(rollouts: Sequence[Any], kind: RolloutType) -> list[int | None]:
     """Return for each rollout the newest model step among its trainable tokens (response mask set).
 
-    None where token-level expiry doesn't apply: the group has `input_ids` or `labels`, or the rollout has no response,
-    no model steps, or no trainable token in its mask. The text of a response without token ids is as old as its oldest
-    model step.
+    None if token-level expiry doesn't apply: the group has `input_ids` or `labels`, or the rollout has no response, no
+    model steps, or no trainable token in its mask. A text response without token ids has its oldest model step.
     """
     return [newest for _, newest in step_ranges([*map(kind.reader(STEP_FIELDS), rollouts)])]
 
 
-#: The fields that model steps and their tokens are in.
+#: The fields from which step ranges are computed.
 STEP_FIELDS: Final = ("response_model_steps", "response_ids", "response_mask", "input_ids", "labels", "response")
 
 
 def step_ranges(rollouts: Sequence[Sequence[Any]]) -> list[tuple[int | None, int | None]]:
-    """Return the oldest model step and the newest trainable one of each rollout of a group, given its STEP_FIELDS.
+    """Return the oldest and the newest trainable model step of each rollout of a group, given its STEP_FIELDS.
 
-    As `oldest_step` and `newest_trainable_steps` do, in one pass. What follows these fields is passed over.
+    As `oldest_step` and `newest_trainable_steps` do, in one pass. Further fields are ignored.
     """
     agentic = any(one[3] is not None or one[4] is not None for one in rollouts)
     return [_step_range(one[0], one[1], one[2], one[5], agentic) for one in rollouts]
@@ -249,7 +248,7 @@ def _step_range(
 
 
 def _are_same(steps: Any) -> bool:
-    """Return whether all tokens have the same step, which is far faster to find out than the lowest and the highest.
+    """Return whether all tokens have the same step, far faster than by minimum and maximum.
 
     Most responses are written by the same weights from beginning to end.
     """
@@ -281,7 +280,7 @@ def _agentic(rollouts: Sequence[Any], kind: RolloutType) -> bool:
 
 
 def undated(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
-    """Return the index of the first rollout whose tokens should have a staleness but have no model steps, or None."""
+    """Return the index of the first rollout with trainable tokens but without model steps, or None."""
     if _agentic(rollouts, kind):
         return None
     for index, rollout in enumerate(rollouts):
@@ -296,7 +295,7 @@ def undated(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
 def unmatched(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
     """Return the index of the first rollout with model steps beyond its mask, or None.
 
-    Then the two don't belong to the same tokens, and it can't be told which of them are stale.
+    Steps and mask then belong to different tokens, so that stale tokens can't be determined.
     """
     if _agentic(rollouts, kind):
         return None
@@ -323,18 +322,18 @@ def _highest(steps: Any) -> int | None:
 
 
 def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
-    """Extend `response_model_steps` with `model_step` up to the length of `response_ids`; existing steps stay.
+    """Extend `response_model_steps` with `model_step` up to the length of `response_ids`; existing steps are kept.
 
-    If there were none, they become a list, or an int32 array or tensor where `response_ids` is an array or tensor.
+    New steps are a list, or an int32 array or tensor if `response_ids` is an array or tensor.
     """
     response_ids = kind.get(rollout, "response_ids")
     _extend(rollout, 0 if response_ids is None else len(response_ids), model_step, kind)
 
 
 def date_response(rollout: Any, model_step: int, kind: RolloutType) -> None:
-    """Fill the model steps of the tokens, as `fill_model_steps` does; the text of a response without token ids has one.
+    """Fill the model steps as `fill_model_steps` does; a text response without token ids gets one step.
 
-    Raises RolloutError for a rollout that can have neither.
+    Raises RolloutError for a class with neither.
     """
     response_ids = kind.get(rollout, "response_ids")
     tokens = 0 if response_ids is None else len(response_ids)
@@ -367,8 +366,8 @@ def _extend(rollout: Any, length: int, model_step: int, kind: RolloutType) -> No
 
 
 def _repeated(step: int, times: int) -> npt.NDArray[np.int32]:
-    """Return an int32 array of one step. OverflowError when it is too large for that.
+    """Return an int32 array that repeats one step. Raises OverflowError when it doesn't fit.
 
-    `np.full` lets go of the interpreter lock for more than 500 items, and getting that back takes longer than filling.
+    `np.full` releases the GIL for more than 500 items, and reacquiring it takes longer than filling.
     """
     return np.frombuffer(bytearray(step.to_bytes(4, sys.byteorder, signed=True)) * times, np.int32)

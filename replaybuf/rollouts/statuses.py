@@ -1,4 +1,4 @@
-"""Statuses as people have them: members of any Enum, or texts, by value or name, in any case."""
+"""Statuses of groups and rollouts, and their equivalents in users' classes: Enum members or strings, in any case."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Status(StrEnum):
     ARCHIVED = "archived"
 
 
-#: Groups that aren't trained on, and that nobody finishes.
+#: Groups that are neither trained on nor finished.
 UNFIT = (Status.FILTERED, Status.FAILED)
-#: Groups that take no room and are never evicted: they stay for SQL, up to bounds of their own.
+#: Groups outside the capacity that are never evicted: kept for SQL, with retention limits of their own.
 ASIDE = (Status.ARCHIVED, *UNFIT)
 
 
@@ -52,20 +52,20 @@ def group_status(statuses: Iterable[Status]) -> Status:
     return Status.COMPLETED
 
 
-#: What calls take for a status: a Status, a member of another Enum, or a text.
+#: A status as an argument: a Status, a member of another Enum, or a string.
 StatusLike: TypeAlias = str | Enum
 
-#: Names that mean a status of ours: slime's.
+#: Other names of our statuses: slime's.
 _ALIASES: Final = {"pending": Status.INIT, "truncated": Status.COMPLETED}
 
-#: What is written where a user's statuses lack one: the nearest that lets the prompt be generated again.
+#: Substitutes for statuses that a user's class lacks, which let the prompt be generated again.
 _INSTEAD: Final = {Status.EXPIRED: (Status.ABORTED, Status.INIT)}
 
 
 class Statuses:
-    """What the statuses of users mean. `own` maps values, names or members of theirs to statuses of ours, or theirs.
+    """Converts users' statuses to ours. `own` maps their values, names or members to our statuses.
 
-    ConfigError when it maps to something that is no status.
+    Raises ConfigError for a mapping to something else.
     """
 
     def __init__(self, own: Mapping[Any, Any] | None = None) -> None:
@@ -81,7 +81,7 @@ class Statuses:
         self._own_texts = {status: text for text, status in reversed(mapped.items()) if isinstance(text, str)}
 
     def get(self, value: Any) -> Status | None:
-        """Return the Status that a value means, or None: a Status, a text, or a member of any Enum."""
+        """Return the Status of a Status, a string, or a member of any Enum; None if unknown."""
         if type(value) is Status:
             return value
         key = (type(value), value)  # members of two IntEnums may be equal
@@ -97,18 +97,18 @@ class Statuses:
         return status
 
     def check(self, value: Any) -> Status:
-        """Return the Status that a value means. Raises InputError."""
+        """Return the Status of a value, as `get` does. Raises InputError."""
         status = self.get(value)
         if status is None:
             raise InputError(f"unknown status {value!r:.200}; {_there_are()}, and those of the config's statuses=")
         return status
 
     def like(self, status: Status, now: Any, choices: Iterable[Any]) -> Any:
-        """Return the value that means `status` where a rollout has `now`.
+        """Return the equivalent of `status` for a rollout whose status is `now`.
 
-        It is a member of the same Enum, or one of the `choices` that its class declares, or a text in the same case.
-        Where none means `status`, it is one from which the prompt is generated again, if that is what `status` is for,
-        or else `now`.
+        It is a member of the same Enum, one of the `choices` declared by the class, or a string in the same case.
+        Without an equivalent, it is one from which the prompt is generated again, if `status` is EXPIRED, or else
+        `now`.
         """
         if now is status and self.get(now) is status:
             return now
@@ -122,21 +122,21 @@ class Statuses:
             return status
         for wanted in (status, *_INSTEAD.get(status, ())):
             fitting = [choice for choice in choices if self.get(choice) is wanted]
-            # An alias, such as "truncated", says more than the status.
+            # An alias, such as "truncated", is more specific than the status.
             exact = [choice for choice in fitting if _by_text(choice, _PLAIN) is wanted]
             if fitting:
                 return (exact or fitting)[0]
         return now
 
 
-#: What statuses mean without a config.
+#: The conversion of statuses without a config.
 OUR_STATUSES: Final = Statuses()
 
 _PLAIN: Final = {status.value: status for status in Status}
 
 
 def _by_text(value: Any, table: Mapping[Any, Status]) -> Status | None:
-    """Return what a value means by this table: first by itself, then by the value and the name of a member."""
+    """Return the status of a value in this table: by itself, then by the value and the name of an Enum member."""
     candidates = [value]
     if isinstance(value, Enum):
         candidates += [value.value, value.name]

@@ -1,4 +1,4 @@
-"""The causes of waits: groups that are there and can't be drawn, and what became of others. (`producing`: none comes.)
+"""The causes of waits: groups that are there and can't be drawn, and what became of others. (`diagnosis`: none comes.)
 
 Each is a function of what a draw needs of one task and of the circumstances, and None where it doesn't hold. Where a
 limit holds back draws or puts, `to_draw` and `to_put` say which option to change.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,10 +16,22 @@ from enum import StrEnum
 from replaybuf import units
 from replaybuf.errors import ConfigError
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.circumstances import Circumstances, Counted, Held, Wait
+from replaybuf.rules.circumstances import (
+    Circumstances,
+    Counted,
+    Held,
+    Wait,
+    brief,
+    clock,
+    groups,
+    joined,
+    listed,
+    named,
+    since,
+    until,
+)
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.transitions import Tally, levels
-from replaybuf.rules.wording import brief, clock, groups, joined, listed, named, since, until
 
 
 class Reason(StrEnum):
@@ -117,7 +129,7 @@ def to_draw(limits: Limits, level: Level, count: int) -> list[str]:
     if isinstance(limits.error_buffer, tuple):
         wider = f"lower the first number of error_buffer to {low - lacking:g}"
     more = _allows_more(limits, 2 * ratio, lambda changed: changed.drawable(level))
-    return [*(["raise samples_per_insert"] if more else []), wider]
+    return ["raise samples_per_insert", wider] if more else [wider]
 
 
 def to_put(limits: Limits, level: Level) -> list[str]:
@@ -125,12 +137,9 @@ def to_put(limits: Limits, level: Level) -> list[str]:
     ratio, full = limits.samples_per_insert, limits.capacity is not None and level.completed >= limits.capacity
     if ratio is None or (full and limits.on_full != "evict"):
         return ["raise the capacity"]
-    two = isinstance(limits.error_buffer, tuple)
+    wider = f"raise {'the second number of ' if isinstance(limits.error_buffer, tuple) else ''}error_buffer"
     less = _allows_more(limits, ratio / 2, lambda changed: changed.insertable(level, Status.COMPLETED) or 0)
-    return [
-        *(["lower samples_per_insert"] if less else []),
-        "raise the second number of error_buffer" if two else "raise error_buffer",
-    ]
+    return ["lower samples_per_insert", wider] if less else [wider]
 
 
 def _allows_more(limits: Limits, ratio: float, allowed: Callable[[Limits], int]) -> bool:
@@ -158,20 +167,15 @@ def fenced(wait: Wait, about: Circumstances) -> Cause | None:
 def too_large(need: Need, about: Circumstances) -> Cause | None:
     """The limits never allow a draw of this size."""
     limits = about.limits
-    if limits is None or need.status != Status.COMPLETED:
-        return None
-    largest = limits.largest_batch
-    if largest is None or need.least <= largest:
+    largest = None if limits is None or need.status != Status.COMPLETED else limits.largest_batch
+    if limits is None or largest is None or need.least <= largest:
         return None
     if limits.capacity is not None and need.least > limits.capacity:
         why, option = f"the capacity is {limits.capacity:,}", "raise the capacity"
     else:
         why, option = f"{limits.rate} allows {largest:,} at once", "widen error_buffer"
-    return Cause(
-        Reason.TOO_LARGE_A_BATCH,
-        f"a batch of {need.least:,} is never there, because {why}",
-        f"Ask for fewer groups, or {option}",
-    )
+    text = f"a batch of {need.least:,} is never there, because {why}"
+    return Cause(Reason.TOO_LARGE_A_BATCH, text, f"Ask for fewer groups, or {option}")
 
 
 def no_such_task(need: Need, about: Circumstances) -> Cause | None:
@@ -204,12 +208,9 @@ def held_back(need: Need, about: Circumstances) -> Cause | None:
     if more <= 0 and rate is not None:  # each put allows samples_per_insert more draws
         more = math.ceil((need.least - rate.drawable(level)) / rate.samples_per_insert)
     text = f"{groups(level.completed, 'completed')} {be(level.completed)} there, but {limits.why_slow(level)}"
+    text += f": {more:,} more {'has' if more == 1 else 'have'} to be put"
     producers = "Start the producers again" if about.abandoned else "Wait for the producers"
-    return Cause(
-        Reason.HELD_BACK,
-        f"{text}: {more:,} more {'has' if more == 1 else 'have'} to be put",
-        joined([producers, *to_draw(limits, level, need.least)], link="or"),
-    )
+    return Cause(Reason.HELD_BACK, text, joined([producers, *to_draw(limits, level, need.least)], link="or"))
 
 
 def no_match(need: Need, about: Circumstances) -> Cause | None:
@@ -241,9 +242,7 @@ def leased(need: Need, about: Circumstances) -> Cause | None:
     own = [one for one in held if one.holder == need.wait.worker and not _is_of_earlier(one, need.wait)]
     if count - sum(one.groups for one in own) < need.missing < about.rate(need.task, need.status) * (ends - about.now):
         return None
-    every = f"all {count:,}" if need.there == 0 and count > 1 else f"{count:,} more"
-    if need.there == 0 and count == 1:
-        every = "the only"
+    every = f"{count:,} more" if need.there else "the only" if count == 1 else f"all {count:,}"
     completed = f"{every} {need.status} group{'' if count == 1 else 's'} {be(count)} leased"
     return Cause(Reason.LEASED, f"{completed}{_by_holders(held, need.wait, about)}", _to_get_back(held, own, need.wait))
 
@@ -273,8 +272,7 @@ def _to_get_back(held: Sequence[Held], own: Sequence[Held], wait: Wait) -> str:
 
 def _by_holders(held: Sequence[Held], wait: Wait, about: Circumstances) -> str:
     """Return by whom groups are held, and until when."""
-    last: dict[str, float] = defaultdict(float)
-    counts: dict[str, int] = defaultdict(int)
+    last, counts = defaultdict[str, float](float), Counter[str]()
     for one in held:
         name = "somebody without a name" if one.holder is None else named(one.holder)
         name = f"an earlier process of {name}" if _is_of_earlier(one, wait) else name
@@ -344,11 +342,8 @@ def _expired(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
     else:
         return None
     kept = there or about.count(need.task, Status.EXPIRED, Tally.LEASED)
-    advice += "; " + (
-        "see that a producer generates them again"
-        if kept
-        else "with expired_groups_retryable=True they are kept, to be generated again"
-    )
+    again = "see that a producer generates them again"
+    advice += f"; {again if kept else 'with expired_groups_retryable=True they are kept, to be generated again'}"
     return max(there, lost[0] if lost else 0), Cause(Reason.EXPIRED, text, advice)
 
 
@@ -363,10 +358,8 @@ def _unfit(need: Need, about: Circumstances, status: Status) -> tuple[int, Cause
     reason, look, mend = _UNFIT[status]
     advice = f"{look} (replaybuf ls --status {status}){mend}"
     if not about.count(need.task, status):
-        advice = (
-            f"{look}{mend}: none of them is kept to look at; unfit=1000 in the config keeps what a strategy makes so, "
-        )
-        advice += "keep_unfit=True what you put"
+        kept = "none of them is kept to look at; unfit=1000 in the config keeps what a strategy makes so"
+        advice = f"{look}{mend}: {kept}, keep_unfit=True what you put"
     bad, good = about.put(need.task, status), about.put(need.task, Status.COMPLETED)
     if status == Status.FAILED:
         bad, good = bad + about.set_aside(need.task), good - about.spoilt(need.task)
@@ -394,9 +387,8 @@ def _lost(need: Need, about: Circumstances, bad: Counted, put: Counted, share: f
     if bad.lately < share * put.lately:
         return None
     if bad.lately >= need.missing and about.before is not None and not whole:
-        if about.for_later:
-            return bad.lately, put.lately, f" {since(about.before.time, None)}"
-        return bad.lately, put.lately, f" in the last {units.age(about.now - about.before.time)}"
+        lately = f"in the last {units.age(about.now - about.before.time)}"
+        return bad.lately, put.lately, f" {since(about.before.time, None) if about.for_later else lately}"
     if bad.ever >= need.missing and bad.ever >= share * put.ever:
         return bad.ever, put.ever, ""
     return None

@@ -137,11 +137,6 @@ def join(tables: Iterable[Table]) -> dict[tuple[str, str | None], Rewards]:
     return found
 
 
-def bound_of(comparisons: int) -> float:
-    """Return how many standard errors chance doesn't explain in any of so many comparisons (Bonferroni)."""
-    return -NormalDist().inv_cdf(_CHANCE / max(1, comparisons))
-
-
 def comparisons_of(groups: Table) -> int:
     """Return how many parts of a step are compared: its workers and its tasks."""
     return len({worker for _, worker in groups}) + len({task for task, _ in groups})
@@ -186,7 +181,8 @@ def _parts(
     groups: Table, part: int, others: Callable[[str | None, str], Rewards], comparisons: int | None
 ) -> list[Part]:
     """Return the parts of a table by task (0) or by worker (1)."""
-    bound = bound_of(comparisons_of(groups) if comparisons is None else comparisons)
+    many = comparisons_of(groups) if comparisons is None else comparisons
+    bound = -NormalDist().inv_cdf(_CHANCE / max(1, many))  # chance explains no more in any of them (Bonferroni)
     named: dict[str | None, dict[str, Rewards]] = {}
     for key, rewards in groups.items():
         of_tasks = named.setdefault(key[part], {})

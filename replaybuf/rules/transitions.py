@@ -2,14 +2,15 @@
 
 Each function is one event and returns the transition of one group. They are pure; SQL carries them out, with one
 statement for all groups of a task that change alike (`storage.sql.statements.counts`). At the end, the tallies by task
-as figures for people.
+as figures for people, and how fast they grow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from replaybuf.rollouts.statuses import ASIDE, UNFIT, Status
@@ -301,3 +302,24 @@ def _total(name: str, of_task: Mapping[tuple[Status, Tally], int]) -> int:
     if name in OF_COMPLETED:
         return of_task.get((Status.COMPLETED, Tally(name)), 0)
     return sum(n for (_, tally), n in of_task.items() if tally == name)
+
+
+#: Rates are those of the last minute.
+RATE_SECONDS = 60.0
+
+
+def rate(totals: Sequence[tuple[float, float]]) -> float | None:
+    """Return by how much a total grew in a second, in the minute before the last of its readings.
+
+    A reading is a time in seconds and the total until then, the oldest first. Between two of them a total grows
+    steadily; if it shrinks, as by a restore, nothing came. It is None without two readings at different times.
+    """
+    if not totals or totals[0][0] >= totals[-1][0]:
+        return None
+    now = totals[-1][0]
+    start = max(totals[0][0], now - RATE_SECONDS)
+    grown = 0.0
+    for (since, before), (until, after) in pairwise(totals):
+        if until > max(since, start):
+            grown += max(0.0, after - before) * (until - max(since, start)) / (until - since)
+    return grown / (now - start)

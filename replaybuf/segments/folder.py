@@ -16,16 +16,18 @@ import numpy as np
 
 from replaybuf.errors import DecodeError, DiskFullError, PayloadStoreError
 from replaybuf.segments.filesystems import filesystem_type, is_network
-from replaybuf.segments.frames import ALIGNMENT, GoneError, check_frame
 from replaybuf.segments.store import (
+    ALIGNMENT,
     MARKER,
     SEGMENTS,
+    GoneError,
     Range,
     SegmentLostError,
     SegmentStore,
     SegmentWriter,
     StoredSegment,
     TakenError,
+    check_frame,
 )
 
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
@@ -48,7 +50,7 @@ class FolderStore(SegmentStore):
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
         self.url = str(self.path)
-        self._kept: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._kept: OrderedDict[str, int] = OrderedDict()  # descriptors by name, the last used at the end
         self._lock = threading.Lock()
         self.on_network = is_network(filesystem_type(self.path))
         self.reuses = not self.on_network
@@ -129,10 +131,7 @@ class FolderStore(SegmentStore):
         return problem
 
     def delete(self, name: str) -> None:
-        with self._lock:
-            kept = self._kept.pop(name, None)
-        if kept is not None:
-            kept.close()
+        self._drop(name)
         with self._as_ours("written to"), contextlib.suppress(FileNotFoundError):
             self.check_there()
             self._file(name).unlink()
@@ -151,42 +150,40 @@ class FolderStore(SegmentStore):
 
     def forget(self) -> None:
         with self._lock:
-            gone = [name for name, kept in self._kept.items() if _is_deleted(kept.number)]
-            files = [self._kept.pop(name) for name in gone]
-        for one in files:
-            one.close()
+            gone = [name for name, number in self._kept.items() if _is_deleted(number)]
+        self._drop(*gone)
 
     def close(self) -> None:
         with self._lock:
-            files = [*self._kept.values()]
-            self._kept.clear()
-        for one in files:
-            one.close()
+            names = [*self._kept]
+        self._drop(*names)
+
+    def _drop(self, *names: str) -> None:
+        """Keep segments open no longer. Who is reading has a descriptor of its own."""
+        with self._lock:
+            numbers = [self._kept.pop(name, None) for name in names]
+        for number in numbers:
+            if number is not None:
+                os.close(number)
 
     def _file(self, name: str) -> Path:
         return self.path / SEGMENTS / name
 
     @contextlib.contextmanager
     def _open(self, name: str, *, anew: bool = False) -> Iterator[int]:
-        """Keep a segment open while its descriptor is used. Raises FileNotFoundError."""
-        dropped: list[_OpenFile] = []
+        """Yield a descriptor of a segment, which stays open for others to come. Raises FileNotFoundError."""
+        if anew:
+            self._drop(name)
         with self._lock:
             kept = self._kept.pop(name, None)
-            if kept is not None and anew:
-                dropped.append(kept)
-                kept = None
-            if kept is None:
-                kept = _OpenFile(os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC))
-            kept.acquire()
-            self._kept[name] = kept
-            while len(self._kept) > _MOST_OPEN:
-                dropped.append(self._kept.popitem(last=False)[1])
-        for one in dropped:
-            one.close()
+            self._kept[name] = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC) if kept is None else kept
+            number = os.dup(self._kept[name])
+            most_idle = [*self._kept][:-_MOST_OPEN]
+        self._drop(*most_idle)
         try:
-            yield kept.number
+            yield number
         finally:
-            kept.release()
+            os.close(number)
 
     @contextlib.contextmanager
     def _as_ours(self, what: str) -> Iterator[None]:
@@ -204,34 +201,6 @@ class FolderStore(SegmentStore):
         return PayloadStoreError(
             f"the folder for payloads {self.path} can't be {what} ({reason}): see that it is mounted and writable"
         )
-
-
-class _OpenFile:
-    """A segment that is open for reading; it is closed when it isn't kept any more and nobody reads."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._users = 0
-        self._dropped = False
-        self._lock = threading.Lock()
-
-    def acquire(self) -> None:
-        with self._lock:
-            self._users += 1
-
-    def release(self) -> None:
-        with self._lock:
-            self._users -= 1
-            last = self._dropped and self._users == 0
-        if last:
-            os.close(self.number)
-
-    def close(self) -> None:
-        with self._lock:
-            first, self._dropped = not self._dropped, True
-            idle = first and self._users == 0
-        if idle:
-            os.close(self.number)
 
 
 class _FileWriter(SegmentWriter):

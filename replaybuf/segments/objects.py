@@ -15,8 +15,7 @@ import numpy as np
 
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
 from replaybuf.redact import redact
-from replaybuf.segments.frames import GoneError
-from replaybuf.segments.store import MARKER, SEGMENTS, Range, SegmentStore, SegmentWriter, StoredSegment
+from replaybuf.segments.store import MARKER, SEGMENTS, GoneError, Range, SegmentStore, SegmentWriter, StoredSegment
 
 #: The schemes of URLs, with what people call them.
 SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
@@ -52,20 +51,10 @@ class ObjectStore(SegmentStore):
         self.url = url.rstrip("/")
         self._patience = _PART * patience
         self._endpoint = _endpoint()
+        client = {"timeout": "30s", "connect_timeout": "5s", "allow_http": self._endpoint.startswith("http://")}
+        again = {"max_retries": 1000, "retry_timeout": timedelta(seconds=self._patience), "backoff": _BACKOFF}
         try:
-            self._store = stores.from_url(
-                self.url,
-                client_options={
-                    "timeout": "30s",
-                    "connect_timeout": "5s",
-                    "allow_http": self._endpoint.startswith("http://"),
-                },
-                retry_config={
-                    "max_retries": 1000,
-                    "retry_timeout": timedelta(seconds=self._patience),
-                    "backoff": _BACKOFF,
-                },
-            )
+            self._store = stores.from_url(self.url, client_options=client, retry_config=again)
         except (ValueError, self._errors.BaseError) as error:
             raise ConfigError(
                 f"can't read payloads={self.url!r}: expected s3://bucket/prefix, gs://bucket/prefix or "
@@ -132,13 +121,9 @@ class ObjectStore(SegmentStore):
         with self._as_ours("read"):
             try:
                 wanted = [one for one in ranges if one.size]
-                found = self._obstore.get_ranges(
-                    self._store,
-                    f"{SEGMENTS}/{name}",
-                    starts=[one.extent.at + one.at for one in wanted],
-                    lengths=[one.size for one in wanted],
-                )
-                rest = iter(found)
+                starts, lengths = [one.extent.at + one.at for one in wanted], [one.size for one in wanted]
+                path = f"{SEGMENTS}/{name}"
+                rest = iter(self._obstore.get_ranges(self._store, path, starts=starts, lengths=lengths))
                 # Copied, since what obstore returns can't be written to.
                 return [np.frombuffer(next(rest) if one.size else b"", np.uint8).copy() for one in ranges]
             except FileNotFoundError:
@@ -176,31 +161,24 @@ class ObjectStore(SegmentStore):
         """Raise PayloadStoreError for the errors of `obstore`, whose texts may hold anything."""
         try:
             yield
-        except self._errors.BaseError as error:
-            raise PayloadStoreError(f"{self.url} can't be {what}: {self._reason(error)}") from None
-        except (PermissionError, OSError) as error:
-            if isinstance(error, PayloadStoreError):
-                raise
+        except PayloadStoreError:
+            raise
+        except (self._errors.BaseError, OSError) as error:
             raise PayloadStoreError(f"{self.url} can't be {what}: {self._reason(error)}") from None
 
     def _reason(self, error: Exception) -> str:
         text = str(error)
         status = _status(error)
-        if isinstance(
-            error, (self._errors.UnauthenticatedError, self._errors.PermissionDeniedError, PermissionError)
-        ) or status in (
-            "401",
-            "403",
-        ):
+        refusals = self._errors.UnauthenticatedError, self._errors.PermissionDeniedError, PermissionError
+        if isinstance(error, refusals) or status in ("401", "403"):
             if self.url.startswith("s3://") and "AWS_ACCESS_KEY_ID" not in os.environ:
                 return f"{self._asked()} wants credentials, and there is no AWS_ACCESS_KEY_ID in the environment"
             return "it refuses these credentials; see that those in the environment (AWS_ACCESS_KEY_ID, ...) are right"
         if isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in text:
             return "there is no such bucket; make it, or correct the name"
-        answer = f"{self._asked()} answered {status}" if status else f"{self._asked()} didn't answer"
-        return (
-            f"{answer}, and was asked again for {self._patience:g} s; see that it is up, and that the endpoint is right"
-        )
+        answer = f"answered {status}" if status else "didn't answer"
+        again = f"was asked again for {self._patience:g} s; see that it is up, and that the endpoint is right"
+        return f"{self._asked()} {answer}, and {again}"
 
     def _asked(self) -> str:
         """Return which server was asked, as far as the environment names one."""

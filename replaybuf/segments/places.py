@@ -1,14 +1,142 @@
-"""Where payloads are kept: the setting `payloads`, and the stores that it names."""
+"""Where payloads are kept, and whose a place is: the setting `payloads`, the stores that it names, and their markers.
+
+The marker of a place names the database whose segments are there, and where that database is. A copy of a database has
+its number, and both would delete segments that only the other needs. So a place belongs to the one whose home is in the
+marker; its copies read there, and neither write nor delete.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from replaybuf.errors import ConfigError
+from replaybuf.errors import ConfigError, PayloadStoreError
+from replaybuf.redact import redact
 from replaybuf.segments.folder import FolderStore
 from replaybuf.segments.objects import SCHEMES, ObjectStore
-from replaybuf.segments.store import SegmentStore
+from replaybuf.segments.store import MARKER, SegmentStore
+
+#: Facts that tell the copies of a database apart, such as the path of its file and its host, and its `name` for people;
+#: none for a database that has no copies.
+Home = Mapping[str, str]
+
+_FORMAT = 1
+
+
+class CopyError(Exception):
+    """The place belongs to a database with this number that is, or was, somewhere else: at `home`."""
+
+    def __init__(self, home: Home) -> None:
+        super().__init__(home)
+        self.home = home
+
+
+class Marker(NamedTuple):
+    """What a marker says: the number of the database, that of the place in it, and where the database is."""
+
+    database: str
+    place: int
+    home: Home
+
+    def packed(self) -> bytes:
+        """Return the content of the marker."""
+        return json.dumps({**self._asdict(), "home": dict(self.home), "format": _FORMAT}).encode()
+
+    def belongs_to(self, home: Home) -> bool:
+        """Return whether this is the home: two of its facts are the same.
+
+        So a file may be moved on its host, be put back from a backup, and a container may have another name each time.
+        """
+        same = [name for name in self.home.keys() & home.keys() - {"name"} if self.home[name] == home[name]]
+        return not self.home or not home or len(same) > 1
+
+
+def claim(store: SegmentStore, database: str, place: int | None, home: Home) -> int | None:
+    """Return the number that the place has in the database; None where it has none yet and `place` is None.
+
+    Otherwise the place is marked as that of this database, under the number `place`. Raises ConfigError when it belongs
+    to another database, CopyError when it belongs to another copy of this one.
+    """
+    found = store.read_marker()
+    if found is None:
+        if place is None:
+            return None
+        marker = Marker(database, place, home).packed()
+        if store.write_marker(marker):
+            _note(store, marker, database)
+            return place
+        found = store.read_marker() or b""
+    owner = parse(store, found)
+    if owner.database != database:
+        raise _of_another(store, owner)
+    if not owner.belongs_to(home):
+        raise CopyError(owner.home)
+    _note(store, found, database)
+    return owner.place
+
+
+def check_unclaimed(store: SegmentStore) -> None:
+    """Raise ConfigError when the place is that of any database: then it isn't that of a new one."""
+    found = store.read_marker()
+    if found is not None:
+        raise _of_another(store, parse(store, found))
+
+
+def _of_another(store: SegmentStore, owner: Marker) -> ConfigError:
+    return ConfigError(
+        f"{store.url} has the payloads of another database ({redact(owner.database[:12])}…): name another place "
+        "for those of this one (payloads=), for example a folder for each run"
+    )
+
+
+def take_over(store: SegmentStore, home: Home) -> None:
+    """Make the place that of the database at this home, instead of the one with the same number that it belonged to."""
+    owner = parse(store, store.read_marker() or b"")
+    store.replace_marker(owner._replace(home=home).packed())
+
+
+def recognise(store: SegmentStore, database: str, place: int) -> Marker:
+    """Make sure that this is the place of this number of the database, or of a copy. Raises PayloadStoreError."""
+    store.check_there()
+    found = store.read_marker() or b""
+    marker = parse(store, found)
+    if marker[:2] != (database, place):
+        raise PayloadStoreError(
+            f"{store.url} has other payloads than those that this database keeps there: mount or put back the place "
+            "that it wrote to, nothing is lost as long as its files are"
+        )
+    _note(store, found, database)
+    return marker
+
+
+def in_frames(database: str) -> bytes:
+    """Return the number of a database as frames have it."""
+    return bytes.fromhex(database)[:16].ljust(16, b"\0")
+
+
+def parse(store: SegmentStore, found: bytes) -> Marker:
+    """Return what a marker says. Raises PayloadStoreError."""
+    try:
+        marker: dict[str, Any] = json.loads(found)
+        home = {str(name): str(fact) for name, fact in marker.get("home", {}).items()}
+        return Marker(str(marker["database"]), int(marker["place"]), home)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        raise PayloadStoreError(
+            f"{store.url} has a {MARKER} that can't be read: restore it, or name another place (payloads=)"
+        ) from None
+
+
+def described(home: Home) -> str:
+    """Return in words where a database is."""
+    return redact(home.get("name", "another database"))
+
+
+def _note(store: SegmentStore, marker: bytes, database: str) -> None:
+    store.marker, store.database = marker, in_frames(database)
+
 
 #: The setting by which payloads stay in the database.
 IN_DATABASE = "database"

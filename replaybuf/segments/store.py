@@ -1,14 +1,134 @@
-"""The interface of places for segments. `segments.markers` has what their markers say."""
+"""Places for segments: their interface, how payloads lie in a segment (frames), and where one is (extents).
+
+A segment is a sequence of frames. Each begins at a multiple of 64 bytes and is a header of 64 bytes, then the bytes:
+
+    magic "RPSG", version, three zero bytes, segment (u64), place of the bytes (u64), their number (u64),
+    number of the database (16 bytes), seconds since the epoch (f64), XXH3 of all that (u32), four zero bytes
+
+A segment that is written over has a new number, so that a frame of its former content is told from those of the present
+one. The bytes have their checksums in the head of their payload (`codec.payload`), which is in the database. At the end
+of that head an extent says where they are:
+
+    magic "RPLX", place (u32), segment (u64), file (u64), place of the bytes (u64), their number (u64), XXH3 (u32)
+
+All numbers are little-endian. `segments.places` has whose a place is.
+"""
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from replaybuf.errors import PayloadStoreError
-from replaybuf.segments.extents import Extent
+from xxhash import xxh3_64_intdigest
+
+from replaybuf.errors import DecodeError, PayloadStoreError
+
+_FIELDS = struct.Struct("<4sIQQQQ")
+_CHECKSUM = struct.Struct("<I")
+_MAGIC: Final = b"RPLX"
+#: The bytes that an extent takes behind the head of a payload.
+EXTENT_BYTES: Final = _FIELDS.size + _CHECKSUM.size
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Bytes in a segment: the number of its place, of the segment and of its file, and where in it they are."""
+
+    place: int
+    segment: int
+    file: int
+    at: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        """The name of the segment's file or object."""
+        return file_name(self.file)
+
+    def packed(self) -> bytes:
+        """Return the extent as it stands behind a head."""
+        fields = _FIELDS.pack(_MAGIC, self.place, self.segment, self.file, self.at, self.size)
+        return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields) & 0xFFFFFFFF)
+
+    @classmethod
+    def at_end_of(cls, data: Any) -> Extent:
+        """Return the extent behind a head. Raises DecodeError."""
+        if len(data) >= EXTENT_BYTES:
+            fields = bytes(data[-EXTENT_BYTES : -_CHECKSUM.size])
+            (checksum,) = _CHECKSUM.unpack(data[-_CHECKSUM.size :])
+            magic, place, segment, file, at, size = _FIELDS.unpack(fields)
+            if magic == _MAGIC and xxh3_64_intdigest(fields) & 0xFFFFFFFF == checksum:
+                return cls(place, segment, file, at, size)
+        raise DecodeError("the payload is damaged: it doesn't say where its arrays are")
+
+
+def file_name(file: int) -> str:
+    """Return the name of a segment's file or object."""
+    return f"{file}.seg"
+
+
+MAGIC: Final = b"RPSG"
+VERSION: Final = 1
+#: Frames begin at multiples of this many bytes, and their headers are as long.
+ALIGNMENT: Final = 64
+_HEADER = struct.Struct("<4sB3xQQQ16sd")
+_HEADER_CHECKSUM = struct.Struct("<I4x")
+assert _HEADER.size + _HEADER_CHECKSUM.size == ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The header of a frame: where its bytes are, the database that names them, and when they were written."""
+
+    segment: int
+    at: int
+    size: int
+    database: bytes
+    written_at: float
+
+    def packed(self) -> bytes:
+        """Return the header as it is written."""
+        fields = _HEADER.pack(MAGIC, VERSION, self.segment, self.at, self.size, self.database, self.written_at)
+        return fields + _HEADER_CHECKSUM.pack(xxh3_64_intdigest(fields) & 0xFFFFFFFF)
+
+    @property
+    def end(self) -> int:
+        """Where the next frame may begin."""
+        return self.at + self.size + -(self.at + self.size) % ALIGNMENT
+
+    @classmethod
+    def parsed(cls, header: Any) -> Frame | None:
+        """Return the frame of a header, None where there is none."""
+        if len(header) != ALIGNMENT:
+            return None
+        magic, version, segment, at, size, database, written_at = _HEADER.unpack_from(header)
+        (checksum,) = _HEADER_CHECKSUM.unpack_from(header, _HEADER.size)
+        if (
+            magic != MAGIC
+            or version != VERSION
+            or xxh3_64_intdigest(bytes(header[: _HEADER.size])) & 0xFFFFFFFF != checksum
+        ):
+            return None
+        return cls(segment, at, size, database, written_at)
+
+
+class GoneError(DecodeError):
+    """Bytes aren't there any more: their segment was deleted, or written over."""
+
+
+def check_frame(header: Any, extent: Extent, database: bytes | None) -> None:
+    """Raise DecodeError, or GoneError where others are there, unless the header is that of these bytes."""
+    found = Frame.parsed(header)
+    if found is None:
+        raise DecodeError(f"segment {extent.name}: no payload begins at byte {extent.at}; it was damaged or cut short")
+    if database not in (None, found.database):
+        raise DecodeError(f"segment {extent.name}: the payload at byte {extent.at} is that of another database")
+    if found.segment != extent.segment or (found.at, found.size) != (extent.at, extent.size):
+        raise GoneError(f"segment {extent.name}: another payload is at byte {extent.at}; it was written over")
+
 
 #: The name of the marker: whose segments are here.
 MARKER: Final = "replaybuf.json"

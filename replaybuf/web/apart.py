@@ -20,7 +20,7 @@ import msgpack  # type: ignore[import-untyped]
 from replaybuf import errors
 from replaybuf.errors import LockedError, QueryError, ReplayBufError, StorageError
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.inspection.statement import run_statement
+from replaybuf.storage.sql.inspection.user_sql import run_statement
 
 #: Bytes: the subprocess's memory limit, and the size limit of an answer.
 MEMORY, ANSWER = 4 << 30, 64_000_000

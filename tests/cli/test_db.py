@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy, upgrade
+from replaybuf.storage.sql.inspection.writer import over_sqlalchemy, upgrade
 from replaybuf.storage.sql.schema.revisions import HEAD
 from tests.cli.conftest import run, run_json
 

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import make_url, text
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.doctor import check_counts, check_groups
-from replaybuf.doctor.mend_groups import LOST
+from replaybuf.doctor import check_groups
+from replaybuf.doctor.repairs import LOST
 from replaybuf.storage.sql.schema.revisions import REVISIONS
 from tests.cli.conftest import BACKENDS, run
 from tests.cli.doctored import (
@@ -170,7 +170,7 @@ def test_totals_that_do_not_add_up_are_a_warning(url: str) -> None:
 
 
 def test_groups_that_fail_again_and_again_are_a_warning(url: str) -> None:
-    execute(url, f"UPDATE rb_group SET deliveries = {check_counts.MANY_DELIVERIES} WHERE uid = {ONE}")
+    execute(url, f"UPDATE rb_group SET deliveries = {check_groups.MANY_DELIVERIES} WHERE uid = {ONE}")
     assert wrong(examine(url)) == {"deliveries": "warning"}
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import make_url
 
+from replaybuf.doctor import Finding
 from replaybuf.doctor.check_engine import PARTS, check_engine
-from replaybuf.doctor.findings import Finding
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.conftest import run
 from tests.cli.doctored import examine

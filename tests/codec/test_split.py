@@ -19,7 +19,7 @@ from replaybuf.codec.payload_format import TAIL_BYTES
 from replaybuf.codec.payload_header import is_apart
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.segments.extents import EXTENT_BYTES, Extent
+from replaybuf.segments.store import EXTENT_BYTES, Extent
 from tests.codec.values import DICTS, same
 
 LARGE = np.arange(TAIL_BYTES, dtype=np.uint8)

@@ -19,8 +19,8 @@ from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.limits import Limits, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
-from replaybuf.storage.portable import unpack_state
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.copies.state_dict import unpack_state
 from replaybuf.storage.values import NewGroup, StorageItem
 
 NewStorage = Callable[[Codec, Rules], SQLStorage]

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, inspect, make_url, text
 
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy
+from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
 from tests.postgres import execute, new_database
 
 # What differs from one run of the same operation to the next; shards are summed up.

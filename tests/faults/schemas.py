@@ -8,7 +8,7 @@ from multiprocessing.synchronize import Barrier
 from sqlalchemy import Connection, text
 
 from replaybuf import Status
-from replaybuf.storage.sql.inspection.upgrade import transaction_of, upgrade
+from replaybuf.storage.sql.inspection.writer import transaction_of, upgrade
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.statements.new_rows import encode_group
 from replaybuf.storage.values import NewGroup

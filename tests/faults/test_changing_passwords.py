@@ -22,7 +22,7 @@ from replaybuf.errors import AccessError, UnreachableError
 from replaybuf.passwords import ask, password_in
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy
+from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
 from tests.bad_input.calls import refused_put
 from tests.faults.figures import Figures
 from tests.postgres import execute, new_database, own_server

@@ -101,10 +101,6 @@ _ROLLOUTS = [
 ]  # fmt: skip
 
 _QUERY = [
-    ("between-open-above", "query/nodes.py", '_ordered("$lte", read(row), upper)', '_ordered("$lt", read(row), upper)', "$between has its upper bound"),
-    ("or-is-and", "query/nodes.py", "any(part(row) for part in parts)", "all(part(row) for part in parts)", "$or is any of them"),
-    ("kinds-have-an-order", "query/nodes.py", "or is_number(left) != is_number(right)", "", "numbers and texts have no order"),
-    ("not-in-is-in", "query/nodes.py", 'wanted=op == "$in"', 'wanted=op != "$nin"', "$not_in is the opposite of $in"),
     ("sql-between-open-below", "query/sql_conditions.py", 'self._scalar(field, "$gte", lower)', 'self._scalar(field, "$gt", lower)', "$between has its lower bound in SQL, too"),
     ("sql-null-in-set", "query/sql_conditions.py", "return found if len(given) == len(values) else or_(found, self._missing(field))", "return found", "None in a set matches what is missing"),
     ("sql-null-not-negatable", "query/sql_conditions.py", "and_(self._columns[field].is_not(None), condition) if FIELDS[field].nullable else condition", "condition", "a negated condition holds where the value is missing"),
@@ -150,7 +146,7 @@ _SQL = [
     ("take-clock-stands", f"{_STATEMENTS}/take.py", "if policy.race is not None:", "if False:", "a draw moves the clock of its race"),
     ("take-overdue-stay", f"{_STATEMENTS}/take.py", "sum(draw.sizes.values()) and any_overdue(tx)", "sum(draw.sizes.values()) and False", "a draw that finds too little ends leases that are over"),
     ("take-damaged", f"{_STATEMENTS}/take.py", "codec.verify(row.payload)", "pass", "a damaged payload is set aside"),
-    ("lease-lost-is-late", f"{_STATEMENTS}/leases.py", "if len(mine) < len(uids) and store_clock(tx) >= lease.until:", "if False:", "an acknowledgement that comes too late is refused"),
+    ("lease-lost-is-late", f"{_STATEMENTS}/leases.py", "if len(mine) < len(uids) and tx.dialect.clock(tx) >= lease.until:", "if False:", "an acknowledgement that comes too late is refused"),
     ("lease-never-ends", f"{_STATEMENTS}/leases.py", "if not uids:", "if True:", "a lease that is over comes back"),
     ("move-unpinned", f"{_STATEMENTS}/counts.py", "if step.pins_staleness and step.before is not None:", "if False:", "a group that leaves its lane keeps its staleness"),
     ("move-archived-when", f"{_STATEMENTS}/counts.py", "time.time() if after.status in ASIDE and not after.leased else None", "None", "the archive knows since when"),
@@ -165,7 +161,7 @@ _SQL = [
     ("restore-no-fence", f"{_STATEMENTS}/fence.py", "epoch = (_row(tx).epoch or 0) + 1", "epoch = (_row(tx).epoch or 0)", "a restore fences off who was there"),
     ("fence-not-checked", f"{_STATEMENTS}/fence.py", "if (row.epoch or 0) != tx.scope.epoch:", "if False:", "who is left over from the run before can't write"),
     ("tickets-not-shifted", f"{_STATEMENTS}/fence.py", "tx.scope = replace(tx.scope, ticket_shift=shift, checkpoint=newest)", "tx.scope = replace(tx.scope, checkpoint=newest)", "tickets go on where the restore has put them"),
-    ("checkpoint-without-cursors", f"{_STATEMENTS}/checkpoints.py", "    _copy_cursors(tx, new)\n    return", "    return", "cursors are part of checkpoints"),
+    ("checkpoint-without-cursors", f"{_STATEMENTS}/checkpoints.py", "    copy_cursors(tx, 0, new)\n    return", "    return", "cursors are part of checkpoints"),
     ("checkpoint-keeps-one-less", f"{_STATEMENTS}/checkpoints.py", "all()[:-keep])", "all()[: 1 - keep])", "the last n checkpoints stay"),
     ("checkpoint-not-kept", f"{_STATEMENTS}/checkpoints.py", "    keep_changing(tx, mark)\n", "", "what changes while a checkpoint is made is in it as it was"),
     ("checkpoint-half-made", f"{_STATEMENTS}/checkpoints.py", "checkpoint.c.buffer == tx.scope.buffer, whole).order_by", "checkpoint.c.buffer == tx.scope.buffer).order_by", "a checkpoint that is being made can't be restored"),
@@ -186,24 +182,24 @@ _SQL = [
 ]  # fmt: skip
 
 _FAILOVER = [
-    ("old-primary-followed", f"{_ENGINE}/servers.py", "standing.timeline < self.timeline", "False", "who follows a new primary never goes back to the old one"),
-    ("any-primary", f"{_ENGINE}/servers.py", "best = [one for one in fit if _timeline(one) == newest]", "best = fit[:1]", "of two primaries the one with the higher timeline is followed"),
-    ("two-primaries", f"{_ENGINE}/servers.py", "    if len(instances) < 2:\n", "    if True:\n", "two primaries of one timeline are refused"),
+    ("old-primary-followed", f"{_ENGINE}/servers.py", "self.timeline < followed.timeline", "False", "who follows a new primary never goes back to the old one"),
+    ("any-primary", f"{_ENGINE}/servers.py", "best = [one for one in fit if (one.standing.timeline or 0) == newest]", "best = fit[:1]", "of two primaries the one with the higher timeline is followed"),
+    ("two-primaries", f"{_ENGINE}/servers.py", "    if len({one.standing.instance for one in best}) < 2:\n", "    if True:\n", "two primaries of one timeline are refused"),
     ("call-before-lock", f"{_ENGINE}/server_function.py", "    PERFORM pg_advisory_xact_lock_shared({Lock.WRITERS:d});\n", "", "a call that waited for a restore is fenced off"),
     ("call-at-any-level", f"{_ENGINE}/server_function.py", "<> 'read committed' THEN", "= '' THEN", "nothing is called that rests on READ COMMITTED at another level"),
     ("call-unread", f"{_ENGINE}/postgres_connect.py", "SELECT pg_advisory_lock($2) FROM pg_proc", "SELECT $2::bigint FROM pg_proc", "a call that is unread when its connection is lost is never run"),
     ("call-forgets", f"{_ENGINE}/postgres_recovery.py", "if committed and lost is not None and lost.called:", "if False:", "a put whose answer was lost has the uid of its group"),
     ("call-without-task-lock", f"{_STATEMENTS}/put_at_once.py", 'LOCK_TASKS if bounded else ""', '""', "a call that waited for its task counts what was put meanwhile"),
-    ("call-unknown", f"{_ENGINE}/postgres_connect.py", "if says_unknown(error):", "if False:", "puts do without functions where they can't be asked for"),
+    ("call-unknown", f"{_ENGINE}/postgres_connect.py", "if not says_unknown(error):", "if True:", "puts do without functions where they can't be asked for"),
     ("call-behind-pooler", f"{_ENGINE}/postgres_connect.py", "direct = self.standing.process == self.get_server_pid()", "direct = True", "behind a pooler no function is called"),
     ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "there.get(row, 0) < number", "False", "who saw lost commits is told"),
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if follows is Follows.WHAT_WAS_SEEN and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
     ("old-primary-not-told", f"{_ENGINE}/postgres_servers.py", "                await self._leave(opened.values())\n", "", "an old primary that was met is refused by who reaches no other"),
-    ("standby-for-ever", f"{_ENGINE}/standbys.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
+    ("standby-for-ever", f"{_ENGINE}/postgres_recovery.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
     ("standby-has-locks", f"{_ENGINE}/postgres_recovery.py", "if why := await self._waits.why():", 'if why := "":', "who waits for the locks of a commit that waits for a standby goes on"),
-    ("ports-unchecked", f"{_ENGINE}/hosts.py", "0 < int(text) < 65536", "True", "a port among several hosts is one"),
+    ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(text) < 65536", "True", "a port among several hosts is one"),
 ]  # fmt: skip
 
 _PROMPTS = [
@@ -251,15 +247,15 @@ _VIEWS = [
     ("text-of-another", "codec/texts.py", "at = max(start, since)", "at = since", "a text is that of its own rollout"),
     ("text-with-nul", "codec/texts.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
-    ("doctor-loses-places", "doctor/mend_payloads.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
+    ("doctor-loses-places", "doctor/repairs.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
 ]  # fmt: skip
 
 _DIAGNOSIS = [
     ("leased-when-new-ones-come", "rules/causes.py", "for one in own) < need.missing < about.rate(", "for one in held) < need.missing < about.rate(", "others' leases are the reason though groups come"),
     ("failures-of-long-ago", "rules/causes.py", "    if bad.lately < share * put.lately:\n        return None\n", "", "what failed long ago is no reason now"),
-    ("one-of-two-waits", "rules/producing.py", "if all(one.name in waiting for one in about.alive)", "if any(one.name in waiting for one in about.alive)", "it is a deadlock only if all producers wait"),
+    ("one-of-two-waits", "rules/diagnosis.py", "if all(one.name in waiting for one in about.alive)", "if any(one.name in waiting for one in about.alive)", "it is a deadlock only if all producers wait"),
     ("first-task-is-named", "rules/diagnosis.py", "sorted(explained, key=lambda one: _ORDER.index(one[1][0].reason))", "explained", "of several tasks the worst is named"),
-    ("texts-as-they-are", "rules/wording.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
+    ("texts-as-they-are", "rules/circumstances.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
 ]  # fmt: skip
 
 _WEB = [

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from replaybuf.buffer import wait_reports
-from replaybuf.storage.sql.tasks import presence, sweeper
+from replaybuf.storage.sql.tasks import heartbeats, sweeper
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beats and waits of tenths of a second."""
-    monkeypatch.setattr(presence, "_SOON_SECONDS", 0.02)
-    monkeypatch.setattr(presence, "_NEWS_SECONDS", 0.02)
-    monkeypatch.setattr(presence, "_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeats, "_SOON_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeats, "_NEWS_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeats, "_WAIT_SECONDS", 0.02)
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.02)
     monkeypatch.setattr(wait_reports, "SHOW_SECONDS", 0.05)
     monkeypatch.setattr(wait_reports, "REASON_SECONDS", 0.05)

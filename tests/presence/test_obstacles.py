@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.tasks import presence
+from replaybuf.storage.sql.tasks import heartbeats
 from tests.presence.views import workers_of
 from tests.stores import TASK, build, fill, until
 
@@ -30,7 +30,7 @@ async def locked(path: str) -> AsyncIterator[None]:
 async def test_a_locked_database_costs_one_warning_and_no_count(
     tmp_path: Any, quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(presence, "_PATIENCE", 0.05)
+    monkeypatch.setattr(heartbeats, "_PATIENCE", 0.05)
     url = f"sqlite:///{tmp_path}/run.db"
     async with build(url, worker="me") as buffer:
         await fill(buffer, 5)

@@ -11,7 +11,7 @@ import pytest
 
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.schema import records
-from replaybuf.storage.sql.statements import events
+from replaybuf.storage.sql.statements import presence
 from replaybuf.storage.sql.statements.presence import (
     KEEP_ACTIVITY,
     KEEP_HISTORY,
@@ -25,7 +25,7 @@ from tests.stores import TASK, build, fill, until
 
 async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is too old goes, with the first look of a minute; of the history, one note of before stays."""
-    monkeypatch.setattr(events, "MOST_EVENTS", 5)
+    monkeypatch.setattr(presence, "MOST_EVENTS", 5)
     now = time.time()
     tables = (records.activity, records.history, records.waiter, records.worker)
     async with build(shared_url, keep_checkpoints=None) as buffer:

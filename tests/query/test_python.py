@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from replaybuf.query import Query, parse, predicate
+from replaybuf.query import Query, parse
 from replaybuf.rollouts.rollout import Status
 from tests.query.stores import Group
 from tests.query.strategies import groups, queries
+from tests.reference.predicates import predicate
 
 
 def matches(query: Query, **fields: Any) -> bool:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from sqlalchemy import Select, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
-from replaybuf.query import Query, parse, predicate
+from replaybuf.query import Query, parse
 from replaybuf.query.sql_conditions import compile_sql
 from tests.query.stores import COLUMNS, GROUPS, Group, Store, sqlite_store
 from tests.query.strategies import HOSTILE, groups, queries
+from tests.reference.predicates import predicate
 
 MANY = 100_000
 DIALECTS = {"sqlite": sqlite.dialect(), "postgresql": postgresql.asyncpg.dialect()}

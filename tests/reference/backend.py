@@ -14,8 +14,9 @@ from typing import Any
 from replaybuf.progress import OnProgress
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.portable import check_empty, pack_state, unpack_state
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.copies.state_dict import pack_state, unpack_state
+from replaybuf.storage.sql.statements.restore import check_empty
 from replaybuf.storage.values import Checkpoint, Cursor, Leased, NewGroup
 from tests.reference.drawing import Drawing, Drawn, all_of
 from tests.reference.loans import now as lease_time

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from replaybuf.query import LogicNode, Node, ScalarNode, predicate
+from replaybuf.query import LogicNode, Node, ScalarNode
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import IDLE, KEYS, Clock, Order, OrderTerm, draw_keys, in_order, weight_of
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.values import StorageItem
+from tests.reference.predicates import predicate
 
 Key = Callable[[int, str], float]
 IN_ORDER: Order = (OrderTerm("timestamp_id"),)

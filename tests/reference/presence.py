@@ -8,7 +8,7 @@ from contextlib import suppress
 from replaybuf.errors import InputError
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.train_state import TRAINER, TrainState
-from replaybuf.storage.presence import Waiting, WorkerEvent
+from replaybuf.storage.reports import Waiting, WorkerEvent
 from tests.reference.state import Memory
 
 

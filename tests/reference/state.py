@@ -10,7 +10,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rules.limits import Rules
-from replaybuf.storage.presence import Waiting
+from replaybuf.storage.reports import Waiting
 from replaybuf.storage.sql.tasks.watch import Wakes
 from replaybuf.storage.values import Cursor, NewGroup, StorageItem
 from tests.reference.groups import Groups

@@ -10,7 +10,7 @@ from replaybuf.query import LogicNode
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.portable import BufferState, StoredGroup
+from replaybuf.storage.sql.copies.state_dict import BufferState, StoredGroup
 from replaybuf.storage.values import Checkpoint, Cursor, missing_checkpoint
 from tests.reference.groups import Groups
 from tests.reference.loans import Loans

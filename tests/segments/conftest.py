@@ -11,11 +11,10 @@ from urllib.request import Request, urlopen
 import pytest
 
 from replaybuf.segments.folder import FolderStore
-from replaybuf.segments.markers import claim
-from replaybuf.segments.places import open_place
+from replaybuf.segments.places import claim, open_place
 from replaybuf.segments.store import SegmentStore
+from replaybuf.storage.sql.tasks import buffer_segments as tasks
 from replaybuf.storage.sql.tasks import open_segments, sweeper
-from replaybuf.storage.sql.tasks import segments as tasks
 from tests.faults.conftest import _no_process_is_left, figures
 from tests.segments.deferred import PLACES, Kept, kept_at
 from tests.segments.relay import Relay, relayed

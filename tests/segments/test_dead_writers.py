@@ -9,7 +9,7 @@ import pytest
 
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements import segments as statements
-from replaybuf.storage.sql.tasks import segments as tasks
+from replaybuf.storage.sql.tasks import buffer_segments as tasks
 from tests.segments.arrays import (
     apart,
     ask,

@@ -14,9 +14,8 @@ import pytest
 from replaybuf.errors import DecodeError, DiskFullError, PayloadStoreError
 from replaybuf.segments import folder as folders
 from replaybuf.segments.folder import FolderStore
-from replaybuf.segments.frames import ALIGNMENT, Frame, GoneError
-from replaybuf.segments.markers import claim, in_frames
-from replaybuf.segments.store import SegmentLostError, TakenError
+from replaybuf.segments.places import claim, in_frames
+from replaybuf.segments.store import ALIGNMENT, Frame, GoneError, SegmentLostError, TakenError
 from tests.segments.conftest import HOME
 from tests.segments.written import DATABASE, read, written
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaybuf.errors import DecodeError
-from replaybuf.segments.extents import EXTENT_BYTES, Extent
-from replaybuf.segments.frames import ALIGNMENT, Frame, GoneError, check_frame, scan
+from replaybuf.segments.store import ALIGNMENT, EXTENT_BYTES, Extent, Frame, GoneError, check_frame
 
 NUMBERS = st.integers(0, 2**64 - 1)
 DATABASE = bytes(range(16))
@@ -18,6 +18,17 @@ extents = st.builds(Extent, st.integers(0, 2**32 - 1), NUMBERS, NUMBERS, NUMBERS
 frames = st.builds(
     Frame, NUMBERS, NUMBERS, NUMBERS, st.binary(min_size=16, max_size=16), st.floats(allow_nan=False, width=64)
 )
+
+
+def scan(read: Callable[[int, int], bytes], size: int) -> Iterator[Frame]:
+    """Yield the frames of a segment of this size, as far as they follow one another; `read(at, size)` reads from it."""
+    at, segment = 0, None
+    while at + ALIGNMENT <= size:
+        frame = Frame.parsed(read(at, ALIGNMENT))
+        if frame is None or frame.at != at + ALIGNMENT or frame.segment != (segment or frame.segment):
+            return
+        segment, at = frame.segment, frame.end
+        yield frame
 
 
 @given(extents, st.binary(max_size=100))

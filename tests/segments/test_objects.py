@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from replaybuf.errors import PayloadStoreError
-from replaybuf.segments.markers import claim
 from replaybuf.segments.objects import ObjectStore
+from replaybuf.segments.places import claim
 from tests.segments.conftest import HOME, PATIENCE
 from tests.segments.relay import Relay
 from tests.segments.written import DATABASE, read, written

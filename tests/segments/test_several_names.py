@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 from replaybuf.errors import ConfigError, PayloadStoreError
 from replaybuf.segments.places import parse_place
 from replaybuf.segments.store import MARKER
-from replaybuf.storage.sql.tasks import segments as tasks
+from replaybuf.storage.sql.tasks import buffer_segments as tasks
 from replaybuf.storage.sql.tasks import sweeper
 from tests.cli.doctored import examine, wrong
 from tests.faults.ledger import entries

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from replaybuf.storage.sql.statements.segments import begin_use, end_use
-from replaybuf.storage.sql.tasks import segments as tasks
+from replaybuf.storage.sql.tasks import buffer_segments as tasks
 from tests.segments.arrays import (
     apart,
     ask,

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from replaybuf.errors import DecodeError, PayloadStoreError
-from replaybuf.segments.extents import Extent
 from replaybuf.segments.folder import FolderStore
-from replaybuf.segments.frames import ALIGNMENT, GoneError
-from replaybuf.segments.markers import CopyError, Marker, claim, recognise, take_over
-from replaybuf.segments.store import MARKER, Range, SegmentStore
+from replaybuf.segments.places import CopyError, Marker, claim, recognise, take_over
+from replaybuf.segments.store import ALIGNMENT, MARKER, Extent, GoneError, Range, SegmentStore
 from tests.segments.conftest import HOME, PATIENCE
 from tests.segments.written import DATABASE, framed, read, written
 

@@ -13,7 +13,7 @@ import pytest
 from replaybuf import ReplayBuffer
 from replaybuf.errors import PayloadStoreError
 from replaybuf.storage.sql.statements import take
-from replaybuf.storage.sql.tasks import segments as tasks
+from replaybuf.storage.sql.tasks import buffer_segments as tasks
 from replaybuf.storage.sql.tasks import sweeper
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from tests.cli.doctored import examine, wrong

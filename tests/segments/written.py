@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from replaybuf.segments.extents import Extent
-from replaybuf.segments.frames import ALIGNMENT, Frame
-from replaybuf.segments.markers import in_frames
-from replaybuf.segments.store import Range, SegmentStore
+from replaybuf.segments.places import in_frames
+from replaybuf.segments.store import ALIGNMENT, Extent, Frame, Range, SegmentStore
 from tests.segments.conftest import PATIENCE
 
 DATABASE = "d" * 32

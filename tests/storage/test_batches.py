@@ -13,7 +13,7 @@ from sqlalchemy import Table, select, text
 from replaybuf import NotReadyError, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.questions import QUESTIONS
+from replaybuf.storage.sql.inspection.user_sql import QUESTIONS
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.schema.records import batch
 from replaybuf.worker_name import working_as

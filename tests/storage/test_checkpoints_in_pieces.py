@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy import select, text, update
 
 from replaybuf import FencedError, ReplayBuffer, Status
-from replaybuf.doctor import CheckContext, Severity, examine
+from replaybuf.doctor import CheckContext, Severity
+from replaybuf.doctor.examine import examine
 from replaybuf.errors import LockedError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.schema.tables import checkpoint

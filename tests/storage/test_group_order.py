@@ -13,8 +13,7 @@ from sqlalchemy import Connection, insert, text
 
 from replaybuf.query import parse
 from replaybuf.rules.policies import parse_order
-from replaybuf.storage.sql.inspection.group_order import Key
-from replaybuf.storage.sql.inspection.group_queries import Chosen, page_of_groups
+from replaybuf.storage.sql.inspection.group_queries import Chosen, Key, page_of_groups
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.schema.tables import group, lane
 from tests.storage.test_schema import create, run

@@ -86,7 +86,8 @@ THERE = {
 
 async def go_on(url: str, revision: str) -> None:
     async with ReplayBufferConfig(url=url, policy="staleness", max_times_sampled=2, archive=10).build() as buffer:
-        assert {item.uid: shown(item) async for item in buffer.find({})} == THERE
+        # The lease of group 2 has ended long ago: the sweeper may have brought it back already.
+        assert {item.uid: shown(item) async for item in buffer.find({}) if item.uid != 2} == THERE
         new = await buffer.put(group(3), "math", key="prompt é3")
         assert [item.uid async for item in buffer.find({}) if item.key == "prompt é3"] == [new]
         if revision >= "0004":

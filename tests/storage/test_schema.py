@@ -20,7 +20,7 @@ from replaybuf.errors import NotADatabaseError, SchemaError
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.inspection.upgrade import migrations_folder, over_sqlalchemy, transaction_of, upgrade
+from replaybuf.storage.sql.inspection.writer import migrations_folder, over_sqlalchemy, transaction_of, upgrade
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, VERSION_TABLE

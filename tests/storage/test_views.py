@@ -14,7 +14,7 @@ from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.texts import Texts
 from replaybuf.doctor import CheckContext
-from replaybuf.doctor.mend_payloads import repair_texts
+from replaybuf.doctor.repairs import repair_texts
 from replaybuf.rollouts.outline import preview, reward_parts
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.stores import TASK, build

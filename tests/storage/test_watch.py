@@ -18,7 +18,7 @@ from benchmarks.round_trips import counting_round_trips
 from replaybuf import ReplayBuffer
 from replaybuf.storage.sql.engine import sqlite_changes
 from replaybuf.storage.sql.engine.opening import open_database
-from replaybuf.storage.sql.engine.postgres_changes import Notifications
+from replaybuf.storage.sql.engine.postgres import Notifications
 from replaybuf.storage.sql.engine.sqlite_changes import Inotify
 from replaybuf.storage.sql.engine.thread import Pace
 from replaybuf.storage.sql.engine.urls import parse_url

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf.errors import AccessError, QueryError
-from replaybuf.storage.sql.inspection.questions import QUESTIONS
+from replaybuf.storage.sql.inspection.user_sql import QUESTIONS
 from replaybuf.web.apart import Answer, answer
 from replaybuf.web.pages.sql import plot_of
 from tests.cli.test_sql import POSTGRES_ESCAPES, SQLITE_ESCAPES, WRITES

@@ -15,7 +15,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.policies import Order
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.storage.presence import Waiting, WorkerEvent
+from replaybuf.storage.reports import Waiting, WorkerEvent
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.copies.state_dict import load_state, save_state
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -42,9 +42,9 @@ FIND_CHUNK_GROUPS = 256
 class SQLStorage(Store):
     """The groups of a buffer in a SQLite file, a SQLite database in memory, or a PostgreSQL database.
 
-    It doesn't know how a group gets its status or how long callers wait: that is for `ReplayBuffer`. Queries arrive
-    parsed (`replaybuf.query`), orders as terms (`replaybuf.rules.policies`). Every coroutine is safe to cancel: it has
-    either its whole effect or none. All calls with a lease raise LeaseLostError for one of another database.
+    `ReplayBuffer` decides the status of a group and how long a caller waits. Queries arrive parsed (`replaybuf.query`),
+    orders as terms (`replaybuf.rules.policies`). Every coroutine is safe to cancel: it has either its whole effect or
+    none. All calls with a lease raise LeaseLostError for a lease of another database.
     """
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class SQLStorage(Store):
         )
 
     def places(self) -> Tallied:
-        """Return how many groups there are of each task and status, leased ones apart; callable as `len` is."""
+        """Return the numbers of groups, buffered and leased ones apart, by task and status; callable as `len` is."""
         tallies = self._blocking(lambda: self.transactions.read(lambda tx: read_tallies(tx, self.name)))
         return {name: n for name, n in tallies.items() if n and name[2] in (Tally.SIZE, Tally.LEASED)}
 
@@ -64,13 +64,13 @@ class SQLStorage(Store):
         """Store a group and return its uid. When it returns, the group is committed.
 
         Groups beyond the capacity are evicted in the same transaction, in the remover's order, even the new group when
-        it comes first. The tags are copied, and `{}` is stored as None. With `group.dropped` all groups that leave are
-        added to it as they were, as soon as that is certain: those replaced, and those evicted; one that can't be
-        decoded has an `error`, and no rollouts.
+        it comes first. The tags are copied, and `{}` is stored as None. Groups that were replaced or evicted are
+        appended to `group.dropped`, if that is a list, after the commit; a group that can't be decoded has an `error`
+        and no rollouts.
 
         Raises EncodeError for values that can't be stored, FullError when the limits leave no room, ConflictError when
-        a group to be replaced isn't there, and LeaseLostError when its lease no longer holds it; then nothing is
-        stored.
+        a group to be replaced doesn't exist, and LeaseLostError when the lease no longer holds that group; then nothing
+        is stored.
         """
         await self.open()
         [outcome] = await self.commits.put([group])
@@ -82,9 +82,9 @@ class SQLStorage(Store):
         return outcome
 
     async def put_many(self, groups: Sequence[NewGroup]) -> list[int | BaseException]:
-        """Store groups in as few transactions as their sizes allow; return the uid of each, or why it wasn't stored.
+        """Store groups in as few transactions as their sizes allow; return the uid or the error of each.
 
-        Each is stored as by `put`, or refused by itself.
+        Each group is stored as by `put`; a refused one doesn't affect the others.
         """
         await self.open()
         return await self.commits.put(groups)
@@ -107,7 +107,7 @@ class SQLStorage(Store):
 
     @property
     def database(self) -> str:
-        """What is the same of all buffers of one database; those in memory have each their own."""
+        """A key of the database, equal for all its buffers; each database in memory has its own."""
         if not self.durable:
             return str(id(self))
         if self.url.get_backend_name() == "sqlite":
@@ -117,9 +117,9 @@ class SQLStorage(Store):
     async def drop(self, group: NewGroup) -> None:
         """Record a group that isn't stored, and remove the groups that its put would replace.
 
-        It expired before it could be stored, and counts as put and as dropped; or it is FILTERED or FAILED, and counts
-        as put and as pruned. In one transaction. With `group.dropped`, the removed ones are added to it, as by `put`.
-        Raises ConflictError and LeaseLostError like `put`; then nothing is removed or counted.
+        An expired group counts as put and as dropped, a FILTERED or FAILED one as put and as pruned. One transaction.
+        Removed groups are appended to `group.dropped`, as by `put`. Raises ConflictError and LeaseLostError like `put`;
+        then nothing is removed or counted.
         """
 
         async def work() -> list[GroupRow]:
@@ -130,22 +130,22 @@ class SQLStorage(Store):
         await self._tell(group.dropped, await self._run(work))
 
     async def _tell(self, dropped: list[StorageItem] | None, rows: Sequence[GroupRow]) -> None:
-        """Add groups that have left to the caller's list, if there is one."""
+        """Append removed groups to the caller's list, if there is one."""
         if dropped is not None and rows:
             dropped += await self._run(lambda: self.encoding.told(rows))
 
     async def refuse(self, group: NewGroup) -> None:
-        """Count a group for which there was no room as refused."""
+        """Count a group as refused for lack of room."""
         await self._write(put.refuse, group)
 
     async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
-        """Draw groups in the sampler's order, in one transaction; by the rules, they leave, stay, or are archived.
+        """Draw groups in the sampler's order, in one transaction; by the rules they are removed, kept, or archived.
 
-        The train step of the draw is kept with groups that stay or are archived, as their `trained_step`. No two takers
-        get the same draw of a group. No more are drawn than the limits allow. Unless every task has
-        as many as `draw.at_least` says, None is returned and nothing drawn. A group whose payload can't be decoded is
-        set aside (status FAILED, with the reason in `error`) and the next one is drawn in its place. When the call is
-        cancelled, the store is as if nothing had been drawn.
+        Kept and archived groups record the train step of the draw as their `trained_step`. No two takers get the same
+        draw of a group. The limits bound the number drawn. Unless every task has `draw.at_least` groups, None is
+        returned and nothing drawn. A group whose payload can't be decoded is set aside (status FAILED, with the reason
+        in `error`) and the next one is drawn in its place. When the call is cancelled, the store is as if nothing had
+        been drawn.
         """
         await self.open()
         drawing = Drawing(self.draws, draw)
@@ -155,8 +155,8 @@ class SQLStorage(Store):
     async def lease(self, draw: Draw, seconds: float) -> Leased | None:
         """Draw like `take`, but only hide the groups until the lease is acknowledged, given back, or expires.
 
-        The lease has the train step of the draw. When it expires, its groups are back, and the delivery counts. A group
-        that was delivered `max_deliveries` times is set aside as FAILED instead.
+        The lease records the train step of the draw. When it expires, its groups can be drawn again, and the delivery
+        counts. A group that was delivered `max_deliveries` times is set aside as FAILED instead.
         """
         await self.open()
         drawing = Drawing(self.draws, draw, seconds)
@@ -164,18 +164,18 @@ class SQLStorage(Store):
         return None if taken is None else taken.lease()
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
-        """Consume groups of a lease: by the rules, they leave, stay, or are archived; `trained_step` is the lease's.
+        """Consume groups of a lease: by the rules they are removed, kept, or archived; `trained_step` is the lease's.
 
-        All of them or none. Groups that were acknowledged under this token before, or replaced, are passed over. Raises
-        LeaseLostError when the lease has ended and doesn't hold one of the others, and before its end when one of them
-        is there, or with another lease, without having been acknowledged (`count_passed_on`).
+        All of them or none. Groups already acknowledged under this token, or replaced, are skipped. Raises
+        LeaseLostError when the lease has ended and no longer holds one of the others, and before its end when one of
+        them is back in the store or under another lease without having been acknowledged (`count_passed_on`).
         """
         await self._write(leases.acknowledge, lease, uids, brief=len(uids) <= BRIEF_GROUPS)
 
     async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
-        """Give back those of these groups that the lease still holds; return their number.
+        """Release those of the groups that the lease still holds; return their number.
 
-        `counts` says whether the delivery counts towards `max_deliveries`, as one that failed for this reason.
+        With `counts`, the delivery counts towards `max_deliveries`, as one that failed for this `reason`.
         """
         why, brief = reason if counts else None, len(uids) <= BRIEF_GROUPS
 
@@ -189,10 +189,10 @@ class SQLStorage(Store):
         return await self._run(work)
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
-        """Extend the lease of these groups to `seconds` from now; return the time when it ends.
+        """Renew the lease of these groups to `seconds` from now; return its new end.
 
-        Before the lease's end those are passed over that it doesn't hold: other holders of its token may have settled
-        them. Afterwards raises LeaseLostError for them.
+        Groups that the lease no longer holds are skipped before its end, since other holders of its token may have
+        acknowledged or released them; after its end LeaseLostError is raised for them.
         """
         return await self._write(leases.extend, lease, uids, seconds, brief=len(uids) <= BRIEF_GROUPS)
 
@@ -203,7 +203,7 @@ class SQLStorage(Store):
     ) -> AsyncIterator[StorageItem]:
         """Yield the groups that match, without consuming them. Holds no lock or transaction between items.
 
-        Handles take the place of the arrays in the fields `deferred`.
+        Arrays in the fields `deferred` are replaced by handles, which load them later.
         """
         found = await self._read(matching.find_uids, query, order, limit)
         for uids in _chunks(found):
@@ -211,11 +211,11 @@ class SQLStorage(Store):
                 yield item
 
     async def _read_groups(self, uids: list[int], query: Node, deferred: frozenset[str]) -> list[StorageItem]:
-        """Return the groups that still match; those that can't be decoded have an `error` (database's thread)."""
+        """Return the groups that still match; undecodable ones have an `error` (database's thread)."""
         read = partial(matching.read_groups, codec=self.codec, uids=uids, query=query, deferred=deferred)
         rows = await self.transactions.read(read)
         await self.encoding.fetch(rows, deferred)
-        if any(isinstance(row.tail, DecodeError) for row in rows):  # or it has left, or was moved, since it was found
+        if any(isinstance(row.tail, DecodeError) for row in rows):  # or the group was removed, or its payload moved
             rows = await self.transactions.read(read)
             await self.encoding.fetch(rows, deferred)
         return await self.encoding.decode_leniently(rows, deferred)
@@ -225,7 +225,7 @@ class SQLStorage(Store):
         return await self._read(matching.count_groups, query, at_most)
 
     async def tallies(self) -> Tallied:
-        """Return the tallies by task and status; those that never counted anything are left out, or 0."""
+        """Return the tallies by task and status; unused ones are left out, or 0."""
         return await self._read(read_tallies, self.name, brief=True, single=True)
 
     async def histograms(self, fields: Iterable[str]) -> dict[str, dict[LaneName, dict[int, int]]]:
@@ -244,7 +244,7 @@ class SQLStorage(Store):
         return await self._write(matching.update_groups, query, changes)
 
     async def requeue(self, query: Node) -> dict[Status, int]:
-        """Bring back failed, filtered and expired groups that match (`matching.requeue_groups`)."""
+        """Make failed, filtered and expired groups that match drawable again (`matching.requeue_groups`)."""
         return await self._write(matching.requeue_groups, query)
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
@@ -255,7 +255,7 @@ class SQLStorage(Store):
         """Set the staleness of all groups of the tasks and statuses for the train step, and apply the expiry rules.
 
         Returns the number of expired groups by task. Groups that aren't retryable are removed and counted as dropped,
-        also when they were EXPIRED before; with `refresh.dropped` they are added to it, as by `put`. One transaction.
+        also when they were EXPIRED before, and appended to `refresh.dropped`, as by `put`. One transaction.
         """
         counts, rows = await self._write(refresh_staleness, refresh, alone=True)
         await self._tell(refresh.dropped, rows)
@@ -274,7 +274,7 @@ class SQLStorage(Store):
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         """Make a checkpoint of the buffer at this train step, replacing an older one of the same step.
 
-        All but the last `keep` checkpoints are dropped (with None, none is). Payloads aren't copied.
+        All but the last `keep` checkpoints are dropped (None keeps all). Payloads aren't copied.
         """
         await self.open()
         if self.engine.dialect.locks_rows:
@@ -288,10 +288,10 @@ class SQLStorage(Store):
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore the buffer to its checkpoint of this step. Raises CheckpointError when there is none.
 
-        Groups leased now or then are as if they had been given back. With `keep_new`, groups that were put since stay
-        with their present staleness, as if they had never been drawn, unless they have left the store altogether;
-        groups that they replaced are not restored; archived ones that were drawn are completed again; and cursors stay
-        where they are. All others that opened the buffer before are fenced off: FencedError.
+        Groups leased now or at the checkpoint become drawable. With `keep_new`, groups put since the checkpoint are
+        kept with their present staleness, as if never drawn, unless they have been removed; groups that they replaced
+        are not restored; archived ones that were drawn are COMPLETED again; and cursors aren't moved. All other
+        processes that opened the buffer before are fenced off: FencedError.
         """
         return await self._run(lambda: self.transactions.restore(step, keep_new=keep_new))
 
@@ -303,23 +303,23 @@ class SQLStorage(Store):
         """Drop a checkpoint. Raises CheckpointError when there is none of this step."""
         await self._write(drop_checkpoint, step)
 
-    # Cursors: small versioned values stored with the groups, such as places in datasets
+    # Cursors: small versioned values stored with the groups, such as positions in datasets
 
     async def cursor(self, name: str) -> Cursor:
-        """Return the present cursor of this name."""
+        """Return the current value and version of a cursor."""
         return await self._read(cursors.read_cursor, name, brief=True)
 
     async def move_cursor(self, cursor: Cursor) -> bool:
-        """Write a cursor if its version and epoch are unchanged in the database; return whether it was written.
+        """Write a cursor if its version and epoch are unchanged (compare-and-swap); return whether it was written.
 
-        Otherwise somebody else has moved it since it was read, or has restored the buffer.
+        Otherwise another process has moved the cursor since it was read, or has restored the buffer.
         """
         return await self._write(cursors.move_cursor, cursor, brief=True)
 
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
-        """Move a cursor like `move_cursor`, and put groups that are leased from the beginning, in one transaction.
+        """Move a cursor like `move_cursor`, and store groups already leased to the caller, in one transaction.
 
-        Returns None, and does nothing, when the cursor can't be moved.
+        Returns None, and changes nothing, when the cursor can't be moved.
         """
         await self.open()
         claiming = Claiming(self.transactions, self.encoding, self.presence, groups, cursor, seconds)
@@ -329,7 +329,7 @@ class SQLStorage(Store):
     async def put_behind(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
         """Move a cursor like `move_cursor`, and put groups like `put`, all in one transaction. For imports.
 
-        Returns False, and does nothing, when the cursor can't be moved. Raises what `put` raises, of the first group
+        Returns False, and changes nothing, when the cursor can't be moved. Raises the `put` error of the first group
         that can't be stored; then nothing is stored or moved.
         """
         await self.open()
@@ -348,46 +348,45 @@ class SQLStorage(Store):
     # Waiting
 
     def version(self) -> int:
-        """Return a number that changes with every change that was noticed here."""
+        """Return a counter of the changes noticed by this process."""
         self.begin()
         return self.watch.version()
 
     async def changed(self, timeout: float, since: int) -> None:
         """Return soon after groups were committed by anyone, or after `timeout` seconds at the latest.
 
-        Returns at once when that happened after `version()` was `since`: callers ask for the version, look for groups,
-        and wait when there are none, so that a commit between looking and waiting isn't missed. It may also return
-        early without a change: callers look and wait again.
+        Returns at once when `version()` is no longer `since`: callers read the version, try to draw, and then wait, so
+        that a commit in between isn't missed. Spurious wake-ups are possible: callers try again and wait again.
         """
         await self.open()
         await self.watch.wait(timeout, since)
 
     def announce(self, waiting: Waiting) -> None:
-        """Show other processes that a call waits, until it is withdrawn, with the `reason` that it has at each moment.
+        """Publish a waiting call to other processes until it is withdrawn, with its current `reason`.
 
-        Neither this nor `withdraw` and `report` waits, or raises an error of the database. Any thread may call them.
+        `announce`, `withdraw` and `report` never block or raise database errors. Any thread may call them.
         """
         if self.has_begun:
             self.presence.announce(waiting)
 
     def withdraw(self, waiting: Waiting) -> None:
-        """Note that a call no longer waits."""
+        """Stop publishing a waiting call."""
         if self.has_begun:
             self.presence.withdraw(waiting)
 
     def report(self, event: WorkerEvent) -> None:
-        """Note an event soon, for the view `events`."""
+        """Record an event for the view `events`, in the background."""
         if self.has_begun:
             self.presence.report(event)
 
     async def flush(self) -> None:
-        """Write reports, and who waits, now: the process may be about to end. Raises no error of the database."""
+        """Write reported events and published waits now, as before an exit. Raises no database error."""
         if self.has_begun and not self._read_only:
             with suppress(ClosedError):
                 await self.thread.run(self.presence.flush)
 
     async def circumstances(self, wait: Wait) -> Circumstances:
-        """Return what is known of the buffer, for whoever wants to know why this wait isn't over."""
+        """Return the facts about the buffer from which the reason of this wait is diagnosed."""
         return await self._read(circumstances_of, wait)
 
     # Copies of the whole buffer
@@ -399,17 +398,17 @@ class SQLStorage(Store):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of `state_dict` into this buffer, which must be empty. Blocks the caller.
 
-        Raises NotEmptyError when it isn't, SnapshotMismatchError for a dict of another version.
+        Raises NotEmptyError otherwise, and SnapshotMismatchError for a dict of another version.
         """
         self._blocking(lambda: load_state(self.transactions, self.segments, self.codec, state))
 
     async def save(
         self, path: str, about: Mapping[str, str], progress: OnProgress | None = None, *, whole: bool = True
     ) -> None:
-        """Write a consistent snapshot to the SQLite file `path`, replacing it, while others go on writing.
+        """Write a consistent snapshot to the SQLite file `path`, replacing it, without blocking writers.
 
-        `about` is kept in the snapshot; `resume` compares it. `progress` is called from time to time, in any thread.
-        Unless it is to be `whole`, it refers to payloads that are kept apart, and is good as long as they stay there.
+        `about` is stored in the snapshot; `resume` compares it. `progress` is called from time to time, in any thread.
+        Unless `whole`, the snapshot refers to payloads kept in segments, and is valid as long as those exist.
         """
         await self._run(lambda: copy_to(self.engine, self.transactions.scope, path, about, progress, whole=whole))
 
@@ -417,8 +416,8 @@ class SQLStorage(Store):
         """Load the snapshot at `path` into this buffer, wholly or not at all.
 
         Raises NotEmptyError when the buffer isn't empty, SnapshotMismatchError when the snapshot's `about` differs from
-        `expected`, SnapshotError when it isn't whole, or refers to payloads that have left, and PayloadStoreError when
-        these can't be reached. `progress` is called from time to time, in any thread.
+        `expected`, SnapshotError when it is incomplete or its payloads were deleted, and PayloadStoreError when they
+        can't be reached. `progress` is called from time to time, in any thread.
         """
 
         async def work() -> None:

@@ -1,10 +1,9 @@
-"""A buffer in a database: how it is opened, forked and closed, and how operations reach the database's thread."""
+"""The life cycle of a buffer in a database: opening, forks, closing, and passing operations to its database thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import threading
 import weakref
@@ -16,25 +15,26 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from replaybuf.checks import check_history
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ClosedError, ConfigError, ForkedError, ReplayBufError
+from replaybuf.errors import ClosedError, ConfigError, ForkedError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.rules.limits import Rules
 from replaybuf.segments.places import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
+from replaybuf.storage.sql.engine.server_function import bring_up
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
-from replaybuf.storage.sql.statements import functions
 from replaybuf.storage.sql.statements.fence import check_fence, joined
+from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
+from replaybuf.storage.sql.tasks.buffer_segments import Segments
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from replaybuf.storage.sql.tasks.handles import Parts, know_database
-from replaybuf.storage.sql.tasks.presence import Presence
-from replaybuf.storage.sql.tasks.segments import Segments
+from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.sql.tasks.watch import Watch
@@ -44,29 +44,26 @@ from replaybuf.worker_name import worker_name
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-_logger = logging.getLogger("replaybuf.database")
-
 _CLOSE_SECONDS = 60
 _BLOCKING_SECONDS = 600
-# What processes before this one had open at their fork: releasing it would disturb what they share with this one.
+# State inherited at forks: never released here, since its connections and files are shared with the parent process.
 _inherited: list[dict[str, Any]] = []
 
 
 class Store:
     """The life of a buffer in a database, shared by all processes that open the same URL.
 
-    A database holds any number of independent buffers, each with its `name`. It is connected to at first use. `durable`
-    says whether groups outlive the process, `codec` reads and writes the payloads, `rules` say what is drawn and
-    evicted, and how much the buffer holds.
+    A database holds any number of independent buffers, each with its `name`. The connection is made at first use.
+    `durable` says whether groups outlive the process, `codec` encodes and decodes payloads, `rules` are the sampler,
+    the remover and the limits.
 
-    `durability="full"` makes SQLite wait for the disk at every commit, so that not even a power cut loses one; "normal"
-    survives a crash of the process. PostgreSQL always waits. `lock_timeout` bounds the wait for a lock, in seconds;
-    `reconnect_timeout` the time for which an operation goes on after losing its connection to PostgreSQL. A SQLite file
-    on a network file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`. Of the
-    last `history` draws of the buffer it is kept who drew what, in the view `batches` (None: of all). `worker` is the
-    name of who restores, deletes, ... in the view `events`. Arrays of payloads, from `payload_threshold` bytes on, are
-    kept in the place `payloads` (`replaybuf.segments.places`). `password` is a function that is asked for PostgreSQL's
-    before each connection.
+    `durability="full"` makes SQLite fsync the WAL at every commit, so that not even a power cut loses one; "normal"
+    survives a crash of the process. PostgreSQL is always durable. `lock_timeout` bounds waits for a lock, in seconds;
+    `reconnect_timeout` the retries of an operation after a lost connection to PostgreSQL. A SQLite file on a network
+    file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`. The view `batches`
+    keeps the last `history` draws of the buffer (None: all). `worker` is the worker name recorded in the view `events`
+    (restores, deletions, ...). Arrays of payloads, from `payload_threshold` bytes on, are kept in the place `payloads`
+    (`replaybuf.segments.places`). `password` is called before each connection and returns PostgreSQL's password.
     """
 
     def __init__(
@@ -121,13 +118,13 @@ class Store:
 
     @property
     def identity(self) -> str | None:
-        """The number of the database, by which leases tell it from any other; None until it was opened."""
+        """The unique id of the database, recorded in leases; None until it was opened."""
         return None if self._pid is None else self.transactions.scope.database
 
     # Opening
 
     async def open(self) -> None:
-        """Connect, and create what is missing; other operations begin with this, too. Raises ClosedError."""
+        """Connect, and create a missing schema; every operation calls this first. Raises ClosedError."""
         if self._ready and self._pid == os.getpid() and not self._closed:
             return
         self.begin()
@@ -135,7 +132,7 @@ class Store:
             await self.thread.run(self._prepare)
 
     def begin(self) -> None:
-        """Begin the thread and the tasks, unless they have begun in this process. Raises ClosedError."""
+        """Start the database thread and the tasks, once in each process. Raises ClosedError."""
         with self._lock:
             if self._closed:
                 raise ClosedError
@@ -177,8 +174,8 @@ class Store:
         self._pid, self._ready = os.getpid(), False
         know_database(self.segments.reader.url, self)
         presence = None if self._read_only else self.presence
-        # A buffer that is dropped is closed. So neither this nor the tasks may refer to it, nor a function that runs in
-        # a transaction: the driver's thread keeps the last one.
+        # A garbage-collected buffer is closed by its finalizer. So neither `_End` nor a task may refer to it, nor a
+        # function that runs in a transaction, since the driver's thread keeps a reference to the last one.
         end = _End(
             self.thread,
             self.engine,
@@ -208,7 +205,7 @@ class Store:
             if not await self._is_there():
                 await self._create()
             if not self._read_only:
-                await self._create_functions()
+                await bring_up(engine, FUNCTIONS)
             transactions.scope = await engine.read(joined, transactions.scope)
             engine.opened = True
             await self.segments.prepare(transactions.scope, writes=not self._read_only)
@@ -217,29 +214,21 @@ class Store:
             self._ready = True
 
     async def _is_there(self) -> bool:
-        """Return whether the database was created. Asking doesn't make its file."""
+        """Return whether the schema exists, without creating a missing SQLite file."""
         engine = self.engine
         if engine.path is not None and not self._read_only and not os.path.exists(engine.path):  # noqa: ASYNC240
             return False
         return await engine.read(lambda tx: check_schema(tx, engine.where))
 
     async def _create(self) -> None:
-        """Create the database, unless it can't keep payloads where it is told to."""
+        """Create the schema. Raises ConfigError when the place for payloads can't be used by this database."""
         try:
             await self.segments.check_new()
         except ConfigError:
-            # Somebody who creates this database at the same moment may have marked the place as that of it.
+            # Another process that creates this database at the same moment may have claimed the place for it.
             if not await self._is_there():
                 raise
         await self.engine.write(partial(create_schema, where=self.engine.where), fenced=False)
-
-    async def _create_functions(self) -> None:
-        """Create functions that save round trips, where they are missing; without them everything works."""
-        try:
-            if await self.engine.read(functions.missing, single=True):
-                await self.engine.write(functions.create, fenced=False)
-        except ReplayBufError as error:
-            _logger.info("functions that save round trips could not be created: %s", error)
 
     # Operations
 
@@ -295,15 +284,15 @@ class Store:
     # Closing
 
     async def close(self) -> None:
-        """Commit the puts that wait for it, and release everything.
+        """Commit pending puts and release all resources.
 
         Callers that wait in `changed` are woken; the buffer then raises ClosedError in all waits. In a forked process
-        what its parent has open stays as it is.
+        the connections of its parent stay open.
         """
         with self._lock:
             self._closed = True
         if self.has_begun:
-            # In a thread, and shielded: a cancelled close still commits waiting puts.
+            # In a thread, and shielded: a cancelled close still commits pending puts.
             try:
                 closing = asyncio.get_running_loop().run_in_executor(None, self._end.close)
             except RuntimeError:  # the interpreter is shutting down: no new thread can be started
@@ -313,7 +302,7 @@ class Store:
 
 
 class _End:
-    """Ends the thread and the tasks of a buffer that is closed, or was dropped."""
+    """Shuts down the thread and the tasks of a buffer that was closed or garbage-collected."""
 
     def __init__(
         self,
@@ -338,7 +327,7 @@ class _End:
         self._closed = False
 
     def close(self) -> None:
-        """Commit waiting puts and release everything; blocks. A second call waits for the first."""
+        """Commit pending puts and release all resources; blocks. A second call waits for the first."""
         with self._closing:
             if self._closed:
                 return
@@ -351,7 +340,7 @@ class _End:
                 self._transactions.end_computing(wait=True)
 
     def abandon(self) -> None:
-        """Close without waiting for it."""
+        """Close in the background (finalizer)."""
         if self._thread.pid == os.getpid() and not self._closed:
             self._transactions.end_computing(wait=False)
             with contextlib.suppress(ClosedError):

@@ -16,12 +16,17 @@ from replaybuf.query import FIELDS, LogicNode, Node, parse, span_of
 from replaybuf.query.parse import read_value
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, parse_order
-from replaybuf.storage.sql.inspection.group_arrays import StoredArray, arrays_of, footnotes
-from replaybuf.storage.sql.inspection.group_order import Key
-from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
+from replaybuf.storage.sql.inspection.group_payloads import (
+    StoredArray,
+    arrays_of,
+    decode_payload,
+    footnotes,
+    read_payload,
+)
 from replaybuf.storage.sql.inspection.group_queries import (
     COUNTED,
     Chosen,
+    Key,
     newest_groups,
     page_of_groups,
     values_of_groups,

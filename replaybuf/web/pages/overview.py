@@ -12,8 +12,7 @@ from replaybuf import units
 from replaybuf.buffer.metrics import of_tasks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.circumstances import in_force
-from replaybuf.rules.rates import rate
-from replaybuf.rules.transitions import Tally
+from replaybuf.rules.transitions import Tally, rate
 from replaybuf.storage.sql.inspection.groups import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.measures import segments_of_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
@@ -67,7 +66,7 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "newest": newest_groups(tx, buffer, task),
         "batches": [
             {**one, "taken_at": time_of(one["taken_at"])}
-            for one in last_batches(tx, buffer, _BATCHES, completed=True, until=end.timestamp())[::-1]
+            for one in last_batches(tx, buffer, _BATCHES, until=end.timestamp())[::-1]
         ],
         "history": history,
         "checkpoint": next(iter(newest(tx, "checkpoints", buffer, 1)), None),

@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 from replaybuf.errors import AccessError, InputError, LockedError, QueryError
-from replaybuf.storage.sql.inspection.questions import QUESTIONS
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest
+from replaybuf.storage.sql.inspection.user_sql import QUESTIONS
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, View, ViewColumn, without_markup
 from replaybuf.web.apart import Answer, run_apart
 from replaybuf.web.ask import Ask

@@ -10,10 +10,9 @@ from operator import itemgetter
 from typing import Any
 
 from replaybuf.rules.comparison import by_worker, tabulate
-from replaybuf.storage.sql.inspection.drawn_batches import STEPS_BEFORE, Member, recorded
 from replaybuf.storage.sql.inspection.groups import check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import newest
+from replaybuf.storage.sql.inspection.run_records import STEPS_BEFORE, Member, newest, recorded
 from replaybuf.storage.sql.inspection.traces import (
     StepSummary,
     WorkerStep,

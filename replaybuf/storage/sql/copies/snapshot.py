@@ -20,14 +20,13 @@ from sqlalchemy import Table, insert, select
 
 from replaybuf.atomic_file import partial_file, publish
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.tails import joined, names_its_arrays
+from replaybuf.codec.stored import joined, names_its_arrays
 from replaybuf.errors import DecodeError, PayloadStoreError, SnapshotError
 from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
-from replaybuf.segments.extents import EXTENT_BYTES, Extent
-from replaybuf.segments.store import SegmentLostError
+from replaybuf.segments.store import EXTENT_BYTES, Extent, SegmentLostError
 from replaybuf.storage.sql.copies.snapshot_file import (
     PAYLOADS_OF,
     check_facts,
@@ -47,18 +46,18 @@ from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import group, lane, payload, place, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
-from replaybuf.storage.sql.statements.columns import rescoped_key
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
 from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.lanes import CLOCKS, all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
+from replaybuf.storage.sql.statements.rows import rescoped_key
 from replaybuf.storage.sql.statements.segments import check_open
 
 if TYPE_CHECKING:
+    from replaybuf.storage.sql.tasks.buffer_segments import Segments
     from replaybuf.storage.sql.tasks.open_segments import SegmentBatch
-    from replaybuf.storage.sql.tasks.segments import Segments
 
 _BATCH_GROUPS = 1000
 _FEW_GROUPS = 50

@@ -149,7 +149,12 @@ async def open_file(path: str, expected: Mapping[str, str]) -> SqliteDatabase:
     engine = file_engine(path, read_only=True)
     try:
         facts = await engine.read(lambda tx: _facts(tx, path))
-        _compare(facts, expected, path)
+        for name, value in expected.items():
+            if facts.get(name, value) != value:
+                raise SnapshotMismatchError(
+                    f"{path} was saved with {name} {facts[name]!r}, and this buffer has {name} {value!r}: "
+                    f"build the buffer with {name}={facts[name]!r} to resume from it"
+                )
     except BaseException as error:
         await engine.dispose()
         if isinstance(error, Exception) and is_damage(error):
@@ -174,15 +179,6 @@ def _facts(tx: Transaction, path: str) -> dict[str, str]:
     if GROUPS not in facts and "policy" not in facts:  # before the other facts existed, the policy was written last
         raise damaged(path, "whoever wrote it did not come to the end")
     return facts
-
-
-def _compare(facts: Mapping[str, str], expected: Mapping[str, str], path: str) -> None:
-    for name, value in expected.items():
-        if facts.get(name, value) != value:
-            raise SnapshotMismatchError(
-                f"{path} was saved with {name} {facts[name]!r}, and this buffer has {name} {value!r}: "
-                f"build the buffer with {name}={facts[name]!r} to resume from it"
-            )
 
 
 async def close_file(engine: SqliteDatabase) -> None:

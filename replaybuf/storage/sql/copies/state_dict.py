@@ -1,31 +1,35 @@
-"""Portable states of a buffer in a database, read and loaded (`replaybuf.storage.portable`)."""
+"""The portable state of a buffer: returned by `state_dict`, and loadable into any database.
+
+It has the groups with the names of their workers, and what is needed to go on; not who drew what and when.
+
+Groups are written as they are read: expired responses are already reset, and staleness is a plain number. Leased groups
+are written as if they had been given back, because their consumers don't know the other store.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select, update
 
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.tails import Places
-from replaybuf.errors import DecodeError
+from replaybuf.codec.stored import Places
+from replaybuf.errors import DecodeError, SnapshotMismatchError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.segments.store import SegmentLostError
-from replaybuf.storage.portable import BufferState, StoredGroup, pack_state, unpack_state
 from replaybuf.storage.sql.copies.whole import in_batches, keeping_segments, read_whole
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group, lane, payload
+from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors, read_tallies
-from replaybuf.storage.sql.statements.columns import STORED, scoped_key
 from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
@@ -41,41 +45,135 @@ from replaybuf.storage.sql.statements.new_rows import (
 )
 from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
-from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.values import NewGroup
+from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key, select_rows
+from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.tasks.segments import Segments
+    from replaybuf.storage.sql.tasks.buffer_segments import Segments
     from replaybuf.storage.sql.tasks.transactions import Transactions
+
+
+FORMAT = "replaybuf-state-3"
+
+_METADATA = [f.name for f in fields(StorageItem) if f.name not in ("item", "probability", "weight")]
+#: Those that states of older versions lack.
+_LATER = ("worker", "trained_step")
+
+
+@dataclass(slots=True)
+class StoredGroup:
+    """A group with its payload, its keys in its races, and when it was archived (seconds since the epoch).
+
+    `ticket` is the number that random draws know it by. `due` are the places of the rollouts that expire at the next
+    refresh because they were EXPIRED when they were put without a train step; UNSET in states of older versions.
+    """
+
+    item: StorageItem
+    payload: bytes
+    ticket: int
+    keys: dict[str, float] = field(default_factory=dict)
+    archived_at: float | None = None
+    due: Sequence[int] | Unset = ()
+
+
+@dataclass(slots=True)
+class BufferState:
+    """Everything in a store: groups, the next uid and ticket, tallies, races that are run, cursors, train steps."""
+
+    groups: list[StoredGroup]
+    next_uid: int
+    tallies: dict[tuple[str, Status, Tally], int]
+    clocks: dict[tuple[str, Status, str], Clock]
+    next_ticket: int
+    cursors: list[Cursor]
+    steps: dict[LaneName, int]
+
+
+def pack_state(state: BufferState) -> dict[str, Any]:
+    """Return the state as plain values and bytes."""
+    # Races with neither groups nor time passed are left out: they begin with the first group.
+    lanes = {(group.item.task_name, group.item.status) for group in state.groups}
+    lanes |= {(task, status) for (task, status, _), clock in state.clocks.items() if clock != Clock()}
+    return {
+        "format": FORMAT,
+        "groups": [
+            {name: getattr(group.item, name) for name in _METADATA}
+            | {"status": str(group.item.status), "payload": group.payload, "ticket": group.ticket}
+            | {"keys": dict(group.keys), "archived_at": group.archived_at}
+            | ({} if isinstance(group.due, Unset) else {"due": [*group.due]})
+            for group in sorted(state.groups, key=lambda group: group.item.uid)
+        ],
+        "next_uid": state.next_uid,
+        "next_ticket": state.next_ticket,
+        "tallies": sorted([task, str(status), str(name), n] for (task, status, name), n in state.tallies.items() if n),
+        "races": sorted(
+            [task, str(status), key, clock.time, clock.idle_time]
+            for (task, status, key), clock in state.clocks.items()
+            if (task, status) in lanes
+        ),
+        "cursors": sorted([one.name, one.version, one.position, one.value] for one in state.cursors),
+        "steps": sorted([task, str(status), step] for (task, status), step in state.steps.items()),
+    }
+
+
+def unpack_state(state: dict[str, Any]) -> BufferState:
+    """Return the state packed by `pack_state`. Raises SnapshotMismatchError for anything else."""
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        raise SnapshotMismatchError(f"expected a state dict of format {FORMAT!r}, got {found!r}")
+    try:
+        return BufferState(
+            groups=[_stored_group(record) for record in state["groups"]],
+            next_uid=int(state["next_uid"]),
+            tallies={(str(task), Status(status), Tally(name)): int(n) for task, status, name, n in state["tallies"]},
+            clocks={
+                (str(task), Status(status), str(key)): Clock(float(time), float(idle))
+                for task, status, key, time, idle in state["races"]
+            },
+            next_ticket=int(state["next_ticket"]),
+            cursors=[
+                Cursor(str(name), int(version), int(position), bytes(value))
+                for name, version, position, value in state["cursors"]
+            ],
+            steps={  # states of older versions have none
+                (str(task), Status(status)): int(step) for task, status, step in state.get("steps", ())
+            },
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SnapshotMismatchError(f"the state dict is incomplete or damaged: {error!r}") from error
+
+
+def _stored_group(record: dict[str, Any]) -> StoredGroup:
+    record = dict.fromkeys(_LATER) | record
+    values = {name: record[name] for name in _METADATA} | {"status": Status(record["status"])}
+    keys = {str(name): float(key) for name, key in record["keys"].items() if name in KEYS}
+    item, ticket = StorageItem(**values), int(record["ticket"])
+    due = [int(place) for place in record["due"]] if "due" in record else UNSET
+    return StoredGroup(item, bytes(record["payload"]), ticket, keys, record["archived_at"], due)
+
+
+# Saved and loaded
 
 
 async def save_state(transactions: Transactions, codec: Codec) -> dict[str, Any]:
     """Return the portable state of a buffer, with whole payloads."""
     async with keeping_segments(transactions.engine, transactions.scope) as kept:
-        read = await transactions.read(_read_state)
-        for rows in in_batches(read.rows, lambda row: row.column("bytes") or 0):
+        groups, homes, places, state = await transactions.read(_read_state)
+        for rows in in_batches(groups, lambda row: row.column("bytes") or 0):
             stored = [row for row in rows if row.payload is not None]
-            payloads = await read_whole([row.payload or b"" for row in stored], read.places, kept=kept)
+            payloads = await read_whole([row.payload or b"" for row in stored], places, kept=kept)
             for row, payload in zip(stored, payloads, strict=True):
                 row.payload = payload
-    return await transactions.compute(partial(_pack, codec.as_stored(), transactions.scope.rules), read)
+    return await transactions.compute(partial(_pack, codec.as_stored(), transactions.scope.rules, homes, state), groups)
 
 
-@dataclass(slots=True)
-class _ReadState:
-    """What was read of a buffer: the rows of its groups, its lanes by name, all places, and the rest of its state."""
-
-    rows: list[GroupRow]
-    homes: dict[LaneName, Lane]
-    places: Places
-    state: BufferState
-
-
-def _read_state(tx: Transaction) -> _ReadState:
+def _read_state(tx: Transaction) -> tuple[list[GroupRow], dict[LaneName, Lane], Places, BufferState]:
+    """Return the rows of a buffer's groups, its lanes by name, all places, and the rest of its state."""
     name = tx.scope.buffer or ""
     tallies = Counter(read_tallies(tx, name))
     homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
-    rows = [GroupRow.of(row) for row in tx.execute(_all_groups(tx))]
+    groups = select_rows(payloads=True).where(lane.c.buffer == tx.scope.buffer).order_by(group.c.uid)
+    rows = [GroupRow.of(row) for row in tx.execute(groups)]
     for one in homes.values():
         one.clocks = {race: clock for race, clock in one.clocks.items() if race not in one.preparing}
     clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
@@ -83,24 +181,20 @@ def _read_state(tx: Transaction) -> _ReadState:
     join(tx)
     steps = {name: one.step for name, one in homes.items() if one.step is not None}
     state = BufferState([], next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx, name), steps)
-    return _ReadState(rows, homes, tx.places(), state)
+    return rows, homes, tx.places(), state
 
 
-def _pack(codec: Codec, rules: Rules, read: _ReadState) -> dict[str, Any]:
-    tallies = Counter(read.state.tallies)
-    for found in read.rows:
-        home = read.homes[(found.task_name, found.status)]
+def _pack(
+    codec: Codec, rules: Rules, homes: Mapping[LaneName, Lane], state: BufferState, rows: Sequence[GroupRow]
+) -> dict[str, Any]:
+    tallies = Counter(state.tallies)
+    for found in rows:
+        home = homes[(found.task_name, found.status)]
         stored = _stored(found, codec, home)
         if found.column("lease") is not None:
             stored = _given_back(stored, rules, home, tallies)
-        read.state.groups.append(stored)
-    return pack_state(replace(read.state, tallies=tallies))
-
-
-def _all_groups(tx: Transaction) -> Any:
-    joined = group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid)
-    columns = select(*STORED, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
-    return columns.select_from(joined).where(lane.c.buffer == tx.scope.buffer).order_by(group.c.uid)
+        state.groups.append(stored)
+    return pack_state(replace(state, tallies=tallies))
 
 
 def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
@@ -168,34 +262,21 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
     groups = [group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None) for uid, one, key, ticket in keyed]
     insert_groups(tx, groups, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
     for one in loaded.groups:
-        tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(_rest(one)))
+        rest = {name: getattr(one.item, name) for name in _REST} | {"archived_at": one.archived_at}
+        rest |= {race: one.keys.get(race) for race in KEYS}
+        tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(rest))
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}
     add_counts(tx, counts)
     raise_uid(tx, loaded.next_uid - 1 + shift)
     set_next_ticket(tx, loaded.next_ticket)
     write_cursors(tx, loaded.cursors)
-    _set_steps(tx, {lanes[name].id: step for name, step in loaded.steps.items()})
-
-
-def _rest(one: StoredGroup) -> dict[str, Any]:
-    """Return the columns of a group that a new one lacks."""
-    item = one.item
-    return {
-        "times_sampled": item.times_sampled,
-        "deliveries": item.deliveries,
-        "error": item.error,
-        "reward": item.reward,
-        "archived_at": one.archived_at,
-        "trained_step": item.trained_step,
-        UNIFORM: one.keys.get(UNIFORM),
-        PRIORITIZED: one.keys.get(PRIORITIZED),
-    }
-
-
-def _set_steps(tx: Transaction, steps: dict[int, int]) -> None:
-    """Set the train steps of the lanes, and of no others; the staleness of their groups is pinned."""
+    # The staleness of the groups is pinned: no lane but these has a step.
     tx.execute(update(lane).where(tx.scope.lanes).values(step=None))
-    start_steps(tx, steps)
+    start_steps(tx, {lanes[name].id: step for name, step in loaded.steps.items()})
+
+
+#: The columns of a group that a new one lacks.
+_REST = ("times_sampled", "deliveries", "error", "reward", "trained_step")
 
 
 def _set_clocks(tx: Transaction, lanes: dict[LaneName, Lane], clocks: dict[tuple[str, Status, str], Clock]) -> None:

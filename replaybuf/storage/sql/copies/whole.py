@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from replaybuf.codec.tails import Places, joined, names_its_arrays, read_tails
+from replaybuf.codec.stored import Places, joined, names_its_arrays, read_tails
 from replaybuf.errors import AccessError, DecodeError, PayloadStoreError, ReplayBufError, SnapshotError
-from replaybuf.segments.extents import EXTENT_BYTES
+from replaybuf.segments.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, begin_use, end_use, renew_use

@@ -1,7 +1,7 @@
-"""The interface of databases: transactions, and noticing what others have committed.
+"""The interface of databases: transactions, and detection of commits by other processes.
 
-A transaction is a plain function of a `Transaction`, run whole or not at all. It can't await, so a transaction never
-waits for anything but the database. All of this runs in the event loop of one thread (`engine.thread`).
+A transaction is a plain function of a `Transaction`, run whole or not at all. The function can't await, so a
+transaction waits for nothing but the database. All of this runs in the event loop of one thread (`engine.thread`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Function = Callable[[Transaction], T]
 
 
 class Follows(Enum):
-    """What an operation rests on, where a server may take over that lacks some of what this store saw committed."""
+    """The commits that an operation depends on, where a failover may have lost some that this store has seen."""
 
     NOTHING = auto()
     WHAT_WAS_SEEN = auto()
@@ -34,15 +34,15 @@ class Follows(Enum):
 class Database(ABC):
     """The connections of one store to its database. `lock_timeout` bounds each wait for a lock, in seconds.
 
-    `guard(tx)` is run at the beginning of each write transaction, unless that says that it is not fenced: it raises
-    FencedError in a store that may not write any more.
+    `guard(tx)` is run at the beginning of each write transaction with `fenced=True`; it raises FencedError in a store
+    that may not write any more.
 
-    Once `opened` is true (the schema is there), operations whose connection was lost are repeated for as long as the
-    database is set to; until then an unreachable server is an error at once.
+    Once `opened` is true (the schema exists), operations whose connection was lost are retried up to the reconnect
+    timeout; until then an unreachable server is an error at once.
     """
 
     dialect: Dialect
-    #: How many commits of one store gain from being under way at the same time.
+    #: The number of concurrent commits of one store that raises its throughput.
     writers = 1
 
     def __init__(self, url: URL, lock_timeout: float, guard: Function[object] | None = None) -> None:
@@ -66,8 +66,8 @@ class Database(ABC):
     ) -> T:
         """Run `function(tx)` in a read transaction, which sees one state of the database.
 
-        `brief` says that it takes milliseconds at most: it may then run in this thread. `single` says that it is one
-        statement: on a server, that is one round trip. `follows` as in `write`.
+        `brief`: the function takes milliseconds at most, and may run in this thread. `single`: it is one statement,
+        which on a server is one round trip. `follows` as in `write`.
         """
 
     @abstractmethod
@@ -83,20 +83,20 @@ class Database(ABC):
         follows: Follows = Follows.NOTHING,
         in_one_call: Function[T | None] | None = None,
     ) -> T:
-        """Run `function(tx)` in a write transaction behind the fence and commit; `alone` keeps out all other writers.
+        """Run `function(tx)` in a fenced write transaction and commit; `alone` excludes all other writers.
 
         `brief` as in `read`. With `fenced=False` the function checks the fence itself, or needs none. `patience` bounds
         each wait for a lock, in seconds, in place of `lock_timeout`.
 
-        What follows WHAT_WAS_SEEN raises CommitsLostError once the database lacks some of that, until something was
-        committed that follows A_CHECKPOINT.
+        With WHAT_WAS_SEEN, CommitsLostError is raised once the database lacks commits that this store has seen, until a
+        write with A_CHECKPOINT (a restore) has been committed.
 
-        On a server, `in_one_call(tx)` is tried first: it makes one `Transaction.call`, whose answer is the result, and
-        if that changed nothing it returns None.
+        On a server, `in_one_call(tx)` is tried first: it makes one `Transaction.call`, whose answer is the result, or
+        None if that changed nothing.
 
-        The function may run more than once: when the database rolls it back in favour of another transaction, or when a
-        connection was lost. Raises UnreachableError when it was not committed, and OutcomeUnknownError when that could
-        not be found out in time.
+        The function may run more than once: after a deadlock, a serialization failure, or a lost connection. Raises
+        UnreachableError when the transaction was not committed, and OutcomeUnknownError when its outcome could not be
+        determined in time.
         """
 
     @abstractmethod
@@ -105,9 +105,9 @@ class Database(ABC):
     ) -> T:
         """Run `function(tx)` in a write transaction on one state of the database, if possible alongside other writers.
 
-        It is behind the fence. That state is newer than the locks that `guard(tx)` takes, which are held until the end.
-        Before the commit, `confirm(tx)` sees what others have committed by then, while nobody writes alone. All three
-        may be repeated, even after a commit whose answer was lost: the function has to allow for that.
+        The transaction is fenced. Its snapshot is newer than the locks that `guard(tx)` takes, which are held until the
+        end. Before the commit, `confirm(tx)` sees other transactions' commits, while no writer runs `alone`. All three
+        may be repeated, even after a commit whose answer was lost: the function must be idempotent.
         """
 
     def _behind_fence(self, function: Function[T]) -> Function[T]:
@@ -125,19 +125,19 @@ class Database(ABC):
     def transaction(
         self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False
     ) -> AbstractAsyncContextManager[Steps]:
-        """Return a transaction in steps: committed at the end of the block, rolled back on an exception, run once."""
+        """Return a transaction of several steps: committed at the end of the block, rolled back on errors, no retry."""
 
     @abstractmethod
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        """Return the watch for what others commit from now on. `hint()` is called when they have, or may have."""
+        """Return a watch for commits of other processes from now on. `hint()` is called after a possible commit."""
 
     @property
     @abstractmethod
     def lent(self) -> int:
-        """The number of connections that are in use at the moment, but for those that are in use all the time."""
+        """The number of pooled connections in use at the moment."""
 
     def hurry(self) -> None:  # noqa: B027
-        """Go on for a moment only, because the store is being closed."""
+        """Shorten the retries after a lost connection, because the store is being closed."""
 
     @abstractmethod
     async def dispose(self) -> None:
@@ -169,23 +169,23 @@ class Steps:
 
 
 class CommitWatch(ABC):
-    """How a store notices what others have committed, and announces its own commits."""
+    """Detects commits of other processes, and notifies them of commits of this store."""
 
-    #: The longest time between two looks, in seconds.
+    #: The longest time between two polls, in seconds.
     seconds: float
-    #: Whether others wait for announcements, besides polling.
+    #: Whether other processes listen for notifications, besides polling.
     announces: bool = False
 
     @abstractmethod
     async def look(self) -> bool:
-        """Return whether anything may have been committed by another process since the last look."""
+        """Poll: return whether another process may have committed since the last poll."""
 
     def switch(self, on: bool) -> None:  # noqa: B027
-        """Start or stop giving hints, where that saves anything. A change in between is hinted at afterwards."""
+        """Start or stop calling `hint`, where that saves work. A commit while off is reported once on again."""
 
     async def announce(self) -> None:  # noqa: B027
-        """Tell the others that something was committed here."""
+        """Notify other processes of a commit by this one."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Release connections; another look makes new ones."""
+        """Release connections; another poll opens new ones."""

@@ -1,6 +1,6 @@
-"""What statements ask a database about: whatever the two do differently inside a transaction.
+"""The interface to all differences between the two databases inside a transaction.
 
-They never compare a database's name. The answers are in `sqlite_dialect` and `postgres_dialect`.
+Statements use it and never compare a database's name. `sqlite_dialect` and `postgres_dialect` implement it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _CHARACTER = 4
 
 @dataclass(frozen=True, slots=True)
 class RowLimit:
-    """The most bytes of all values of a row, and what sets this limit."""
+    """The maximum size of all values of a row in bytes, and the reason for this limit."""
 
     nbytes: int
     why: str
 
     def check(self, what: str, values: Iterable[object]) -> None:
-        """Raise TooLargeError when these values, in one row, are too large. `what` begins the message."""
+        """Raise TooLargeError when these values exceed the limit of a row. The message begins with `what`."""
         if (size := self._size(list(values))) > self.nbytes:
             raise TooLargeError(
                 f"{what} takes {units.size(size)} ({size:,} bytes), and a row holds at most {self.nbytes:,} bytes "
@@ -52,9 +52,9 @@ class RowLimit:
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """A line of a plan: `table` is read in it, by `index`, or rows are sorted.
+    """A line of a query plan: a read of `table`, by `index`, or a sort.
 
-    `whole`: all of the table is read, without an index or along one.
+    `whole`: the whole table is scanned, directly or through an index.
     """
 
     depth: int
@@ -75,7 +75,7 @@ class IndexFacts:
     valid: bool = True
 
 
-#: JSON as drivers take and give it is text.
+#: The drivers' JSON values are text.
 JSON_OPTIONS: dict[str, Any] = {
     "json_serializer": lambda value: to_json(value).decode(),
     "json_deserializer": from_json,
@@ -92,13 +92,13 @@ class Dialect(ABC):
     name: str
     #: SQLAlchemy's dialect, by which statements are compiled and values are converted.
     compiler: Compiler
-    #: Whether several transactions write at the same time, so that rows have to be locked.
+    #: Whether transactions write concurrently, so that row locks are needed.
     locks_rows: bool
     #: Whether each statement is a round trip to a server.
     is_remote: bool
-    #: The rows of `rb_tally` that a transaction adds to: those of its connection, where several write at the same time.
+    #: The shard of `rb_tally` that a transaction updates: its connection's own, where transactions write concurrently.
     shard: ColumnElement[int]
-    #: How many connections there are to the database, as the server counts them.
+    #: The number of connections to the database, by the server's count.
     connections: ColumnElement[int]
 
     @abstractmethod
@@ -107,81 +107,81 @@ class Dialect(ABC):
 
     @abstractmethod
     def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-        """Return the condition that a column is one of the values in the parameter `name`, given as by `listed`."""
+        """Return the condition that a column is one of the values in the list parameter `name` (`listed`)."""
 
     @abstractmethod
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
-        """Return values as one parameter of a prepared statement."""
+        """Return values as one list parameter of a prepared statement."""
 
     @abstractmethod
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
-        """Return the query, locking its rows against other writers; `skip_locked` leaves out rows that others hold."""
+        """Return the query with FOR UPDATE, if there are row locks; `skip_locked` as in SQL."""
 
     @abstractmethod
     def lock(self, tx: Transaction, key: Lock) -> None:
-        """Take a lock exclusively, until the end of the transaction."""
+        """Take an advisory lock exclusively, until the end of the transaction."""
 
     def lock_schema(self, tx: Transaction) -> None:
-        """Take the lock of who creates the tables, until the end of the transaction."""
+        """Take the lock for creating the schema, until the end of the transaction."""
         self.lock(tx, Lock.SCHEMA)
 
     @abstractmethod
     def try_lock(self, tx: Transaction, key: Lock, *, shared: bool = False) -> bool:
-        """Take a lock if it is free; return whether it was."""
+        """Try to take an advisory lock without waiting; return whether it was free."""
 
     @abstractmethod
     def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:
-        """Take the locks of these names exclusively, in their order."""
+        """Take the advisory locks of these names exclusively, in sorted order."""
 
     @abstractmethod
     def clock(self, tx: Transaction) -> float:
-        """Return the time by which leases end, in seconds since the epoch, the same for all users of the database."""
+        """Return the time of the lease clock, in seconds since the epoch, the same for all users of the database."""
 
     @abstractmethod
     def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
-        """Return the time of `clock` as a value in a statement: the server's, or the one that is `given`."""
+        """Return the lease clock as an expression: the server's time, or the `given` one."""
 
     @abstractmethod
     def start_clock(self, tx: Transaction) -> float:
-        """Return the time of `clock` in a transaction that writes: it passes evenly from now on."""
+        """Return the time of `clock` in a write transaction, and make the clock monotonic from now on."""
 
     @abstractmethod
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
-        """Return the first groups of a lane by these keys, locked, with the parameters LANE and SIZE.
+        """Return a query for the first groups of a lane by these keys, locked, with the parameters LANE and SIZE.
 
-        `backwards`: the keys run against the uid index.
+        `backwards`: the order of the keys is a backward scan of the index.
         """
 
     @abstractmethod
     def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
-        """Return a query for these columns of groups and their payloads, some of which `read_payload` has to read."""
+        """Return a query for these columns of groups and the payload, NULL if it is left to `read_payload`."""
 
     def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
-        """Return a payload that a query `with_payload` has left out, or None when there is none."""
+        """Return a payload that a query `with_payload` has left out, or None if it doesn't exist."""
         return None
 
     @abstractmethod
     def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
-        """Return parts of payloads, given the uid, the first byte and the number of bytes of each.
+        """Return byte ranges of payloads, given the uid, the offset and the length of each.
 
-        A part that goes beyond the end is shorter; it is None where there is no payload. Nothing else is read.
+        A range beyond the end is cut short, and None without a payload. Only these bytes are read.
         """
 
     @abstractmethod
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
-        """Delete the metadata of groups, and make their payloads garbage now, by this host's clock or the server's."""
+        """Delete the metadata of groups and make their payloads garbage, at the server's time or else at `now`."""
 
     @abstractmethod
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
-        """Set these columns of groups. A row is a uid and the values, as the driver takes them, JSON as text."""
+        """Update these columns of groups. A row is a uid and the values in the driver's form, JSON as text."""
 
     @abstractmethod
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        """Set the keys of groups in a race."""
+        """Set the sampling keys of groups in a race."""
 
     @abstractmethod
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
-        """Return the next uids, never given again even if the transaction fails (PostgreSQL then leaves a gap)."""
+        """Return the next uids; a committed uid is never reused (a rollback leaves a gap on PostgreSQL)."""
 
     @abstractmethod
     def set_last_uid(self, tx: Transaction, last: int) -> None:
@@ -189,22 +189,22 @@ class Dialect(ABC):
 
     @abstractmethod
     def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
-        """Copy groups of these lanes, up to a uid, into a checkpoint before they change, until `end_keeping`.
+        """Copy groups of these lanes, up to the uid `last`, into a checkpoint before they change, until `end_keeping`.
 
-        Those up to its `copied_to` are there already. Only where checkpoints are made in pieces.
+        Groups up to its `copied_to` are copied already. Only where checkpoints are incremental.
         """
 
     @abstractmethod
     def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
-        """Copy no more of the groups that change into this checkpoint, if they are."""
+        """Stop copying changed groups into this checkpoint. Idempotent."""
 
     @abstractmethod
     def row_limit(self, tx: Transaction) -> RowLimit:
-        """Return how large a row may be."""
+        """Return the maximum size of a row."""
 
     @abstractmethod
     def explain(self, tx: Transaction, sql: str, values: Sequence[Any]) -> list[PlanStep]:
-        """Return the plan of a statement with the driver's parameters, without running it."""
+        """Return the query plan of a statement with the driver's parameters (EXPLAIN, without running it)."""
 
     # The schema as it is
 
@@ -218,8 +218,8 @@ class Dialect(ABC):
 
     @abstractmethod
     def columns(self, tx: Transaction, table: str) -> dict[str, bool]:
-        """Return the columns of a table, each with whether it may be NULL."""
+        """Return the columns of a table; True for nullable ones."""
 
     @abstractmethod
     def indexes(self, tx: Transaction, table: str) -> dict[str, IndexFacts]:
-        """Return what is to be known of the indexes of a table, by name."""
+        """Return the indexes of a table, by name."""

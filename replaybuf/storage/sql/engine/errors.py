@@ -1,12 +1,12 @@
-"""What the exceptions of drivers mean, for the user and for repeating transactions."""
+"""What the exceptions of drivers mean: for users, with what to do about them, and for repeating transactions."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum, auto
 
 from sqlalchemy import exc
 from sqlalchemy.engine import URL
@@ -26,7 +26,6 @@ from replaybuf.errors import (
     TooLargeError,
     UnreachableError,
 )
-from replaybuf.storage.sql.engine.postgres_advice import advice, is_about_pooler, meant
 from replaybuf.storage.sql.engine.sqlite_files import translate_sqlite
 from replaybuf.storage.sql.engine.tls import why_not
 from replaybuf.storage.sql.engine.urls import public_url
@@ -68,9 +67,13 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
         waits = StandbyAwaitedError(f"{where}: {cause}")
         waits.in_doubt = True
         return waits
-    if _state(cause) != _State.NOT_ADMITTED and is_lost(error, connected=False):
+    state = _state(cause)
+    if state != "not admitted" and is_lost(error, connected=False):
         return _unreachable(cause, where, shows_certificate="sslcert" in url.query)
-    return _translate_postgres(cause, where, lock_timeout, url.username)
+    text = said(cause)
+    kind, message = _TOLD.get(state or "", (StorageError, ": {0}"))
+    what_to_do = advice(str(getattr(cause, "sqlstate", "")), text, url.username)
+    return kind(where + message.format(text + what_to_do, seconds=lock_timeout))
 
 
 def _driver_error(error: BaseException) -> BaseException:
@@ -91,80 +94,56 @@ def _driver_error(error: BaseException) -> BaseException:
 _HUNG_UP = "08003"
 
 
-class _State(Enum):
-    """The meaning of PostgreSQL's error codes: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
-
-    NOT_ADMITTED = auto()
-    REFUSED = auto()
-    POOLER = auto()
-    READ_ONLY = auto()
-    NO_DATABASE = auto()
-    LOCKED = auto()
-    CANCELLED = auto()
-    FULL = auto()
-    LOST = auto()
-    CONFLICT = auto()
-
-
+#: What users are told of these states; `{0}` is what the server says, with what to do about it.
+_TOLD: dict[str, tuple[type[ReplayBufError], str]] = {
+    "not admitted": (NotAdmittedError, " refused access: {0}"),
+    "refused": (AccessError, " refused access: {0}"),
+    "pooler": (StorageError, " is a pooler that isn't set up for this: {0}"),
+    "read-only": (
+        AccessError,
+        " refused to write: {0}; it is a standby (give the URL of the primary), or default_transaction_read_only is "
+        "set (ALTER DATABASE or ROLE ... RESET default_transaction_read_only)",
+    ),
+    "no database": (UnreachableError, ": {0}; create the database first (createdb)"),
+    "locked": (LockedError, ": waited more than {seconds:g} s for a lock: {0}"),
+    "cancelled": (
+        StorageError,
+        " cancelled a statement: {0}; if that was its statement_timeout, allow more time: ALTER ROLE ... SET "
+        "statement_timeout",
+    ),
+    "full": (DiskFullError, ": {0}; free some space (what was committed before is safe)"),
+}
+#: The states that PostgreSQL's error codes mean: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _STATES = {
-    "28000": _State.NOT_ADMITTED,  # the user
-    "28P01": _State.NOT_ADMITTED,  # the password
-    "42501": _State.REFUSED,  # missing privilege
-    "25006": _State.READ_ONLY,
-    "3D000": _State.NO_DATABASE,
-    "55P03": _State.LOCKED,  # lock_timeout
-    "57014": _State.CANCELLED,  # by statement_timeout, or by somebody
-    "53100": _State.FULL,
-    "57P01": _State.LOST,  # terminated by an administrator
-    "57P02": _State.LOST,  # another server process crashed
-    "57P03": _State.LOST,  # starting, stopping or recovering
-    "25P03": _State.LOST,  # idle in a transaction for too long
-    "53300": _State.LOST,  # no connection left
-    "40001": _State.CONFLICT,  # serialisation
-    "40P01": _State.CONFLICT,  # deadlock
-    "23505": _State.CONFLICT,  # the same key: when repeated, the second finds the first one's group
+    "28000": "not admitted",  # the user
+    "28P01": "not admitted",  # the password
+    "42501": "refused",  # missing privilege
+    "25006": "read-only",
+    "3D000": "no database",
+    "55P03": "locked",  # lock_timeout
+    "57014": "cancelled",  # by statement_timeout, or by somebody
+    "53100": "full",
+    "57P01": "lost",  # terminated by an administrator
+    "57P02": "lost",  # another server process crashed
+    "57P03": "lost",  # starting, stopping or recovering
+    "25P03": "lost",  # idle in a transaction for too long
+    "53300": "lost",  # no connection left
+    "40001": "conflict",  # serialisation
+    "40P01": "conflict",  # deadlock
+    "23505": "conflict",  # the same key: when repeated, the second finds the first one's group
 }
 #: Errors that another attempt would not change.
-_FINAL = {_State.REFUSED, _State.POOLER, _State.READ_ONLY, _State.NO_DATABASE, _State.FULL}
+_FINAL = ("refused", "pooler", "read-only", "no database", "full")
 
 
-def _state(error: BaseException) -> _State | None:
+def _state(error: BaseException) -> str | None:
     given, text = getattr(error, "sqlstate", None), str(error)
     if not isinstance(given, str):
         return None
     if is_about_pooler(given, text):
-        return _State.POOLER
+        return "pooler"
     code = meant(given, text)
-    return _STATES.get(code, _State.LOST if code.startswith("08") else None)
-
-
-def _translate_postgres(error: BaseException, where: str, lock_timeout: float, user: str | None) -> ReplayBufError:
-    text = said(error)
-    what_to_do = advice(str(getattr(error, "sqlstate", "")), text, user)
-    match _state(error):
-        case _State.NOT_ADMITTED:
-            return NotAdmittedError(f"{where} refused access: {text}{what_to_do}")
-        case _State.REFUSED:
-            return AccessError(f"{where} refused access: {text}{what_to_do}")
-        case _State.POOLER:
-            return StorageError(f"{where} is a pooler that isn't set up for this: {text}{what_to_do}")
-        case _State.READ_ONLY:
-            return AccessError(
-                f"{where} refused to write: {text}; it is a standby (give the URL of the primary), or "
-                "default_transaction_read_only is set (ALTER DATABASE or ROLE ... RESET default_transaction_read_only)"
-            )
-        case _State.NO_DATABASE:
-            return UnreachableError(f"{where}: {text}; create the database first (createdb)")
-        case _State.LOCKED:
-            return LockedError(f"{where}: waited more than {lock_timeout:g} s for a lock: {text}")
-        case _State.CANCELLED:
-            return StorageError(
-                f"{where} cancelled a statement: {text}; if that was its statement_timeout, allow more time: ALTER "
-                "ROLE ... SET statement_timeout"
-            )
-        case _State.FULL:
-            return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
-    return StorageError(f"{where}: {text}{what_to_do}")
+    return _STATES.get(code, "lost" if code.startswith("08") else None)
 
 
 def said(error: BaseException) -> str:
@@ -203,7 +182,7 @@ def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -
 
 def is_conflict(error: BaseException) -> bool:
     """Return whether PostgreSQL rolled a transaction back in favour of another, so that it can be repeated."""
-    return _state(_driver_error(error)) == _State.CONFLICT
+    return _state(_driver_error(error)) == "conflict"
 
 
 def is_lost(error: BaseException, *, connected: bool) -> bool:
@@ -224,7 +203,7 @@ _LOST_NAMES = {"TargetServerAttributeNotMatched", "InternalClientError"}
 
 def _says_lost(cause: BaseException, connected: bool) -> bool:
     if isinstance(getattr(cause, "sqlstate", None), str):
-        return _state(cause) in (_State.LOST, _State.NOT_ADMITTED)
+        return _state(cause) in ("lost", "not admitted")
     if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
         return True
     if isinstance(cause, TimeoutError) and cause.errno is None:  # not the network's, but asyncio's
@@ -245,7 +224,7 @@ def is_telling(error: BaseException) -> bool:
     """Return whether an error says why a server can't be connected to, though it is there and it is the right one."""
     return (
         isinstance(error, ReplayBufError)
-        or _state(error) in (*_FINAL, _State.NOT_ADMITTED)
+        or _state(error) in (*_FINAL, "not admitted")
         or getattr(error, "sqlstate", None) in ("53300", "08P01")  # without room; a pooler that says something
         or why_not(error) is not None
     )
@@ -266,5 +245,138 @@ def is_refusal(error: BaseException) -> bool:
         not isinstance(error, ReplayBufError)
         or isinstance(error, TooLargeError)
         or isinstance(cause, by_sqlite)
-        or (cause is not None and _is_asyncpg(cause) and _state(cause) in (None, _State.CANCELLED))
+        or (cause is not None and _is_asyncpg(cause) and _state(cause) in (None, "cancelled"))
     )
+
+
+# What to do about refusals, and about poolers that are not set up for replaybuf, by error code
+
+_TABLES = "what docs/postgresql-access.md grants (to write SELECT, INSERT, UPDATE and DELETE; SELECT is enough to look)"
+
+#: Of error codes, the patterns of messages, and what to do; `{user}` is the role, `{0}` the pattern's first group.
+_ADVICE: dict[str, list[tuple[str, str]]] = {
+    "28P01": [
+        (
+            "",
+            "give the one that holds now, in the url, or in a password file or by a function (passfile, password=), "
+            "which are asked anew for each connection",
+        )
+    ],
+    "28000": [
+        (r'role "(.*)" does not exist', "create it: CREATE ROLE {0} LOGIN"),
+        (r'role "(.*)" is not permitted to log in', "ALTER ROLE {0} LOGIN"),
+        (r"valid client certificate", "give one, and its key: sslcert=FILE and sslkey=FILE"),
+        (r"certificate authentication failed", "the name (CN) in the certificate must be the role's"),
+        (
+            r"no pg_hba.conf entry .*(?:no encryption|SSL off)",
+            "connect by TLS (sslmode=verify-full), or let the server's pg_hba.conf admit this host",
+        ),
+        (r"no pg_hba.conf entry", "let the server's pg_hba.conf admit this host, role and database"),
+    ],
+    "53300": [("", "raise its max_connections (or the CONNECTION LIMIT of the role or the database)")],
+    "55000": [(r"database (\S+) is not currently accepting", "ALTER DATABASE {0} ALLOW_CONNECTIONS true")],
+    "42501": [
+        (
+            r"for schema (\S+)",
+            "let the owner make the tables (replaybuf db upgrade URL) and GRANT USAGE ON SCHEMA {0} TO {user}; or, for "
+            "this role to make them, GRANT USAGE, CREATE ON SCHEMA {0} TO {user}",
+        ),
+        (r"for (?:table|view|relation) (\S+)", f"on {{0}} the role {{user}} lacks {_TABLES}"),
+        (r"for sequence (\S+)", "GRANT USAGE, SELECT, UPDATE ON SEQUENCE {0} TO {user}"),
+        (r"for database (\S+)", "GRANT CONNECT ON DATABASE {0} TO {user}"),
+        (r"must be owner of (?:\w+ )+(\S+)", "only the owner of {0} may do this: run it as that role"),
+    ],
+}
+
+_SETTINGS = "docs/pgbouncer.md has the settings"
+#: Errors of poolers, by what they say.
+_POOLERS = [
+    (
+        r"statement pooling mode",
+        f"set pool_mode = transaction: in statement mode there are no transactions ({_SETTINGS})",
+    ),
+    (r"unsupported startup parameter", f"let PgBouncer ignore it, by ignore_startup_parameters ({_SETTINGS})"),
+    (
+        r'prepared statement "__asyncpg_\w+" (?:does not exist|already exists)',
+        f"behind a pooler in transaction mode add statement_cache_size=0 to the url ({_SETTINGS})",
+    ),
+]
+_POOLER_CODES = ("08", "26000", "42P05")
+
+_VIOLATION = "08P01"
+#: PgBouncer has one code for all that it refuses, and for all that the server refuses it. By what they say: the code
+#: that PostgreSQL has for the same, and what to do; None: the same as for PostgreSQL's.
+_PGBOUNCER: list[tuple[str, str, str | None]] = [
+    (
+        r"no such user",
+        "28000",
+        "PgBouncer doesn't know the role {user}: write it and its password into its auth_file, or set auth_query",
+    ),
+    (
+        r"authentication failed for user|server login .*(?:password|SASL|signature)",
+        "28P01",
+        "the server behind PgBouncer refuses its login: correct the password in its auth_file, or in [databases]",
+    ),
+    (
+        r"(?:password|SASL|PAM|LDAP|\"trust\") authentication failed|login rejected|empty password",
+        "28P01",
+        "give the password that PgBouncer's auth_file, or auth_query, has for the role {user}, if it knows that role",
+    ),
+    (r"TLS client certificate required", "28000", "give one, and its key: sslcert=FILE and sslkey=FILE"),
+    (r"(?:TLS|SSL)(?: connection)? required", "28000", "connect by TLS: sslmode=verify-full"),
+    (r"certificate name mismatch", "28000", "the name (CN) in the certificate must be the role's"),
+    (r'role ".*" (?:does not exist|is not permitted)|no pg_hba.conf entry|certificate authentication', "28000", None),
+    (r'database ".*" does not exist', "3D000", None),
+    (r"is not currently accepting connections", "55000", None),
+    (r"too many connections for|too many clients|connection slots are reserved", "53300", None),
+    (
+        r"max_(?:client_conn|db_client_connections|user_client_connections)",
+        "53300",
+        "raise it in PgBouncer's settings",
+    ),
+    (
+        r"no such database|bouncer config error",
+        _VIOLATION,
+        "does PgBouncer's section [databases] have this one, with a user that it knows?",
+    ),
+    (r"database .* is disabled", _VIOLATION, "ENABLE it in PgBouncer's console"),
+    (
+        r"query_wait_timeout",
+        _VIOLATION,
+        "PgBouncer had no connection to the server for so long: is the server running? If it is, all were in use: "
+        "raise default_pool_size",
+    ),
+    (
+        r"server login|client_login_timeout|cannot connect to server",
+        _VIOLATION,
+        "PgBouncer is there, and can't log in to the server behind it, as its log says: is that running, and does it "
+        "take the password in PgBouncer's auth_file?",
+    ),
+    (r"shutting down|pause", _VIOLATION, "start PgBouncer again, or RESUME the database in its console"),
+]
+
+
+def meant(code: str, message: str) -> str:
+    """Return PostgreSQL's code for what an error says, also where PgBouncer has one of its own."""
+    of_pooler = _of_pgbouncer(message) if code == _VIOLATION else None
+    return code if of_pooler is None else of_pooler[1]
+
+
+def _of_pgbouncer(message: str) -> tuple[str, str, str | None] | None:
+    return next((one for one in _PGBOUNCER if re.search(one[0], message)), None)
+
+
+def is_about_pooler(code: str, message: str) -> bool:
+    """Return whether an error is that of a pooler which isn't set up for replaybuf."""
+    return code.startswith(_POOLER_CODES) and any(re.search(pattern, message) for pattern, _ in _POOLERS)
+
+
+def advice(code: str, message: str, user: str | None) -> str:
+    """Return what to do about an error, as the rest of a sentence; nothing when there is nothing to say."""
+    known = _POOLERS if is_about_pooler(code, message) else _ADVICE.get(meant(code, message), [])
+    if known is not _POOLERS and code == _VIOLATION and (of_pooler := _of_pgbouncer(message)) and of_pooler[2]:
+        known = [(of_pooler[0], of_pooler[2])]
+    for pattern, text in known:
+        if found := re.search(pattern, message):
+            return f"; {text.format(*found.groups(), user=user or 'of this process')}"
+    return ""

@@ -211,24 +211,26 @@ class Patience:
         return f"{self.reason}; tried again for {elapsed:.0f} s (reconnect_timeout={self._outage.seconds:g})"
 
 
-class Insistent:
-    """A write that is repeated until it was certainly committed, exactly once."""
+def until_committed(write: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[None]]:
+    """Return a function that tries a write once, to be called until it returns: then it was committed, exactly once.
 
-    def __init__(self, write: Callable[[], Awaitable[object]]) -> None:
-        self._write = write
-        self._doubt: OutcomeUnknownError | None = None
+    It raises ReplayBufError when it has to be called again.
+    """
+    doubt: OutcomeUnknownError | None = None
 
-    async def __call__(self) -> None:
-        """Try once. Raises ReplayBufError when it has to be called again."""
-        if self._doubt is not None:
-            if await self._doubt.was_committed():
+    async def attempt() -> None:
+        nonlocal doubt
+        if doubt is not None:
+            if await doubt.was_committed():
                 return
-            self._doubt = None
+            doubt = None
         try:
-            await self._write()
+            await write()
         except OutcomeUnknownError as error:
-            self._doubt = error
+            doubt = error
             raise
+
+    return attempt
 
 
 #: The prefix of the names of connections' rows in `rb_counter`.
@@ -299,15 +301,13 @@ def was_committed(tx: Transaction, identity: Identity, *, replicated: bool) -> b
     A commit that was interrupted while it waited for the standby can be read at once. Another one is behind it in the
     WAL, and waits for both.
     """
-    ask = "UPDATE rb_counter SET value = value WHERE name = $1 RETURNING value" if replicated else _READ
-    found = tx.run(ask, identity.row)
-    return bool(found) and int(found[0][0]) == identity.number
-
-
-_READ = "SELECT value FROM rb_counter WHERE name = $1"
+    ask = "SELECT value FROM rb_counter WHERE name = $1"
+    if replicated:
+        ask = "UPDATE rb_counter SET value = value WHERE name = $1 RETURNING value"
+    return [number for (number,) in tx.run(ask, identity.row)] == [identity.number]
 
 
 def answer(tx: Transaction, identity: Identity) -> list[int]:
-    """Return what a function answered that was committed (`engine.server_function`)."""
+    """Return the answer that a committed function call left beside its mark (`engine.server_function`)."""
     [(numbers,)] = tx.run("SELECT value FROM rb_info WHERE name = $1", identity.row)
     return [int(number) for number in numbers.split()]

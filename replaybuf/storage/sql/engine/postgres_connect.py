@@ -20,7 +20,7 @@ from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.outage import Identity, next_identity
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
-from replaybuf.storage.sql.engine.servers import Standing
+from replaybuf.storage.sql.engine.servers import UNKNOWN
 from replaybuf.storage.sql.engine.tls import OPTIONS, tls_of
 from replaybuf.storage.sql.engine.urls import driver_options, is_local, public_url
 
@@ -38,7 +38,7 @@ class Connector:
     function: PasswordFunction | None
     writes: bool
 
-    async def connect(self, _dsn: None = None, **options: Any) -> asyncpg.Connection[Any]:
+    async def connect(self, **options: Any) -> asyncpg.Connection[Any]:
         """Connect, as `asyncpg.connect` does. Raises its errors, and ReplayBufError."""
         seconds = float(options["timeout"])
         try:
@@ -109,44 +109,37 @@ def connector(
 
 
 class Connection(asyncpg.Connection):
-    """asyncpg's connection, which numbers its transactions (`identity`), and knows its server."""
+    """asyncpg's connection, which numbers its transactions (`next_identity`), and knows its server."""
 
-    __slots__ = ("_functions", "_identity", "_standing")
+    __slots__ = ("_identity", "functions", "standing")
 
-    @property
-    def functions(self) -> dict[str, bool]:
-        """The functions (`engine.server_function`) about which this connection asked, and whether it may call them."""
-        try:
-            return self._functions
-        except AttributeError:
-            self._functions: dict[str, bool] = {}
-            return self._functions
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._identity: Identity | None = None
+        #: The functions (`engine.server_function`) about which this connection asked, and whether it may call them.
+        self.functions: dict[str, bool] = {}
+        #: The server's role and timeline, as asked when the connection was made.
+        self.standing = UNKNOWN
 
     async def has_function(self, name: str) -> bool:
         """Return whether a function may be called here. If so, this connection holds its own lock until it ends."""
         if name not in self.functions:
+            assert self._identity is not None
             # A pooler shows its clients another process than the server's, and keeps that when they are gone.
             direct = self.standing.process == self.get_server_pid()
-            self.functions[name] = direct and await self._find_and_hold(name)
+            try:
+                found = direct and await self.fetch(_FIND_AND_HOLD, name, self._identity.lock)
+            except asyncpg.PostgresError as error:
+                if not says_unknown(error):  # of what is asked: it only speaks PostgreSQL's language
+                    raise
+                found = False
+            self.functions[name] = bool(found)
         return self.functions[name]
-
-    async def _find_and_hold(self, name: str) -> bool:
-        try:
-            return bool(await self.fetch(_FIND_AND_HOLD, name, self._identity.lock))
-        except asyncpg.PostgresError as error:
-            if says_unknown(error):  # of what is asked: it only speaks PostgreSQL's language
-                return False
-            raise
 
     def next_identity(self) -> Identity:
         """Return the identity of the next transaction."""
-        self._identity = next_identity(getattr(self, "_identity", None))
+        self._identity = next_identity(self._identity)
         return self._identity
-
-    @property
-    def standing(self) -> Standing:
-        """What its server said of itself when it was connected to."""
-        return getattr(self, "_standing", None) or Standing()
 
     def same_server(self) -> str:
         """Return the statement that fails unless the server is the same as then; nothing where it can't be another.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     JSON,
-    BigInteger,
     Column,
     ColumnElement,
     Integer,
@@ -18,23 +17,19 @@ from sqlalchemy import (
     Text,
     bindparam,
     cast,
-    delete,
     func,
-    insert,
     literal_column,
     select,
-    text,
     update,
 )
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, asyncpg
+from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 
-from replaybuf.rules.policies import KEYS
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, IndexFacts, PlanStep, RowLimit
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.transaction import Prepared
-from replaybuf.storage.sql.schema.tables import Number, garbage, group, payload, uid_sequence
+from replaybuf.storage.sql.schema.tables import Number, group, payload, uid_sequence
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
@@ -77,12 +72,12 @@ class PostgresDialect(Dialect):
             tx.run(locks.TAKE_NAMED, name, kind)
 
     def clock(self, tx: Transaction) -> float:
-        [(seconds,)] = tx.fetch(_CLOCK)
+        [(seconds,)] = tx.run(f"SELECT {_NOW}")
         return float(seconds)
 
     def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
         # A value of its own: no index can be used with a function that may change while it is.
-        return func.coalesce(given, cast(_NOW.scalar_subquery(), Number))
+        return func.coalesce(given, cast(select(literal_column(_NOW)).scalar_subquery(), Number))
 
     def start_clock(self, tx: Transaction) -> float:
         return self.clock(tx)
@@ -103,23 +98,20 @@ class PostgresDialect(Dialect):
         if not ranges:
             return []
         uids, places, sizes = map(list, zip(*ranges, strict=True))
-        return [part for (part,) in tx.fetch(_PARTS, uids, places, sizes)]
+        return [part for (part,) in tx.run(_PARTS, uids, places, sizes)]
 
     def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
-        tx.fetch(_REMOVE_TO_GARBAGE, self.listed(uids))
+        tx.run(_REMOVE_TO_GARBAGE, self.listed(uids))
 
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
-            values = {
-                f"new_{name}": list(each) for name, each in zip(("uid", *names), zip(*rows, strict=True), strict=True)
-            }
-            tx.execute(_set_columns(tuple(names)), values)
+            tx.fetch(_set_columns(tuple(names)), *map(list, zip(*rows, strict=True)))
 
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        tx.fetch(_SET_KEYS[race], uids, keys)
+        tx.fetch(_set_columns((race,)), uids, keys)
 
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
-        return [uid for (uid,) in tx.fetch(_NEXT_UIDS, count)]
+        return [uid for (uid,) in tx.run(_NEXT_UIDS, count)]
 
     def set_last_uid(self, tx: Transaction, last: int) -> None:
         tx.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
@@ -188,36 +180,21 @@ def _indexes(node: dict[str, Any]) -> Iterator[str]:
         yield from _indexes(child)
 
 
-_NOW = select(func.extract("epoch", func.clock_timestamp()))
-_CLOCK = Prepared(lambda _: _NOW)
-_series = func.generate_series(1, bindparam("count", type_=Integer)).table_valued("n")
-_NEXT_UIDS = Prepared(lambda _: select(uid_sequence.next_value()).select_from(_series), "count")
-
-
-def _to_garbage(dialect: Dialect) -> Any:
-    gone = delete(group).where(dialect.one_of(group.c.uid, "uids")).returning(group.c.uid).cte("gone")
-    removed = select(gone.c.uid, cast(_NOW.scalar_subquery(), Number))
-    return insert(garbage).from_select(["uid", "removed_at"], removed)
-
-
+_NOW = "extract(epoch FROM clock_timestamp())"
+_NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
 # Values that aren't compressed (`schema.create`) are read in part.
-_PARTS = Prepared(
-    lambda _: text("""
-    SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
-    FROM unnest(CAST(:uids AS bigint[]), CAST(:places AS bigint[]), CAST(:sizes AS bigint[]))
+_PARTS = """SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
+    FROM unnest(CAST($1 AS bigint[]), CAST($2 AS bigint[]), CAST($3 AS bigint[]))
         WITH ORDINALITY AS wanted (uid, start, length, number)
-        LEFT JOIN rb_payload USING (uid) ORDER BY number"""),
-    "uids",
-    "places",
-    "sizes",
-)
-
-_REMOVE_TO_GARBAGE = Prepared(_to_garbage, "uids")
+        LEFT JOIN rb_payload USING (uid) ORDER BY number"""
+_REMOVE_TO_GARBAGE = f"""
+    WITH gone AS (DELETE FROM rb_group WHERE uid = ANY(CAST($1 AS bigint[])) RETURNING uid)
+    INSERT INTO rb_garbage (uid, removed_at) SELECT uid, CAST((SELECT {_NOW}) AS float8) FROM gone"""  # noqa: S608
 
 
 @cache
-def _set_columns(names: tuple[str, ...]) -> Any:
-    """Return the UPDATE of these columns, with an array for each."""
+def _set_columns(names: tuple[str, ...]) -> Prepared:
+    """Return the UPDATE of these columns, with an array for each, that of the uids first."""
 
     def values_of(column: Column[Any]) -> Any:
         json = isinstance(column.type, JSON)
@@ -226,21 +203,8 @@ def _set_columns(names: tuple[str, ...]) -> Any:
 
     given = select(*(values_of(group.c[name]) for name in ("uid", *names))).subquery("given")
     chosen = update(group).where(group.c.uid == given.c.uid)
-    return chosen.values({group.c[name]: given.c[name] for name in names})
+    changed = chosen.values({group.c[name]: given.c[name] for name in names})
+    return Prepared(lambda _: changed, *(f"new_{name}" for name in ("uid", *names)))
 
-
-# All keys as two arrays, in one statement.
-_drawn = select(
-    func.unnest(bindparam("uids", type_=ARRAY(BigInteger))).label("uid"),
-    func.unnest(bindparam("keys", type_=ARRAY(DOUBLE_PRECISION))).label("key"),
-).subquery("drawn")
-
-
-def _set_keys(race: str) -> Prepared:
-    changed = update(group).where(group.c.uid == _drawn.c.uid).values({group.c[race]: _drawn.c.key})
-    return Prepared(lambda _: changed, "uids", "keys")
-
-
-_SET_KEYS = {race: _set_keys(race) for race in KEYS}
 
 POSTGRES = PostgresDialect()

@@ -10,7 +10,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
@@ -22,12 +21,12 @@ from replaybuf.errors import PoolBusyError, ReplayBufError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import postgres_dialect
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
-from replaybuf.storage.sql.engine.hosts import hosts_of, url_at
 from replaybuf.storage.sql.engine.outage import MARKING
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, connector
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_servers import Servers
 from replaybuf.storage.sql.engine.transaction import Row, Session
+from replaybuf.storage.sql.engine.urls import hosts_of, url_at
 
 T = TypeVar("T")
 
@@ -89,10 +88,6 @@ class Pool:
                     ) from error
                 raise
 
-    async def give_back(self, connection: asyncpg.Connection[Any]) -> None:
-        """Take back a connection outside any transaction."""
-        await self._pool.release(connection)
-
     async def discard(self, connection: asyncpg.Connection[Any]) -> None:
         """Take back a connection that can't be used any more, and close it."""
         await asyncio.shield(self._close(connection))
@@ -122,7 +117,7 @@ class Pool:
         if is_closed(connection) or connection.is_in_transaction():
             await self.discard(connection)
         else:
-            await self.give_back(connection)
+            await self._pool.release(connection)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -159,11 +154,17 @@ def _connect_options(
 ) -> tuple[dict[str, Any], Connector]:
     url, options, makes = connector(url, password=password, writes=not read_only)
     settings = {"application_name": options.pop("application_name", "replaybuf"), "jit": "off"}
-    settings |= {"lock_timeout": str(max(1, int(lock_timeout * 1000))), **_server_settings()}
-    if not read_only:  # readers see the server's own settings
-        settings["synchronous_commit"] = "on"
-    else:
-        settings["default_transaction_read_only"] = "on"
+    idle, interval, count = _keepalive()
+    settings |= {
+        "lock_timeout": str(max(1, int(lock_timeout * 1000))),
+        "tcp_keepalives_idle": str(idle),
+        "tcp_keepalives_interval": str(interval),
+        "tcp_keepalives_count": str(count),
+        "tcp_user_timeout": str(SILENCE_SECONDS * 1000),
+        "idle_in_transaction_session_timeout": str(_IDLE_SECONDS * 1000),
+    }
+    # (Readers see the server's own synchronous_commit.)
+    settings["default_transaction_read_only" if read_only else "synchronous_commit"] = "on"
     # The level and READ ONLY are said in every BEGIN: a database or role may have other defaults, and a connection
     # pooler such as PgBouncer may drop the settings that a connection asks for.
     options.pop("target_session_attrs", None)  # of several servers, `Servers` chooses
@@ -185,51 +186,27 @@ def _connect_options(
     return arguments, makes
 
 
-def _server_settings() -> dict[str, str]:
-    idle, interval, count = _keepalive()
-    return {
-        "tcp_keepalives_idle": str(idle),
-        "tcp_keepalives_interval": str(interval),
-        "tcp_keepalives_count": str(count),
-        "tcp_user_timeout": str(SILENCE_SECONDS * 1000),
-        "idle_in_transaction_session_timeout": str(_IDLE_SECONDS * 1000),
-    }
-
-
 def _keepalive() -> tuple[int, int, int]:
     """Return after how many seconds of silence to probe the other side, at what interval, and how many times."""
     return max(1, SILENCE_SECONDS // 2), max(1, SILENCE_SECONDS // 4), 2
-
-
-async def _watch(connection: asyncpg.Connection[Any]) -> None:
-    """Set up a new connection, so that its loss is noticed."""
-    connection.add_termination_listener(partial(_go_on, getattr(connection, "_protocol", None)))
-    _watch_socket(connection)
 
 
 async def _leave_as_it_is(_: asyncpg.Connection[Any]) -> None:
     """Every transaction is ended explicitly and leaves no settings: nothing has to be asked of the server."""
 
 
-def _go_on(protocol: Any, _: Any) -> None:
-    # An executemany that waits until it may send more would go on waiting when the connection is lost.
-    if protocol is not None:
-        protocol.resume_writing()
-
-
-def _watch_socket(connection: Any) -> None:
+async def _watch(connection: asyncpg.Connection[Any]) -> None:
+    """Set up a new connection, so that its loss is noticed."""
+    if (protocol := getattr(connection, "_protocol", None)) is not None:
+        # An executemany that waits until it may send more would go on waiting when the connection is lost.
+        connection.add_termination_listener(lambda _: protocol.resume_writing())
     transport = getattr(connection, "_transport", None)
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
         return
-    idle, interval, count = _keepalive()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", idle),
-        ("TCP_KEEPINTVL", interval),
-        ("TCP_KEEPCNT", count),
-        ("TCP_USER_TIMEOUT", SILENCE_SECONDS * 1000),
-    ):
+    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    for name, value in zip(names, (*_keepalive(), SILENCE_SECONDS * 1000), strict=True):
         if hasattr(socket, name):  # not every system has all options
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

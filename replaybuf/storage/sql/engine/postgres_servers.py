@@ -19,7 +19,6 @@ from sqlalchemy.engine import URL
 
 from replaybuf.errors import ConfigError, NoPrimaryError
 from replaybuf.storage.sql.engine.errors import is_telling
-from replaybuf.storage.sql.engine.hosts import Host, hosts_of, session_attrs
 from replaybuf.storage.sql.engine.outage import Identity
 from replaybuf.storage.sql.engine.postgres_connect import Connection
 from replaybuf.storage.sql.engine.servers import (
@@ -28,11 +27,10 @@ from replaybuf.storage.sql.engine.servers import (
     ASK_LITTLE,
     PREFER_PRIMARY,
     AskedServer,
-    Followed,
     Standing,
     choose,
 )
-from replaybuf.storage.sql.engine.urls import public_url
+from replaybuf.storage.sql.engine.urls import Host, hosts_of, public_url, session_attrs
 
 #: How long servers that haven't answered yet are waited for, once one has that would do.
 _GRACE_SECONDS = 1.0
@@ -100,31 +98,30 @@ class Servers:
         #: Where the server was that was connected to last, of several.
         self.last: Host | None = None
         self._meeting = asyncio.Lock()
-        self._how: tuple[Any, dict[str, Any]] = ((), {})  # to connect
+        self._options: dict[str, Any] = {}  # with which the pool connects
         self._look_at = 0.0
         self._looking: asyncio.Future[None] | None = None
         self._left: set[Any] = set()  # old primaries that were told
-        self.followed: Followed | None = None
+        self.followed: Standing | None = None
         self.seen = Seen()
         self.lost = ""
 
-    async def connect(self, *args: Any, **options: Any) -> Any:
+    async def connect(self, _dsn: None = None, **options: Any) -> Any:
         """Return a connection to the server that the URL asks for, in place of `asyncpg.connect`."""
+        self._options = options
+        return await self.one_more()
+
+    async def one_more(self) -> Any:
+        """Return a connection that isn't one of the pool's, made like those."""
         if not self._asks:
-            return await self._connect(*args, **options)
-        self._how = args, options
+            return await self._connect(**self._options)
         if self.last is not None:
             try:
                 async with asyncio.timeout(_DIRECT_SECONDS):
-                    return await self._connect_to([self.last], args, options)
+                    return await self._connect_to([self.last])
             except Exception:
                 self.last = None
-        return await self._connect_to(self._hosts, args, options)
-
-    async def one_more(self) -> Any:
-        """Return a connection that isn't one of the pool's, like the last one that was made."""
-        args, options = self._how
-        return await self.connect(*args, **options)
+        return await self._connect_to(self._hosts)
 
     def look_out(self) -> None:
         """Ask the other servers from time to time, beside: an old primary may not know that it is one."""
@@ -136,7 +133,7 @@ class Servers:
     async def _look(self) -> None:
         last = self.last
         try:
-            await _close(await self._connect_to(self._hosts, *self._how))
+            await _close(await self._connect_to(self._hosts))
         except Exception as error:
             _logger.debug("the servers could not be asked which is the primary: %s", error)
             self.last = last
@@ -149,7 +146,7 @@ class Servers:
 
     def is_left(self, standing: Standing) -> bool:
         """Return whether a connection's server is an old primary, which takes no writes of this process any more."""
-        return self.followed is not None and self.followed.is_left(standing)
+        return self.followed is not None and standing.is_left(self.followed)
 
     def accept(self) -> None:
         """Go on from what the server has, after a restore."""
@@ -157,10 +154,10 @@ class Servers:
             self.lost = ""
             self.seen.clear()
 
-    async def _connect_to(self, hosts: Sequence[Host | None], args: Any, options: dict[str, Any]) -> Connection:
+    async def _connect_to(self, hosts: Sequence[Host | None]) -> Connection:
         opened: dict[Host | None, Connection] = {}
         try:
-            found = await self._ask_all(hosts, opened, args, options)
+            found = await self._ask_all(hosts, opened)
             chosen = choose(found, self._attrs, self.followed, self._where)
             connection = opened.pop(chosen.host)
             try:
@@ -175,14 +172,12 @@ class Servers:
         self.last, self._look_at = chosen.host, time.monotonic() + LOOK_SECONDS
         return connection
 
-    async def _ask_all(
-        self, hosts: Sequence[Host | None], opened: dict[Host | None, Connection], args: Any, options: dict[str, Any]
-    ) -> list[AskedServer]:
+    async def _ask_all(self, hosts: Sequence[Host | None], opened: dict[Host | None, Connection]) -> list[AskedServer]:
         """Connect to all hosts, and ask what they are; those that do not answer soon after one that would do are left.
 
         Raises the driver's error for a single host, and one that says why none of several can be used.
         """
-        tasks = {asyncio.ensure_future(self._open(host, opened, args, options)): host for host in hosts}
+        tasks = {asyncio.ensure_future(self._open(host, opened)): host for host in hosts}
         pending, found, errors = set(tasks), dict[Host | None, AskedServer](), list[Exception]()
         try:
             while pending:
@@ -195,7 +190,9 @@ class Servers:
                         found[tasks[task]] = AskedServer(tasks[task], task.result())
                     except Exception as error:
                         errors.append(error)
-                        found[tasks[task]] = AskedServer(tasks[task], problem=f"can't be used ({_text(error)})")
+                        found[tasks[task]] = AskedServer(
+                            tasks[task], problem=f"can't be used ({str(error) or type(error).__name__})"
+                        )
         finally:
             for task in tasks:
                 task.cancel()
@@ -213,15 +210,13 @@ class Servers:
             return False
         return True
 
-    async def _open(
-        self, host: Host | None, opened: dict[Host | None, Connection], args: Any, options: dict[str, Any]
-    ) -> Standing:
+    async def _open(self, host: Host | None, opened: dict[Host | None, Connection]) -> Standing:
         place = {} if host is None else {"host": host.name, "port": host.port}
-        connection: Any = await self._connect(*args, **(options | place))
+        connection: Any = await self._connect(**self._options | place)
         opened[host] = connection
         standing = await _standing_of(connection)
         # Of a reader's connection it is the reader who set that.
-        connection._standing = standing if self._writes else standing._replace(is_read_only=standing.is_standby)
+        connection.standing = standing if self._writes else standing._replace(is_read_only=standing.is_standby)
         return connection.standing  # type: ignore[no-any-return]
 
     # Another server than before
@@ -235,12 +230,12 @@ class Servers:
             before = self.followed
             if before is not None and (standing.timeline, standing.instance) == (before.timeline, before.instance):
                 return
-            if before is not None and before.is_left(standing):  # meanwhile
+            if before is not None and standing.is_left(before):  # meanwhile
                 raise ConnectionResetError(f"{chosen} is an old primary")
             await self._check_not_left(connection, chosen, standing.timeline)
             if standing.timeline > 1:
                 await _enter(connection, standing)
-            if before is not None and standing.timeline > before.timeline:
+            if before is not None and standing.timeline > (before.timeline or 0):
                 who = "it is another server" if chosen.host is None else f"this process follows {chosen}"
                 _logger.warning("%s: %s from now on (timeline %d)", self._where, who, standing.timeline)
             if (marks := self.seen.marks) and not self.lost:
@@ -248,19 +243,17 @@ class Servers:
                 if any(there.get(row, 0) < number for row, number in marks.items()):
                     self.lost = self._commits_lost(chosen, standing, marks, there)
                     _logger.error("%s", self.lost)
-            self.followed = Followed.of(standing)
+            self.followed = standing
 
     async def _leave(self, others: Iterable[Connection]) -> None:
         """Note in old primaries that are there that this run goes on elsewhere, for who can reach none but them."""
         for other in others:
             known = self.followed
-            if (
-                known is not None
-                and known.system
-                and known.is_left(other.standing)
-                and other.standing.instance not in self._left
-            ):
-                self._left.add(other.standing.instance)
+            standing = other.standing
+            if known is None or not known.system or standing.instance in self._left:
+                continue
+            if standing.is_left(known):
+                self._left.add(standing.instance)
                 with contextlib.suppress(Exception):  # it may have no tables
                     await other.fetch(_LEAVE, f"{known.system} {known.timeline}", timeout=_CLOSING_SECONDS)
 
@@ -338,10 +331,6 @@ async def _close(connection: Connection) -> None:
         await connection.close(timeout=_CLOSING_SECONDS)
     except Exception:
         connection.terminate()
-
-
-def _text(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _time(microseconds: int) -> str:

@@ -1,6 +1,6 @@
-"""What reads a database by texts of SQL, the same for both databases.
+"""Read transactions on textual SQL, the same for both databases.
 
-Questions that people ask all day are answered by these alone: SQLAlchemy takes longer to import than they take.
+Frequent read commands use only this module, without SQLAlchemy, whose import takes longer than their queries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIMES = (
 
 
 class ReadTransaction(ABC):
-    """What functions that read a database are given. Statements are texts with parameters `:name`."""
+    """The argument of functions that read a database. Statements are SQL text with parameters `:name`."""
 
     __slots__ = ()
 
@@ -39,19 +39,19 @@ class ReadTransaction(ABC):
 
     @abstractmethod
     def table(self, statement: str, /, **values: Any) -> Table:
-        """Run a statement; return the names of its columns (none if it returns no rows) and its rows."""
+        """Run a statement; return its column names (none if it returns no rows) and its rows."""
 
     @abstractmethod
     def first_rows(self, statement: str, most: int) -> Table:
-        """Do the same with a statement without parameters, of which at most so many rows are fetched."""
+        """Run a statement without parameters as `table` does, and fetch at most `most` rows."""
 
     @abstractmethod
     def tuples(self, statement: str, /, **values: Any) -> Sequence[Sequence[Any]]:
-        """Run a statement and return its rows, as the driver gives them: JSON may be text, a boolean a number."""
+        """Run a statement and return the driver's rows: JSON may be text, a boolean a number."""
 
     @abstractmethod
     def of(self, scope: Scope) -> Transaction:
-        """Return the same transaction for statements of SQLAlchemy about a buffer, of which queries are made."""
+        """Return the same transaction for SQLAlchemy statements about a buffer, such as compiled queries."""
 
     @abstractmethod
     def seconds(self) -> float:
@@ -81,9 +81,9 @@ class ReadTransaction(ABC):
         return None if there is None else self.value(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
 
     def places(self) -> tuple[dict[int, str], str | None]:
-        """Return the places of payloads that are kept apart, by number, and the number of the database that has them.
+        """Return the places of segments by id, and the unique id of the database that owns their payloads.
 
-        Of a snapshot that refers to payloads that is the database that it was saved from.
+        The owner of payloads that a snapshot refers to is the database that was saved.
         """
         return dict(map(tuple, self.tuples("SELECT id, url FROM rb_place"))), self.value(_OWNER)
 
@@ -99,11 +99,11 @@ class ReadTransaction(ABC):
 _OWNER = "SELECT value FROM rb_info WHERE name IN ('payloads_of', 'identity') ORDER BY name DESC"
 _FIND_TABLE = {
     "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :name",
-    # Not `to_regclass`: it may answer from the server process's cache, which doesn't know yet what was committed while
-    # this transaction waited for the lock of who creates the tables.
+    # Not `to_regclass`: it may answer from the backend's catalogue cache, which may lack tables committed while this
+    # transaction waited for the schema lock.
     "postgresql": "SELECT oid FROM pg_class WHERE relname = :name AND pg_table_is_visible(oid)",
 }
-# Of SQLite the path, of which this process knows the size.
+# SQLite: the path of the file, whose size is read from the file system.
 _SIZE = {
     "sqlite": "SELECT file FROM pragma_database_list WHERE name = 'main'",
     "postgresql": "SELECT pg_database_size(current_database())",

@@ -15,16 +15,20 @@ A function's name has a hash of all that it does: other versions of replaybuf ca
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from sqlalchemy import text
 
+from replaybuf.errors import ReplayBufError
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.outage import MARK
-from replaybuf.storage.sql.engine.transaction import Prepared
+from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 
 #: The parameters of a statement have the types to which it casts them.
 _CAST = re.compile(r"CAST\(:(\w+) AS ([\w ]+(?:\(\d+\))?(?:\[\])?)\)")
@@ -33,6 +37,8 @@ _PARAMETER = re.compile(r"(?<!:):(\w+)")
 PREFIX = "rb_call_"
 #: How much of its hash a name has.
 _DIGITS = 8
+
+_logger = logging.getLogger("replaybuf.database")
 
 
 @dataclass(frozen=True)
@@ -87,3 +93,66 @@ END
 """  # noqa: S608
         body = _PARAMETER.sub(lambda found: f"${self.names.index(found[1]) + 1}", body)
         return f"CREATE FUNCTION {name}({taken}) RETURNS bigint[] LANGUAGE plpgsql AS $body${body}$body$"
+
+
+# On the server
+
+
+async def bring_up(engine: Database, functions: Sequence[ServerFunction], *, replaces: bool = False) -> None:
+    """Create these functions where they are missing, as far as this role may; they save round trips.
+
+    Without them everything works, so an error is only logged. With `replaces` those of other versions are dropped,
+    which then do without; errors are raised, but for what a server lacks.
+    """
+    try:
+        if await engine.read(partial(_missing, functions=functions), single=True):
+            await engine.write(partial(_create, functions=functions), fenced=False)
+        if replaces:
+            await engine.write(partial(_drop_others, functions=functions), fenced=False)
+    except ReplayBufError as error:
+        if replaces and not (error.__cause__ is not None and says_unknown(error.__cause__)):
+            raise
+        _logger.info("functions that save round trips could not be created: %s", error)
+
+
+def unusable(tx: Transaction, functions: Sequence[ServerFunction]) -> list[str]:
+    """Return the names of those that this role can't call, of a database on a server."""
+    return [name for (name,) in tx.run(_UNUSABLE, _names(functions))]
+
+
+def _missing(tx: Transaction, functions: Sequence[ServerFunction]) -> bool:
+    return tx.dialect.is_remote and bool(tx.run(_CREATABLE, _names(functions)))
+
+
+def _create(tx: Transaction, functions: Sequence[ServerFunction]) -> None:
+    """Create what is missing; several processes may do so at once."""
+    tx.dialect.lock_schema(tx)
+    for function in functions:
+        [(found,)] = tx.run("SELECT to_regproc($1) IS NOT NULL", function.name)
+        if not found:
+            tx.run(function.definition)
+
+
+def _drop_others(tx: Transaction, functions: Sequence[ServerFunction]) -> None:
+    for (old,) in tx.run(_OTHERS, PREFIX, _names(functions)):
+        tx.run(f"DROP FUNCTION {old}")
+
+
+def _names(functions: Sequence[ServerFunction]) -> list[str]:
+    return [function.name for function in functions]
+
+
+_CREATABLE = """
+SELECT name FROM unnest($1::text[]) AS wanted (name), pg_language
+WHERE to_regproc(name) IS NULL AND lanname = 'plpgsql' AND has_language_privilege(lanname, 'USAGE')
+    AND has_schema_privilege(current_schema(), 'CREATE')
+"""
+_UNUSABLE = """
+SELECT name FROM unnest($1::text[]) AS wanted (name) LEFT JOIN pg_proc ON oid = to_regproc(name)
+WHERE oid IS NULL OR NOT has_function_privilege(oid, 'EXECUTE')
+"""
+_OTHERS = """
+SELECT oid::regprocedure::text FROM pg_proc
+WHERE starts_with(proname, $1) AND proname <> ALL ($2::text[]) AND pg_function_is_visible(oid)
+    AND pg_has_role(proowner, 'USAGE')
+"""

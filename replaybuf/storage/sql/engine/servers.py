@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from replaybuf.errors import NoPrimaryError, OnlyStandbysError
-from replaybuf.storage.sql.engine.hosts import Host
+from replaybuf.storage.sql.engine.urls import Host
 
 
 class Standing(NamedTuple):
@@ -34,6 +34,15 @@ class Standing(NamedTuple):
     def instance(self) -> tuple[str | None, datetime | None]:
         """The same for two connections to one server, by whichever addresses, until its next start."""
         return self.system, self.started
+
+    def is_of_another(self, other: Standing) -> bool:
+        """Return whether this server is of another cluster."""
+        return None not in (self.system, other.system) and self.system != other.system
+
+    def is_left(self, followed: Standing) -> bool:
+        """Return whether this is an old primary beside the one that is followed: nothing is written to it any more."""
+        later = self.timeline is not None and followed.timeline is not None and self.timeline < followed.timeline
+        return later and not self.is_of_another(followed)
 
 
 #: What readers ask for who don't say: the newest primary, since an old one may be back without some commits; else a
@@ -59,78 +68,47 @@ ASK_LITTLE = "SELECT pg_is_in_recovery(), current_setting('transaction_read_only
 
 @dataclass(frozen=True, slots=True)
 class AskedServer:
-    """A server that was asked: its standing, or why it has none."""
+    """A server that was asked: its standing, or the `problem` for which it has none."""
 
     host: Host | None
-    standing: Standing | None = None
+    standing: Standing = UNKNOWN
     problem: str = ""
 
     def __str__(self) -> str:
         return "the server" if self.host is None else str(self.host)
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """The server that a process follows: its cluster, its timeline, and which of its servers that was last."""
-
-    system: str | None
-    timeline: int
-    instance: tuple[str | None, datetime | None]
-
-    @classmethod
-    def of(cls, standing: Standing) -> Followed | None:
-        return None if standing.timeline is None else cls(standing.system, standing.timeline, standing.instance)
-
-    def is_left(self, standing: Standing) -> bool:
-        """Return whether a server is one that must not be written to any more: an old primary."""
-        return self._is_ours(standing) and standing.timeline is not None and standing.timeline < self.timeline
-
-    def is_other(self, standing: Standing) -> bool:
-        """Return whether a server is of another cluster."""
-        return not self._is_ours(standing)
-
-    def _is_ours(self, standing: Standing) -> bool:
-        return None in (self.system, standing.system) or self.system == standing.system
-
-
-def choose(found: Sequence[AskedServer], attrs: str, followed: Followed | None, where: str) -> AskedServer:
+def choose(found: Sequence[AskedServer], attrs: str, followed: Standing | None, where: str) -> AskedServer:
     """Return the server to use, of those that were asked, in the order of the URL.
 
     `attrs` is one of `SESSION_ATTRS`, or PREFER_PRIMARY; of several primaries it is the one with the highest timeline.
     Raises NoPrimaryError, OnlyStandbysError.
     """
-    there = [one for one in found if one.standing is not None]
+    there = [one for one in found if not one.problem]
     if attrs == "prefer-standby":
-        there.sort(key=lambda one: not one.standing.is_standby)  # type: ignore[union-attr]
+        there.sort(key=lambda one: not one.standing.is_standby)
     elif attrs == PREFER_PRIMARY:
-        there.sort(key=lambda one: -_timeline(one))  # those of standbys aren't known
-    fit = [one for one in there if not _why_not(one.standing, attrs, followed)]  # type: ignore[arg-type]
+        there.sort(key=lambda one: -(one.standing.timeline or 0))  # those of standbys aren't known
+    fit = [one for one in there if not _why_not(one.standing, attrs, followed)]
     if not fit:
         raise _none(found, attrs, followed, where)
     if attrs not in ("read-write", "primary"):
         return fit[0]
-    newest = max(_timeline(one) for one in fit)
-    best = [one for one in fit if _timeline(one) == newest]
-    same = [one for one in best if followed is not None and one.standing.instance == followed.instance]  # type: ignore[union-attr]
-    if same:
+    newest = max(one.standing.timeline or 0 for one in fit)
+    best = [one for one in fit if (one.standing.timeline or 0) == newest]
+    if same := [one for one in best if followed is not None and one.standing.instance == followed.instance]:
         return same[0]
     _refuse_two(fit if followed is None and len(_systems(fit)) > 1 else best, where)
     return best[0]
 
 
-def _timeline(one: AskedServer) -> int:
-    assert one.standing is not None
-    return one.standing.timeline or 0
-
-
 def _systems(found: Sequence[AskedServer]) -> set[str]:
-    return {one.standing.system for one in found if one.standing is not None and one.standing.system is not None}
+    return {one.standing.system for one in found if one.standing.system is not None}
 
 
 def _refuse_two(best: Sequence[AskedServer], where: str) -> None:
     """Raise NoPrimaryError if these are several primaries, rather than one by several addresses."""
-    instances = {one.standing.instance for one in best if one.standing is not None}
-    if len(instances) < 2:
+    if len({one.standing.instance for one in best}) < 2:
         return
     names = " and ".join(map(str, best))
     if len(_systems(best)) > 1:
@@ -139,18 +117,18 @@ def _refuse_two(best: Sequence[AskedServer], where: str) -> None:
             "servers of one cluster"
         )
     raise NoPrimaryError(
-        f"{where}: {names} both say that they are the primary, on timeline {_timeline(best[0])}, and each has what the "
-        "other lacks; end one of them, or make it a standby of the other (pg_rewind)"
+        f"{where}: {names} both say that they are the primary, on timeline {best[0].standing.timeline or 0}, and each "
+        "has what the other lacks; end one of them, or make it a standby of the other (pg_rewind)"
     )
 
 
-def _why_not(standing: Standing, attrs: str, followed: Followed | None) -> str:
+def _why_not(standing: Standing, attrs: str, followed: Standing | None) -> str:
     """Return why a server isn't the one, as the end of a sentence about it; nothing for one that is."""
     writes = attrs in ("read-write", "primary")
     if followed is not None and writes:
-        if followed.is_other(standing):
+        if standing.is_of_another(followed):
             return "belongs to another cluster"
-        if followed.is_left(standing):
+        if standing.is_left(followed):
             return (
                 f"is an old primary (timeline {standing.timeline}; this process follows timeline {followed.timeline})"
             )
@@ -166,9 +144,9 @@ def _why_not(standing: Standing, attrs: str, followed: Followed | None) -> str:
 
 
 def _none(
-    found: Sequence[AskedServer], attrs: str, followed: Followed | None, where: str
+    found: Sequence[AskedServer], attrs: str, followed: Standing | None, where: str
 ) -> NoPrimaryError | OnlyStandbysError:
-    reasons = {one: one.problem or _why_not(one.standing or UNKNOWN, attrs, followed) for one in found}
+    reasons = {one: one.problem or _why_not(one.standing, attrs, followed) for one in found}
     listed = "; ".join(f"{one} {reason}" for one, reason in reasons.items())
     writes = attrs in ("read-write", "primary")
     if writes and all(reason == "is a standby" for reason in reasons.values()):

@@ -1,7 +1,7 @@
 """SQLite: whole transactions, each run in one thread.
 
-A transaction is sent to its connection's thread as one call; a brief one isn't sent at all, but run in the store's own
-thread. All writes of a store share one connection, whose cache of pages stays true until another process writes.
+A transaction is sent to its connection's thread as one call; a brief one runs in the store's own thread. All writes of
+a store share one connection, whose page cache stays valid until another process writes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SqliteDatabase(Database):
             url, durability=durability, lock_timeout=lock_timeout, read_only=read_only, ours_only=ours_only
         )
         # There is one writer at a time: writers of this process queue here, in order, instead of polling for SQLite's
-        # lock. A database in memory has a single connection, for which readers have to queue, too.
+        # lock. A database in memory has a single connection, for which readers queue, too.
         self._turn = asyncio.Lock()
         self._writer: SqliteConnection | None = None
         self._copier: SqliteConnection | None = None
@@ -90,7 +90,7 @@ class SqliteDatabase(Database):
         follows: Follows = Follows.NOTHING,
         in_one_call: Function[T | None] | None = None,
     ) -> T:
-        # A commit either succeeds or raises; no answer can be lost, and nothing has to be repeated.
+        # A commit either succeeds or raises: no unknown outcome, no retry.
         work = self._behind_fence(function) if fenced else function
         with translated(self.url, self.lock_timeout if patience is None else patience):
             result = await self._in_turn(work, scope, write=True, brief=brief, patience=patience)
@@ -105,7 +105,7 @@ class SqliteDatabase(Database):
     async def _in_turn(
         self, function: Function[T], scope: Scope, *, write: bool, brief: bool, patience: float | None = None
     ) -> T:
-        """Run a transaction on the writer's connection: a brief one in this thread, unless another process writes."""
+        """Run a transaction on the writer's connection; a brief one in this thread, unless the database is locked."""
         async with self._turn:
             writer = self._writer or await self._open_writer()
             if brief and writer.idle:
@@ -119,7 +119,7 @@ class SqliteDatabase(Database):
 
     async def _open_writer(self) -> SqliteConnection:
         self._writer = writer = await self.connections.open()
-        await writer.in_thread(lambda own: own.raw.execute("PRAGMA busy_timeout = 0"))  # `begin` waits by itself
+        await writer.in_thread(lambda own: own.raw.execute("PRAGMA busy_timeout = 0"))  # `begin` polls by itself
         return writer
 
     @asynccontextmanager
@@ -152,7 +152,7 @@ class SqliteDatabase(Database):
                 yield connection
 
     async def outside(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Return `function(connection)`, run outside any transaction, on a connection that doesn't write otherwise."""
+        """Return `function(connection)`, run outside any transaction, on a reader's connection."""
         with translated(self.url, self.lock_timeout):
             async with self.connections.lend() as connection:
                 return await connection.in_thread(lambda session: session.outside(function))
@@ -173,7 +173,7 @@ class SqliteDatabase(Database):
         return await copier.in_thread(lambda session: session.outside(copy_log))
 
     async def _open_copier(self) -> SqliteConnection:
-        """Return the connection that copies the log, which is used for nothing else."""
+        """Return the connection used only for WAL checkpoints."""
         if self._copier is None:
             self._copier = await self.connections.open()
         return self._copier
@@ -190,7 +190,7 @@ class SqliteDatabase(Database):
         return self.connections.lent
 
     async def end_writing(self) -> None:
-        """Close the connections that the writes share, and copy the log no more; the next write opens others."""
+        """Stop WAL checkpoints and close the write connections; the next write opens new ones."""
         if self._log is not None:
             await self._log.close()
         async with self._turn:

@@ -1,4 +1,4 @@
-"""Noticing what other processes commit to a SQLite file."""
+"""Detection of commits by other processes to a SQLite file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from replaybuf.storage.sql.engine.thread import Pace
 
 _IN_MODIFY = 0x2
 _IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0)
-#: More than all events that can be waiting: the kernel keeps one of those that are alike.
+#: More than all pending events: the kernel merges identical ones.
 _READ_BYTES = 4096
 
 
 class Inotify:
-    """Calls `told()` in an event loop soon after a file was written to, by any process; while it is switched on."""
+    """Calls `told()` in the event loop soon after any process has written to a file, while switched on."""
 
     def __init__(self, path: str, told: Callable[[], object]) -> None:
-        """Watch a file. Raises OSError where that can't be done: on other systems, or without a free watch."""
+        """Watch a file. Raises OSError on systems without inotify, or when no watch is free."""
         self._told = told
         self._loop = asyncio.get_running_loop()
         self._on = False
@@ -37,7 +37,7 @@ class Inotify:
             raise
 
     def switch(self, on: bool) -> None:
-        """Start or stop calling. Writes in between count as one."""
+        """Start or stop calling `told`. Writes while off cause one call once on again."""
         if on and not self._on:
             self._loop.add_reader(self._fd, self._read)
         elif self._on and not on:
@@ -69,17 +69,17 @@ def _checked(result: int) -> int:
     return result
 
 
-# How often to look where nothing tells of writes, and where something does.
+# Poll intervals without inotify, and with it as a fallback.
 _POLL_SECONDS, _GUARANTEE_SECONDS = 0.02, 0.1
-# A commit is seen some time after the first of its pages was written to the log: often at once, nearly always after a
-# millisecond, unless it waits for the disk. The looks are so far apart.
+# A commit becomes visible some time after its first page was written to the WAL: often at once, nearly always after a
+# millisecond, unless it waits for an fsync. Hence these intervals between polls, doubling from first to last.
 _FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.001, 0.016
-# How often a write to the log may start a look, however much is being written.
+# The rate limit of polls that writes to the WAL may start.
 _BURST, _PER_SECOND = 32, 100
 
 
 class NeverChanges(CommitWatch):
-    """Changes of a database in memory, which nobody else can open."""
+    """The watch of a database in memory, which no other process can open."""
 
     seconds = 0.5
 
@@ -91,9 +91,9 @@ class NeverChanges(CommitWatch):
 
 
 class DataVersion(CommitWatch):
-    """The file's data version, which changes when another connection commits: SQLite has no notifications.
+    """Polls the file's `data_version`, which changes when another connection commits: SQLite has no notifications.
 
-    It is read at intervals; on Linux also soon after each write to the log.
+    It is read at intervals; on Linux also soon after each write to the WAL.
     """
 
     seconds = _POLL_SECONDS
@@ -122,7 +122,7 @@ class DataVersion(CommitWatch):
             self._raw = self._connection.session.raw
             self._raw.execute("PRAGMA busy_timeout = 0")
         changed = self._has_changed()
-        if self._writes is None:  # the log is there as soon as the version was read
+        if self._writes is None:  # the WAL exists once the version was read
             with contextlib.suppress(OSError):
                 self._writes = Inotify(self._log, self._written)
                 self._listen()
@@ -131,7 +131,7 @@ class DataVersion(CommitWatch):
 
     def switch(self, on: bool) -> None:
         self._on = on
-        if self._next_look is None:  # earlier writes are still looked for after a moment in which nobody waits
+        if self._next_look is None:  # otherwise the scheduled poll switches it on
             self._listen()
 
     async def close(self) -> None:
@@ -152,7 +152,7 @@ class DataVersion(CommitWatch):
             self._writes.switch(self._on)
 
     def _written(self) -> None:
-        """Look soon: the log was written to."""
+        """Poll soon, after a write to the WAL."""
         assert self._writes is not None
         self._writes.switch(False)
         if pause := self._pace.pause():
@@ -181,7 +181,7 @@ class DataVersion(CommitWatch):
         try:
             version: int = self._raw.execute("PRAGMA data_version").fetchone()[0]
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # it is being recovered
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # the WAL is being recovered
                 return False
             raise
         changed, self._version = version != self._version, version

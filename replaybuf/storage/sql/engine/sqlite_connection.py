@@ -1,8 +1,8 @@
-"""Connections to SQLite, each with a thread, which is aiosqlite's.
+"""Connections to SQLite, each with aiosqlite's thread.
 
 aiosqlite gives every connection a thread and sends it one call at a time. A transaction of eight calls would switch
-threads sixteen times, each time waiting for Python's interpreter lock when the training loop is busy. So a transaction
-is sent as one call (`SqliteConnection`, the only place that knows aiosqlite's insides).
+threads sixteen times, each time waiting for the GIL when the training loop is busy. So a transaction is sent as one
+call (`SqliteConnection`, the only place that uses aiosqlite's internals).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from replaybuf.storage.sql.engine.urls import is_memory, public_url
 
 T = TypeVar("T")
 
-#: Pages of a write-ahead log that are kept for the next one.
+#: The size limit of the WAL file after a reset, in pages.
 _LOG_PAGES = 4 * ALONE_PAGES
-#: Of each connection, SQLite's cache of pages.
+#: The size of each connection's page cache.
 CACHE_KIB = 16 * 1024
-#: How many connections are lent at the same time, and how many of them stay open.
+#: The most reader connections in use at the same time, and the most idle ones kept open.
 _MOST_LENT, _MOST_IDLE = 8, 6
 _ENDING_SECONDS = 1.0
 
 
 class SqliteConnection(aiosqlite.Connection):
-    """An aiosqlite connection that runs functions in its thread; `connect` makes the one of `sqlite3` there."""
+    """An aiosqlite connection that runs functions in its thread; `connect` opens the `sqlite3` connection there."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection], files: OpenFiles | None = None) -> None:
         super().__init__(connect, iter_chunk_size=64)
@@ -51,19 +51,19 @@ class SqliteConnection(aiosqlite.Connection):
 
     @property
     def session(self) -> SqliteSession:
-        """The connection of `sqlite3`, which other threads may use while this is idle."""
+        """The session on the `sqlite3` connection; other threads may use it while the connection is `idle`."""
         if self._own_session is None:
             self._own_session = SqliteSession(self._conn, self._files)
         return self._own_session
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs in the connection's thread, not even for callers that were cancelled."""
+        """Whether nothing runs in the connection's thread, not even for cancelled callers."""
         return self._sent == self._done
 
     async def in_thread(self, function: Callable[[SqliteSession], T]) -> T:
         """Run `function(session)` in the connection's thread."""
-        result: list[T] = []  # which the thread, until it is called again, would keep alive if it were returned
+        result: list[T] = []  # not returned by `call`: the thread keeps its last return value alive until the next call
         session = self.session
 
         def call() -> None:
@@ -79,7 +79,7 @@ class SqliteConnection(aiosqlite.Connection):
 
 
 class Connections:
-    """Opens the connections to one database, and lends those of readers, which stay open in between."""
+    """Opens the connections to one database, and pools the readers' ones."""
 
     def __init__(
         self, url: URL, *, durability: str, lock_timeout: float, read_only: bool, ours_only: bool = False
@@ -123,7 +123,7 @@ class Connections:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[SqliteConnection]:
-        """Lend a connection outside any transaction. Raises LockedError when there is none for too long."""
+        """Lend a connection outside any transaction. Raises LockedError when none is free within the lock timeout."""
         try:
             await asyncio.wait_for(self._free.acquire(), self._lock_timeout)
         except TimeoutError as error:
@@ -138,17 +138,17 @@ class Connections:
             finally:
                 self.lent -= 1
                 if len(self._idle) < _MOST_IDLE:
-                    self._idle.append(connection)  # what a cancelled caller has sent to its thread comes first there
+                    self._idle.append(connection)  # its thread first finishes the work of a cancelled caller
                 else:
                     await asyncio.shield(self.close(connection))
         finally:
             self._free.release()
 
     async def close_all(self) -> None:
-        """Close all that aren't in use, and return when the threads of all that were closed have ended.
+        """Close the idle connections, and wait until the threads of all closed connections have ended.
 
-        The thread of a connection whose opening or closing was cancelled goes on for a moment, and would then answer a
-        loop that has been closed.
+        The thread of a connection whose opening or closing was cancelled runs for a moment longer, and would then call
+        into a closed event loop.
         """
         while self._idle:
             await self.close(self._idle.pop())
@@ -165,7 +165,7 @@ def connect(
     check: Callable[[], object] | None = None,
     **options: Any,
 ) -> sqlite3.Connection:
-    """Return a connection of `sqlite3` with these settings, which any thread may use; `check()` comes before."""
+    """Return a `sqlite3` connection with these pragmas, usable by any thread; `check()` runs before it is opened."""
     if check is not None:
         _patiently(check, lock_timeout)
     raw: sqlite3.Connection = sqlite3.connect(
@@ -181,15 +181,15 @@ def connect(
 
 
 def connect_to_write(path: str, lock_timeout: float) -> sqlite3.Connection:
-    """Return a connection of `sqlite3` that writes, and waits for the disk at every commit."""
+    """Return a `sqlite3` connection for writing, with an fsync at every commit."""
     return connect(path, _pragmas("full", False), lock_timeout)
 
 
 def _patiently(function: Callable[[], object], seconds: float) -> None:
-    """Call the function, repeatedly while the database is locked, for up to `seconds`.
+    """Call the function, and retry while the database is locked, for up to `seconds`.
 
-    When several processes create a new database at once, all but the first to switch it to WAL fail immediately: SQLite
-    doesn't wait there, whatever its timeout.
+    When several processes create a database at once, all but the first to switch it to WAL fail immediately: SQLite
+    ignores the busy timeout there.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -1,4 +1,4 @@
-"""What SQLite does inside a transaction, where the two databases differ."""
+"""The SQL of SQLite, where the two databases differ inside a transaction."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
 
 
-#: Payloads from this size on, in bytes, are read by themselves.
+#: Payloads from this size on, in bytes, are read as blobs, one by one.
 _LARGE = 16 * 1024
 
 
@@ -89,7 +89,7 @@ class SqliteDialect(Dialect):
         return query.where(group.c.lane == LANE).order_by(*keys).limit(SIZE)
 
     def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
-        # A query copies what it reads twice. That of large payloads costs more than a call for each of them.
+        # A query copies each value twice; for large payloads that costs more than a blob read for each.
         data = case((group.c.bytes < _LARGE, payload.c.data))
         return select(*columns, data).outerjoin_from(group, payload, payload.c.uid == group.c.uid)
 
@@ -138,7 +138,7 @@ class SqliteDialect(Dialect):
 
     def row_limit(self, tx: Transaction) -> RowLimit:
         limit = _session(tx).raw.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
-        # As in PostgreSQL, where the megabyte is part of the total, too.
+        # A reserve of 0.1 % (a megabyte of a gigabyte), as on PostgreSQL.
         return RowLimit(limit - limit // 1000, "SQLite's limit SQLITE_MAX_LENGTH")
 
     def explain(self, tx: Transaction, sql: str, values: Sequence[Any]) -> list[PlanStep]:
@@ -180,7 +180,7 @@ def _session(tx: Transaction) -> SqliteSession:
 
 
 def _host_start(tx: Transaction) -> float | None:
-    """Return when this host was started, as far as the database knows."""
+    """Return this host's boot time as recorded in the database, or None."""
     name = this_start()
     found = () if name is None else tx.fetch(_START, name)
     return float(found[0][0]) if found else None

@@ -1,8 +1,8 @@
-"""The files of a SQLite database: whose they are, whether they are still in place, and what SQLite's exceptions mean.
+"""The files of a SQLite database: checks of their owner and identity, and translation of SQLite's exceptions.
 
-SQLite doesn't notice when its files are deleted or replaced while open: it goes on in the old ones, which nobody else
-sees, and the next process to open the database finds a log that doesn't fit. So the files are checked before each
-transaction.
+SQLite doesn't notice when its files are deleted or replaced while open: it goes on in the unlinked ones, invisible to
+other processes, and the next process to open the database finds a WAL that doesn't fit. So the files are checked before
+each transaction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from replaybuf.errors import (
     TooLargeError,
 )
 from replaybuf.redact import redact
-from replaybuf.rules.wording import brief
+from replaybuf.rules.circumstances import brief
 from replaybuf.segments.filesystems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
 
@@ -38,7 +38,7 @@ _LOOK_AGAIN_SECONDS = 0.05
 
 
 class OpenFiles:
-    """The database and its log, as opened by the connections of this process."""
+    """The database file and its WAL, as opened by the connections of this process."""
 
     def __init__(self, path: str | None) -> None:
         self._path = None if path is None else os.path.abspath(path)
@@ -47,10 +47,10 @@ class OpenFiles:
         self._log: _Identity = None
 
     def before_opening(self) -> None:
-        """Raise NotADatabaseError when the log was deleted while in use.
+        """Raise NotADatabaseError when the WAL was deleted while in use.
 
-        SQLite deletes the index of the log (-shm) first and creates it last. While another process has both open, a
-        second log beside it would damage the database.
+        SQLite deletes the WAL index (-shm) first and creates it last. While another process has both open, a second WAL
+        would damage the database.
         """
         if self._connections:
             self.check()
@@ -66,18 +66,18 @@ class OpenFiles:
             )
 
     def opened(self) -> None:
-        """Note that a connection has opened the files."""
+        """Record a new connection, and check the files."""
         self._connections += 1
         self.check()
 
     def closing(self) -> None:
-        """Note that a connection is about to be closed: with the last one, SQLite deletes the log."""
+        """Record that a connection is about to be closed: with the last one, SQLite deletes the WAL."""
         self._connections -= 1
         if self._connections == 0:
             self._file = self._log = None
 
     def check(self) -> None:
-        """Raise NotADatabaseError when the files at the path are no longer the open ones."""
+        """Raise NotADatabaseError when the path no longer leads to the open files."""
         if self._path is None:
             return
         # In a new database, the files appear with the first transactions.
@@ -97,7 +97,7 @@ class OpenFiles:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[None]:
-        """Turn errors over unintelligible values into NotADatabaseError: replaybuf did not write them."""
+        """Translate errors from malformed stored values to NotADatabaseError: replaybuf did not write them."""
         try:
             yield
         except (ReplayBufError, UnicodeEncodeError):  # the latter concerns values being written
@@ -111,7 +111,7 @@ class OpenFiles:
 
 
 def is_wal(path: str | Path) -> bool:
-    """Return whether a file is a SQLite database with a write-ahead log, by its header, without opening it."""
+    """Return whether the header of a file is that of a SQLite database in WAL mode."""
     with open(path, "rb") as file:
         header = file.read(20)
     return header.startswith(b"SQLite format 3") and header[18:19] == b"\x02"
@@ -136,7 +136,7 @@ def quote_path(path: Path) -> str:
 
 # Errors
 
-# SQLite's names for failed writes; exceeded quotas and file size limits are reported like this, too.
+# SQLite's codes for failed writes; exceeded quotas and file size limits have these, too.
 _WRITING = {
     "SQLITE_IOERR_WRITE",
     "SQLITE_IOERR_FSYNC",
@@ -148,7 +148,7 @@ _WRITING = {
 
 
 def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: float) -> ReplayBufError:
-    """Return the error of replaybuf, saying what to do, for an error of the `sqlite3` module."""
+    """Translate an error of the `sqlite3` module to an error of replaybuf with advice."""
     text, name = str(error), getattr(error, "sqlite_errorname", "")
     if "locked" in text:
         return LockedError(
@@ -197,13 +197,13 @@ def refuse_network_filesystem(path: str | os.PathLike[str], mountinfo: str = MOU
         )
 
 
-# Whether a file may be opened for writing: an empty one, or ours. Nothing of another program's is changed.
+# Only an empty file or a database of ours is opened for writing. Other programs' files are never changed.
 #
-# To open a file as usual changes it: SQLite rolls back what a journal beside it holds, copies its log into it, and
-# takes a file of one byte for an empty one. So it is read as `immutable` first, without its log and journal, and
-# read-only with its log where that says too little. (Python's `open` would release this process's locks on the file.)
+# Opening a file as usual changes it: SQLite rolls back a hot journal, checkpoints its WAL, and treats a file of one
+# byte as empty. So it is read as `immutable` first, without WAL and journal, and then read-only with its WAL if that
+# was not conclusive. (Closing a file of Python's `open` would release this process's POSIX locks on it.)
 
-#: Some columns of tables that every revision of the schema has.
+#: Columns that every revision of the schema has.
 _OURS = {
     (VERSION_TABLE, "version_num"),
     *(("rb_lane", name) for name in ("id", "task_name", "status", "step")),
@@ -215,16 +215,16 @@ SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c
 WHERE m.type = 'table' AND m.name IN ({", ".join(f"'{table}'" for table in sorted({table for table, _ in _OURS}))})"""  # noqa: S608
 _LEFT = "it was left as it is: give the path of a file that isn't there yet"
 
-# A journal begins with this; the number of pages that the file had before the transaction is at _PAGES.
+# The magic of a journal, and the position of the number of pages before the transaction.
 _JOURNAL, _PAGES = bytes.fromhex("d9d505f920a163d7"), slice(16, 20)
-# For so long another process may be making the same database.
+# The time allowed for another process that is creating the same database.
 _WAIT_SECONDS, _PAUSE = 2.0, 0.01
 
 
 def refuse_others(path: str, where: str) -> None:
-    """Raise NotADatabaseError unless there is no file, or an empty one, or a database of ours.
+    """Raise NotADatabaseError unless the file is missing, empty, or a database of ours.
 
-    Raises errors of `sqlite3` for one that can't be read.
+    Raises errors of `sqlite3` for an unreadable file.
     """
     path = os.path.realpath(path)
     deadline = time.monotonic() + _WAIT_SECONDS
@@ -238,7 +238,7 @@ def refuse_others(path: str, where: str) -> None:
 
 def _is_unfinished(path: str, where: str) -> bool:
     """Return whether the database is empty only while a transaction lasts, or until it is rolled back."""
-    logged = _size(f"{path}-wal")  # before the file, which another process makes first
+    logged = _size(f"{path}-wal")  # read before the file, which another process creates first
     size = _size(path)
     if not size and not logged:
         return _pages_before(path) > 0
@@ -251,14 +251,14 @@ def _is_unfinished(path: str, where: str) -> bool:
     except sqlite3.DatabaseError as error:
         if not logged or getattr(error, "sqlite_errorname", "") == "SQLITE_NOTADB":
             raise
-        empty = True  # half of the log is copied
+        empty = True  # a checkpoint is half done
     if empty and logged:
         empty = _is_empty(path, where, "mode=ro")
     return empty and _pages_before(path) > 0
 
 
 def _is_empty(path: str, where: str, how: str) -> bool:
-    """Return whether a database holds nothing; False if it is ours. Raises NotADatabaseError for another one."""
+    """Return whether a database is empty; False if it is ours. Raises NotADatabaseError for any other."""
     with closing(sqlite3.connect(f"file:{quote_path(Path(path))}?{how}", uri=True)) as raw:
         names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master ORDER BY name")]
         [(marked,)] = raw.execute("PRAGMA application_id")
@@ -274,7 +274,7 @@ def _is_empty(path: str, where: str, how: str) -> bool:
 
 
 def _pages_before(path: str) -> int:
-    """Return how many pages the file had before the transaction whose journal is there; 0 if there is none."""
+    """Return the number of pages of the file before the transaction of its journal; 0 without a journal."""
     try:
         with open(f"{path}-journal", "rb") as file:
             header = file.read(_PAGES.stop)

@@ -31,7 +31,7 @@ class SqliteSession(Session):
     def __init__(self, raw: sqlite3.Connection, files: OpenFiles | None = None) -> None:
         self.raw = raw
         self._files = files or OpenFiles(None)
-        self._opened = 0  # blobs, since the connection last forgot them
+        self._opened = 0  # blobs, since the last `_forget_blobs`
 
     def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
         if HOOKS:
@@ -53,9 +53,9 @@ class SqliteSession(Session):
         return [name for name, *_ in cursor.description or ()], rows
 
     def read_blob(self, table: str, column: str, row: int, at: int = 0, size: int = -1) -> bytes | None:
-        """Return the bytes in a column of the row with this number, or None when there are none.
+        """Return the blob in a column of the row with this rowid, or None if there is none.
 
-        Given a place and a size, only those, as far as there are any.
+        Given an offset `at` and a `size`, only that range, cut at the end of the blob.
         """
         self._opened += 1
         if self._opened > _MOST_OPENED:
@@ -93,8 +93,8 @@ class SqliteSession(Session):
 
     def begin(self, *, write: bool, patience: float = 0.0) -> None:
         """Begin a transaction."""
-        # A read transaction that turns into a write fails at once when another connection has written in between,
-        # whatever the busy timeout; so write transactions say so at the start.
+        # A read transaction that is upgraded to a write fails at once when another connection has written in between,
+        # whatever the busy timeout; so write transactions begin with BEGIN IMMEDIATE.
         statement = "BEGIN IMMEDIATE" if write else "BEGIN"
         deadline, pause = time.monotonic() + patience, _FIRST_PAUSE
         while True:
@@ -115,19 +115,19 @@ class SqliteSession(Session):
         after_commit()
 
     def roll_back(self) -> None:
-        """Roll the transaction back, unless SQLite has."""
+        """Roll the transaction back, unless SQLite already has."""
         if self.raw.in_transaction:
             self.raw.rollback()
 
 
-#: Blobs that a connection may remember: 88 bytes each, which every full garbage collection goes through.
+#: Weak references to blobs that a connection may keep: 88 bytes each, traversed by every full garbage collection.
 _MOST_OPENED = 1000
 
 
 def _forget_blobs(raw: sqlite3.Connection) -> None:
-    """Make a connection forget the blobs that are gone.
+    """Delete a connection's dead weak references to closed blobs.
 
-    Python's `sqlite3` keeps a weak reference to each one until the connection is closed (python/cpython#144424).
+    Python's `sqlite3` keeps one for each blob until the connection is closed (python/cpython#144424).
     """
     for kept in gc.get_referents(raw):
         if type(kept) is list:
@@ -139,16 +139,16 @@ def is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
-# Forks wait for transactions, and transactions for forks: a forked process inherits what SQLite knows of the locks that
-# its connections hold, though it holds none of them, so a transaction that was open in another thread would seem to be
-# open in the child for ever.
+# Forks wait for transactions, and transactions for forks: a forked process inherits SQLite's in-memory record of the
+# file locks, but not the locks themselves, so a transaction that was open in another thread would seem to be open in
+# the child for ever.
 
-#: How long a fork waits for transactions to end. Afterwards it goes ahead, and the child may find the database locked.
+#: The longest wait of a fork for running transactions. Afterwards it proceeds, and the child may see a locked database.
 LONGEST_SECONDS = 10.0
 
 
 class ForkGuard:
-    """A context in which no process is forked, unless it lasts longer than `LONGEST_SECONDS`; for any thread."""
+    """A context that blocks forks of the process, for at most `LONGEST_SECONDS`; thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -180,7 +180,7 @@ class ForkGuard:
             self._changed.notify_all()
 
     def after_in_child(self) -> None:
-        """Begin anew: a process of one thread runs no transaction."""
+        """Reset: the child has one thread, and no transaction runs in it."""
         self.__init__()  # type: ignore[misc]
 
 

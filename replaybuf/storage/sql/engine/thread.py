@@ -2,7 +2,7 @@
 
 The database's work never blocks the caller's loop, and a caller that is cancelled, or whose loop ends, doesn't
 interrupt a transaction half-way. Each operation ends in one of two ways: its result reaches the caller, or the caller
-has gone and the operation is undone. Later operations wait until that is settled."""
+was cancelled and the operation is undone. Later operations wait until that is settled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from replaybuf.errors import ClosedError, FencedError, LockedError, ReplayBufErr
 
 
 class Pace:
-    """At most `burst` times at once, and so many times `per_second` in the long run."""
+    """A rate limiter: at most `burst` events at once, and `per_second` in the long run."""
 
     def __init__(self, burst: int, per_second: float) -> None:
         self._interval = 1 / per_second
@@ -30,7 +30,7 @@ class Pace:
         self._used_until = 0.0
 
     def pause(self) -> float:
-        """Count another time; return in how many seconds it may be done."""
+        """Count another event; return the seconds to wait before it."""
         now = time.monotonic()
         pause = max(0.0, self._used_until - self._slack - now)
         self._used_until = max(self._used_until, now) + self._interval
@@ -40,7 +40,7 @@ class Pace:
 T = TypeVar("T")
 
 _RETRY_SECONDS = 1.0
-# How long callers have to receive their results when the store is closed; unreceived results are undone.
+# The time for callers to receive their results when the store is closed; unreceived results are undone.
 _RECEIVING_SECONDS = 1.0
 
 _logger = logging.getLogger("replaybuf.thread")
@@ -49,7 +49,7 @@ _running: weakref.WeakSet[DatabaseThread] = weakref.WeakSet()
 
 
 class _Call(Generic[T]):
-    """One operation between its caller and the database's thread; exactly one of the two ends up with the result."""
+    """One operation, handed from its caller to the database's thread; exactly one of the two owns the result."""
 
     def __init__(self, undo: Callable[[T], Awaitable[object]] | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -63,7 +63,7 @@ class _Call(Generic[T]):
         self.task: asyncio.Task[None] | None = None
 
     def offer(self, outcome: T | None, error: BaseException | None) -> bool:
-        """Offer the result to the caller (database's thread); return False when the caller has gone."""
+        """Offer the result to the caller (database's thread); return False when the caller was cancelled."""
         with self._lock:
             if self.gone:
                 return False
@@ -75,7 +75,7 @@ class _Call(Generic[T]):
         return True
 
     def receive(self) -> T:
-        """Return the result (caller's loop). Raises ClosedError when it was taken back because the store was closed."""
+        """Return the result (caller's loop). Raises ClosedError when it was undone because the store was closed."""
         with self._lock:
             if self.gone:
                 raise ClosedError
@@ -88,7 +88,7 @@ class _Call(Generic[T]):
         return self.outcome  # type: ignore[return-value]
 
     def withdraw(self) -> bool:
-        """Note that the caller goes away; return whether it leaves an outcome that has to be undone."""
+        """Record that the caller gives up; return whether the operation has a result that must be undone."""
         with self._lock:
             first, self.gone = not self.gone, True
             return first and self._has_outcome and self.error is None
@@ -107,9 +107,9 @@ class DatabaseThread:
         self._unsettled: set[asyncio.Future[Any]] = set()
         self._running: set[asyncio.Future[Any]] = set()
         self._retries: set[asyncio.Future[Any]] = set()
-        self._abandoned: set[asyncio.Future[Any]] = set()  # ends of stores that were dropped
-        # Calls whose results have not been received yet. A caller whose loop was closed gives its result back when it
-        # is garbage-collected, so nothing here may keep it alive.
+        self._abandoned: set[asyncio.Future[Any]] = set()  # closing tasks of garbage-collected stores
+        # Calls whose results have not been received yet, as weak references: a caller whose loop was closed withdraws
+        # its call when the coroutine is garbage-collected.
         self._calls: dict[int, weakref.ref[_Call[Any]]] = {}
         self._posting = threading.RLock()  # a finalizer may post while this thread is posting
         self._ending = False
@@ -121,7 +121,7 @@ class DatabaseThread:
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
-        # Nothing is posted any more. Tasks that still run outlasted the time to close: their callers are told.
+        # Nothing is posted any more. Tasks that outlasted the closing timeout are cancelled: ClosedError.
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
@@ -132,7 +132,7 @@ class DatabaseThread:
     async def run(self, work: Callable[[], Awaitable[T]], *, undo: Callable[[T], Awaitable[object]] | None = None) -> T:
         """Run `work()` in the database's thread and return its result.
 
-        When the caller is cancelled, work that has begun is completed, and then `undo(result)` is run. Raises
+        When the caller is cancelled, work already begun is completed, and then `undo(result)` is run. Raises
         ClosedError after `close`.
         """
         call: _Call[T] = _Call(undo)
@@ -148,7 +148,7 @@ class DatabaseThread:
         return call.receive()
 
     def run_blocking(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None) -> T:
-        """Do the same as `run`, blocking the calling thread; raises LockedError after `timeout` seconds."""
+        """Run `work()` as `run` does, blocking the calling thread; raises LockedError after `timeout` seconds."""
         coroutine = self._settled(work)
         try:
             with self._posting:
@@ -176,17 +176,17 @@ class DatabaseThread:
             self.loop.call_soon_threadsafe(function, *args)
 
     def hold(self, task: asyncio.Future[Any]) -> None:
-        """Make later operations wait for `task` (database's thread)."""
+        """Block later operations until `task` is done (database's thread)."""
         self._unsettled.add(task)
         task.add_done_callback(self._unsettled.discard)
 
     async def settle(self) -> None:
-        """Wait for operations whose caller has gone (database's thread)."""
+        """Wait for the operations of cancelled callers to be undone (database's thread)."""
         if self._unsettled:
             await asyncio.wait(set(self._unsettled))
 
     async def settle_all(self) -> None:
-        """Undo results that nobody will receive, and wait for all work without a caller (database's thread)."""
+        """Undo unreceived results, and wait for all work without a caller (database's thread)."""
         self._take_back()
         while tasks := self._unsettled | self._retries | self._abandoned:
             await asyncio.wait(tasks)
@@ -199,7 +199,7 @@ class DatabaseThread:
                 self._settle_call(call, call.withdraw())
 
     def keep_trying(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Run `work()` every second until it succeeds, or is fenced off (database's thread).
+        """Retry `work()` every second until it succeeds, or is fenced off (database's thread).
 
         Closing waits for it; operations don't.
         """
@@ -208,7 +208,7 @@ class DatabaseThread:
         task.add_done_callback(self._retries.discard)
 
     async def catch_up(self, timeout: float) -> None:
-        """Wait for the work of `keep_trying`, but not for ever (database's thread)."""
+        """Wait for the work of `keep_trying`, at most `timeout` seconds (database's thread)."""
         if self._retries:
             await asyncio.wait(set(self._retries), timeout=timeout)
 
@@ -239,7 +239,7 @@ class DatabaseThread:
             self.stop()
 
     def abandon(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
-        """Do the same as `close` without waiting: the store is gone, and nobody else will close it."""
+        """Close in the background, after the store was garbage-collected."""
         with contextlib.suppress(ClosedError):
             self.post(self._start_end, last, timeout)
 
@@ -316,7 +316,7 @@ class DatabaseThread:
                 self._calls.pop(id(call), None)
 
     def _settle_call(self, call: _Call[Any], undo: bool) -> None:
-        """Make later operations wait until the operation of a caller that has gone has ended and is undone."""
+        """Block later operations until the operation of a cancelled caller has ended and is undone."""
         if undo and call.undo is not None:
             self.hold(self.loop.create_task(_undone(call, call.outcome)))
         elif call.task is not None and not call.task.done():
@@ -333,8 +333,8 @@ async def _undone(call: _Call[Any], outcome: Any) -> None:
 
 @atexit.register
 def _settle_all() -> None:
-    # Threads of this module are daemons: without this, a process that ends right after cancelling a take, or with an
-    # event loop abandoned in the middle of one, could end before the groups are back in the store.
+    # Threads of this module are daemons: without this, a process that exits right after cancelling a take, or with an
+    # event loop abandoned in the middle of one, could exit before the groups are back in the store.
     for thread in list(_running):
         if thread.pid == os.getpid() and not thread._closed:
             with contextlib.suppress(ReplayBufError):

@@ -32,8 +32,8 @@ class Scope:
     """One buffer in a database, and its rules. Without a name: all buffers, for readers.
 
     `epoch` is the number of restores of the buffer before it was opened; `ticket_shift` is uid minus ticket;
-    `checkpoint` is the number of the checkpoint made last; `database` is the number of the database itself. `worker` is
-    the name of who has it open.
+    `checkpoint` is the id of the last checkpoint; `database` is the unique id of the database. `worker` is the worker
+    name of this store.
     """
 
     buffer: str | None = "default"
@@ -55,7 +55,7 @@ DEFAULT = Scope()
 
 
 class Session(ABC):
-    """A driver's connection, on which a transaction has begun. Values and rows are the driver's."""
+    """A driver's connection with an open transaction. Values and rows are in the driver's form."""
 
     dialect: Dialect
 
@@ -65,30 +65,30 @@ class Session(ABC):
 
     @abstractmethod
     def change(self, sql: str, values: Row = ()) -> int:
-        """Run a statement without rows, and return the number of rows that it changed."""
+        """Run a statement that returns no rows; return the number of changed rows."""
 
     @abstractmethod
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         """Run a statement once for each row of values."""
 
     def call(self, name: str, sql: str, values: Row) -> Sequence[int] | None:
-        """Call a function of the server, where there is one of this name, and commit (`Transaction.call`)."""
+        """Call a server function of this name, if it exists, and commit (`Transaction.call`)."""
         return None
 
     @abstractmethod
     def table(self, sql: str, values: Row = (), most: int | None = None) -> tuple[list[str], Sequence[Row]]:
-        """Run a statement; return the names of its columns (none if it returns no rows) and at most so many rows.
+        """Run a statement; return its column names (none if it returns no rows) and at most `most` rows.
 
-        PostgreSQL's JSON is parsed, whose columns the driver knows.
+        PostgreSQL's JSON columns are parsed.
         """
 
 
 @dataclass(slots=True)
 class Transaction(ReadTransaction):
-    """A running transaction, which may write. `scope` is the buffer as the transaction knows it (`statements.fence`).
+    """A running transaction, which may write. `scope` is the buffer as seen by the transaction (`statements.fence`).
 
-    `mark` has the values of `engine.outage.MARK` until they are written; None where no commit can be in doubt. `last`
-    are statements to be sent in one message with COMMIT.
+    `mark` has the values of `engine.outage.MARK` until they are written; None where the outcome of a commit is always
+    known. `last` are statements to be sent in one message with COMMIT.
     """
 
     session: Session
@@ -124,12 +124,12 @@ class Transaction(ReadTransaction):
         return self.dialect.clock(self)
 
     def fetch(self, statement: Prepared, *values: Any) -> Sequence[Row]:
-        """Run a prepared statement and return its rows, as the driver gives them."""
+        """Run a prepared statement and return its rows in the driver's form."""
         form = statement.form(self.dialect)
         return self.session.fetch(form.sql, form.values(values))
 
     def fetch_marking(self, statement: Prepared, *values: Any) -> Sequence[Row]:
-        """Run a prepared statement that, if it finds rows, also writes the mark: its last parameters."""
+        """Run a prepared statement that, if it returns rows, has also written the mark, its last parameters."""
         assert self.mark is not None
         rows = self.fetch(statement, *values, *self.mark)
         if rows:
@@ -137,17 +137,17 @@ class Transaction(ReadTransaction):
         return rows
 
     def call(self, function: ServerFunction, *values: Any) -> Sequence[int] | None:
-        """Call a function that is a transaction of its own, and return its answer: None if it changed nothing.
+        """Call a server function as the transaction's only statement; return its answer, None if it changed nothing.
 
-        It is the only statement of this one. None also where the database doesn't have it, or can't be asked later
-        whether it was committed.
+        None also where the database lacks the function, or where the outcome of its commit couldn't be looked up after
+        a lost connection.
         """
         assert self.mark is not None
         form = function.call.form(self.dialect)
         return self.session.call(function.name, form.sql, form.values((*values, *self.mark)))
 
     def finish(self, statement: str) -> None:
-        """Have a statement sent together with COMMIT; nothing of the transaction may follow it."""
+        """Queue a statement to be sent together with COMMIT; no other statement may follow it."""
         on_statement(statement)
         self.last = (*self.last, statement)
 
@@ -158,9 +158,9 @@ class Transaction(ReadTransaction):
             self.session.run_many(form.sql, [form.values(row) for row in rows] if form.places else rows)
 
     def insert(self, table: SqlTable, rows: Sequence[Row]) -> None:
-        """Insert rows of all columns of a table, in its order.
+        """Insert rows with values for all columns of a table, in its order.
 
-        Columns that are None in all of them are left out: `sqlite3` takes longer to bind a None than a number, and most
+        Columns that are None in all rows are left out: `sqlite3` takes longer to bind a None than a number, and most
         columns of a group are None.
         """
         if rows:
@@ -169,7 +169,7 @@ class Transaction(ReadTransaction):
             self.run_many(insertion(table, filled), [*zip(*compress(columns, filled), strict=True)])
 
     def execute(self, statement: Any, parameters: Any = None) -> Rows:
-        """Run a statement of SQLAlchemy: once, or for each of a list of parameters."""
+        """Run a SQLAlchemy statement, once or for each of a list of parameters."""
         made = bound(statement, parameters, self.dialect)
         if made.many:
             if made.values:
@@ -182,12 +182,12 @@ class Transaction(ReadTransaction):
         return Rows([], self.session.change(made.sql, made.values))
 
     def bound(self, statement: Any, parameters: Any) -> tuple[str, Row]:
-        """Return a statement of SQLAlchemy with the values of its parameters, as the driver takes both."""
+        """Return the driver's SQL and parameter values of a SQLAlchemy statement."""
         made = bound(statement, parameters, self.dialect)
         return made.sql, made.values
 
     def run(self, sql: str, *values: Any) -> Sequence[Row]:
-        """Run a statement that is SQL in the driver's own form, and return its rows, if it has any."""
+        """Run SQL in the driver's own form and return its rows, if any."""
         return self.session.fetch(sql, values)
 
 
@@ -196,10 +196,10 @@ Convert = Callable[[Any], Any]
 
 
 class Prepared:
-    """A statement with the parameters `names`: a `bindparam` each.
+    """A statement compiled once per dialect, with the parameters `names`, a `bindparam` each.
 
-    `build(dialect)` returns the statement. Values are given in the order of the names, as the driver takes them: JSON
-    as text, lists as `Dialect.listed` returns them. Rows are the driver's: JSON as text, booleans perhaps as integers.
+    `build(dialect)` returns the statement. Values are given in the order of the names, in the driver's form: JSON as
+    text, lists as returned by `Dialect.listed`. Rows are the driver's: JSON as text, booleans perhaps as integers.
     """
 
     __slots__ = ("_build", "_forms", "_names")
@@ -210,7 +210,7 @@ class Prepared:
         self._forms: dict[Dialect, Form] = {}
 
     def form(self, dialect: Dialect) -> Form:
-        """Return the statement as the driver of this kind of database takes it."""
+        """Return the statement compiled for a dialect."""
         form = self._forms.get(dialect)
         if form is None:
             form = self._forms[dialect] = Form.of(self._build(dialect), self._names, dialect)
@@ -219,9 +219,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A compiled statement; each of its places takes a given value, or has a fixed one.
+    """A compiled statement; each of its `places` is the index of a given value, or None and a fixed value.
 
-    Without `places` the driver takes the values as they are given.
+    Without `places` the given values are the driver's parameters.
     """
 
     sql: str
@@ -246,19 +246,19 @@ class Form:
 
 @lru_cache(maxsize=200)
 def prepared(statement: str, names: Sequence[str]) -> Prepared:
-    """Return the statement that is a text with the parameters `:name`."""
+    """Return a prepared statement for SQL text with the parameters `:name`."""
     return Prepared(lambda _: text(statement), *names)
 
 
 @lru_cache(maxsize=1024)
 def insertion(table: SqlTable, filled: Sequence[bool]) -> Prepared:
-    """Return the INSERT of the columns of a table that are `filled`; the values are in the order of its columns."""
+    """Return the INSERT of the `filled` columns of a table; values are given in the table's column order."""
     values: dict[Any, Any] = {column: bindparam(f"new_{column.key}") for column in compress(table.columns, filled)}
     return Prepared(lambda _: insert(table).values(values), *(one.key for one in values.values()))
 
 
 class Rows:
-    """What a statement returned: rows with their columns as attributes, or the number of rows that it changed."""
+    """The result of a statement: rows with their columns as attributes, or the number of changed rows."""
 
     __slots__ = ("_rows", "rowcount")
 
@@ -278,7 +278,7 @@ class Rows:
         return self._rows[0] if self._rows else None
 
     def one(self) -> Any:
-        """Return the only row. Raises LookupError when there are none or more."""
+        """Return the only row. Raises LookupError unless there is exactly one."""
         if len(self._rows) != 1:
             raise LookupError(f"expected one row, and found {len(self._rows)}")
         return self._rows[0]
@@ -288,11 +288,11 @@ class Rows:
         return self._rows[0][0] if self._rows else None
 
     def scalar_one(self) -> Any:
-        """Return the first value of the only row. Raises LookupError when there are none or more."""
+        """Return the first value of the only row. Raises LookupError unless there is exactly one."""
         return self.one()[0]
 
     def scalars(self) -> list[Any]:
-        """Return the first values of all rows."""
+        """Return the first value of each row."""
         return [row[0] for row in self._rows]
 
     def mappings(self) -> list[dict[str, Any]]:
@@ -301,7 +301,7 @@ class Rows:
 
 
 def rows_of(names: Sequence[str], rows: Sequence[Row]) -> Rows:
-    """Return rows with these names of columns, as the driver gave them."""
+    """Return the driver's rows with these column names."""
     make = _row_class(tuple(names))._make
     return Rows([make(row) for row in rows], len(rows))
 
@@ -314,8 +314,8 @@ def _row_class(names: tuple[str, ...]) -> Any:
 class Bound(NamedTuple):
     """A statement with its values, or with many rows of them.
 
-    `returned` makes the rows that the driver returns into `Rows`; it is None for a statement that returns none, or of
-    which that isn't known (`is_text`).
+    `returned` converts the driver's rows to `Rows`; None for a statement that returns no rows, or textual SQL, whose
+    columns aren't known (`is_text`).
     """
 
     sql: str
@@ -332,7 +332,7 @@ Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 
 def bound(statement: Any, parameters: Parameters, dialect: Dialect) -> Bound:
-    """Return a statement of SQLAlchemy as the driver takes it, with the values of its parameters converted."""
+    """Return a SQLAlchemy statement compiled for the driver, with its parameter values converted."""
     many = isinstance(parameters, Sequence)
     given: Sequence[Mapping[str, Any]] = parameters if many else [parameters or {}]  # type: ignore[assignment,list-item]
     key = statement._generate_cache_key()
@@ -353,7 +353,7 @@ def bound(statement: Any, parameters: Parameters, dialect: Dialect) -> Bound:
 
 
 class _Compiled:
-    """A compiled statement, with what converts its values and the values of its rows."""
+    """A compiled statement, with the converters of its parameters and of its result columns."""
 
     def __init__(self, compiled: SQLCompiler, dialect: Dialect) -> None:
         self._compiled = compiled
@@ -391,13 +391,13 @@ def _from_json(value: Any) -> Any:
     return None if value is None else from_json(value)
 
 
-#: PostgreSQL's number of the type `numeric`: whatever number is returned, a column of floats has floats.
+#: PostgreSQL's OID of the type `numeric`, so that a column of floats has floats, whatever number is returned.
 _NUMERIC = 1700
 
 
 def _reader(kind: Any, dialect: Dialect) -> Convert | None:
-    """Return what converts a value of a column of this type."""
-    if isinstance(kind, JSON):  # which SQLAlchemy leaves to asyncpg
+    """Return the converter of values of a column of this type, or None."""
+    if isinstance(kind, JSON):  # whose decoding SQLAlchemy leaves to asyncpg
         return _from_json
     convert: Convert | None = kind.dialect_impl(dialect.compiler).result_processor(dialect.compiler, _NUMERIC)
     return convert

@@ -6,6 +6,7 @@ All of it is read by indexes or from small tables, however many groups there are
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,8 +28,8 @@ from replaybuf.rules.circumstances import (
     limits_of,
 )
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.transitions import Tallies, Tally
-from replaybuf.storage.presence import process_began
+from replaybuf.rules.transitions import Tally, total
+from replaybuf.storage.reports import process_began
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 
@@ -65,16 +66,13 @@ SELECT detail FROM rb_event WHERE buffer = :buffer AND kind = 'limits' ORDER BY 
 
 def read_waiters(tx: ReadTransaction, buffer: str) -> list[Waiter]:
     """Return who waits in a buffer, those that wait the longest first."""
-    rows = tx.rows(_WAITERS, buffer=buffer, live=tx.seconds() - LIVE_SECONDS)
-    return [_waiter(row) for row in rows]
-
-
-def _waiter(row: Mapping[str, Any]) -> Waiter:
-    wants = {str(task): int(n) for task, n in row["wants"].items()}
-    status = Status.COMPLETED if row["status"] is None else Status(row["status"])
-    wait = Wait(wants, row["kind"], status, row["query"], row["name"], row["began"], row["ends"])
-    wait = replace(wait, process_began=process_began(row["number"]))
-    return Waiter(wait, limits_of(row["limits"]))
+    found = []
+    for row in tx.rows(_WAITERS, buffer=buffer, live=tx.seconds() - LIVE_SECONDS):
+        wants = {str(task): int(n) for task, n in row["wants"].items()}
+        status, began = Status(row["status"] or Status.COMPLETED), process_began(row["number"])
+        wait = Wait(wants, row["kind"], status, row["query"], row["name"], row["began"], row["ends"], False, began)
+        found.append(Waiter(wait, limits_of(row["limits"])))
+    return found
 
 
 def read_limits(tx: ReadTransaction, buffer: str) -> Limits | None:
@@ -97,7 +95,10 @@ def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) 
     errors, failed_by, failed_with = _read_failures(tx, buffer)
     minutes, drawn = _read_minutes(tx, buffer, now), _read_last_batch(tx, buffer)
     recent = [minute for minute in minutes if minute[0] >= now - RATE_SECONDS]
-    workers = _read_workers(tx, buffer)
+    seen = tx.table(_WORKERS, buffer=buffer)[1]
+    workers = [Worker(*[*row[:4], *map(int, row[4:7]), *row[7:9], bool(row[9])]) for row in seen]
+    put = {task: total(tallies, task, Tally.PUT) for task, _, _ in tallies}
+    last_puts = _read_last_puts(tx, buffer, drawn), _last_changes(minutes, put)
     return Circumstances(
         now,
         tallies,
@@ -108,7 +109,9 @@ def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) 
         steps=dict(tx.table(_STEPS, buffer=buffer)[1]),
         before=_an_hour_ago(minutes, workers, now),
         recent=_before(*recent[0]) if recent else None,
-        last_put=_latest(_read_last_puts(tx, buffer, drawn), _last_changes(minutes, _puts(tallies))),
+        last_put={
+            task: max(one[task] for one in last_puts if task in one) for task in {**last_puts[0], **last_puts[1]}
+        },
         last_take=None if drawn is None else Taking(drawn["worker"], drawn["time"], drawn["groups"]),
         errors=errors,
         failed_by=failed_by,
@@ -147,12 +150,9 @@ SELECT tags FROM rb_group WHERE lane BETWEEN :lane AND :lane ORDER BY lane DESC,
 
 def _tags_in(query: Any) -> list[str]:
     """Return the names of the tags in a query, a value of JSON."""
-    if isinstance(query, list):
-        return [tag for one in query for tag in _tags_in(one)]
-    if not isinstance(query, dict):
-        return []
-    named = [key.removeprefix("tags.") for key in query if key.startswith("tags.")]
-    return list(dict.fromkeys([*named, *(tag for one in query.values() for tag in _tags_in(one))]))
+    inside = query if isinstance(query, list) else [*query.values()] if isinstance(query, dict) else []
+    named = [key.removeprefix("tags.") for key in query if key.startswith("tags.")] if isinstance(query, dict) else []
+    return list(dict.fromkeys([*named, *(tag for one in inside for tag in _tags_in(one))]))
 
 
 def _unknown_tags(tx: ReadTransaction, buffer: str, wait: Wait, tags: Sequence[str]) -> dict[str, str | None]:
@@ -177,6 +177,7 @@ FROM rb_lane l JOIN rb_group g ON g.lane = l.id
 WHERE l.buffer = :buffer AND l.leased AND g.leased_until IS NOT NULL
 GROUP BY l.task_name, l.status, g.holder ORDER BY 1, 2, 3"""
 
+# The workers, the last seen first, with what they did as far as it is kept.
 _WORKERS = """
 SELECT w.name, w.started_at, w.seen_at, w.ended_at,
        coalesce(sum(a.groups), 0), coalesce(sum(a.failures), 0), coalesce(sum(a.taken), 0), w.host, w.pid,
@@ -184,12 +185,6 @@ SELECT w.name, w.started_at, w.seen_at, w.ended_at,
 FROM (SELECT * FROM rb_worker WHERE buffer = :buffer ORDER BY seen_at DESC LIMIT 1000) w
      LEFT JOIN rb_activity a ON a.worker_id = w.id
 GROUP BY w.id, w.name, w.started_at, w.seen_at, w.ended_at, w.host, w.pid ORDER BY w.seen_at DESC, w.id"""
-
-
-def _read_workers(tx: ReadTransaction, buffer: str) -> list[Worker]:
-    """Return the workers, the last seen first, with what they did as far as it is kept."""
-    _, rows = tx.table(_WORKERS, buffer=buffer)
-    return [Worker(*[*row[:4], *map(int, row[4:7]), *row[7:9], bool(row[9])]) for row in rows]
 
 
 # When what was put, drawn and restored
@@ -241,43 +236,24 @@ def _before(time: float, tasks: _Figures) -> Before | None:
     return Before(time, put, expired, {task: figures.get("set_aside", 0) for task, figures in tasks.items()})
 
 
-def _puts(tallies: Tallies) -> dict[str, int]:
-    puts: dict[str, int] = {}
-    for (task, _, name), n in tallies.items():
-        if name == Tally.PUT:
-            puts[task] = puts.get(task, 0) + n
-    return puts
-
-
-def _latest(*times: Mapping[str, float]) -> dict[str, float]:
-    """Return the latest of these times of each task."""
-    tasks = {task for one in times for task in one}
-    return {task: max(one[task] for one in times if task in one) for task in tasks}
-
-
 def _last_changes(minutes: Sequence[tuple[float, _Figures]], puts: Mapping[str, int]) -> dict[str, float]:
     """Return the beginning of the last of these minutes in which something was put into each task."""
-    last = {}
-    for task, count in puts.items():
-        for minute, tasks in reversed(minutes):
-            if tasks.get(task, {}).get("put", 0) < count:
-                last[task] = minute
-                break
-    return last
+    return {
+        task: max(before)
+        for task, count in puts.items()
+        if (before := [minute for minute, tasks in minutes if tasks.get(task, {}).get("put", 0) < count])
+    }
 
 
 def _read_last_puts(tx: ReadTransaction, buffer: str, drawn: Mapping[str, Any] | None) -> dict[str, float]:
     """Return when the newest group of each task that is still there, or was drawn last, was put."""
+    rows = tx.table(_LAST_PUTS, buffer=buffer)[1]
+    tasks = {lane: task for lane, task, _ in rows}
+    members = [] if drawn is None else [(member[1], member[6]) for member in drawn["members"]]
     last: dict[str, float] = {}
-    tasks = {}
-    for lane, task, created_at in tx.table(_LAST_PUTS, buffer=buffer)[1]:
-        tasks[lane] = task
-        if created_at is not None:
-            last[task] = max(last.get(task, created_at), created_at)
-    for member in [] if drawn is None else drawn["members"]:
-        lane, created_at = member[1], member[6]
-        if (task := tasks.get(lane)) is not None and created_at is not None:
-            last[task] = max(last.get(task, created_at), created_at)
+    for lane, created_at in [*((lane, at) for lane, _, at in rows), *members]:
+        if lane in tasks and created_at is not None:
+            last[tasks[lane]] = max(last.get(tasks[lane], created_at), created_at)
     return last
 
 
@@ -311,9 +287,9 @@ WHERE e.buffer = :buffer AND e.kind = 'dataset_ended' AND coalesce(c.position, 0
 
 def _read_ended_datasets(tx: ReadTransaction, buffer: str) -> dict[str, int]:
     """Return how many prompts were drawn of each task whose prompt ledgers have read their datasets to the end."""
-    drawn: dict[str, int] = {}
+    drawn = Counter[str]()
     for task, _, prompts in tx.table(_ENDED_DATASETS, buffer=buffer)[1]:
-        drawn[task] = drawn.get(task, 0) + prompts
+        drawn[task] += prompts
     return drawn
 
 
@@ -340,19 +316,20 @@ def _read_failures(tx: ReadTransaction, buffer: str) -> tuple[dict[str, str], _N
     drawers: _Numbers = {}
     for task, lane, uid in tx.table(_FAILED_LANES, buffer=buffer)[1]:
         if uid is not None:
-            set_aside = tx.table(_SET_ASIDE, buffer=buffer, task=task)[1]
-            drawers[task] = {worker: int(n) for worker, n in set_aside}
-            makers[task] = {worker: int(n) for worker, n in tx.table(_FAILED_BY, lane=lane)[1]}
+            drawers[task] = {worker: int(n) for worker, n in tx.tuples(_SET_ASIDE, buffer=buffer, task=task)}
+            makers[task] = {worker: int(n) for worker, n in tx.tuples(_FAILED_BY, lane=lane)}
             if error := tx.value("SELECT error FROM groups WHERE uid = :uid", uid=uid):
                 errors[task] = error
     return errors, makers, drawers
 
 
-def _read_restored(tx: ReadTransaction, buffer: str) -> Restored | None:
-    own = "SELECT restored_step, restored_at FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
-    for step, time in tx.table(own, buffer=buffer)[1]:
-        told = """
+_RESTORED = "SELECT restored_step, restored_at FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
+_RESTORER = """
 SELECT worker FROM rb_event WHERE buffer = :buffer AND kind = 'restored' AND happened_at > :time
 ORDER BY happened_at DESC LIMIT 1"""
-        return Restored(step, time, tx.value(told, buffer=buffer, time=time - _MINUTE))
+
+
+def _read_restored(tx: ReadTransaction, buffer: str) -> Restored | None:
+    for step, time in tx.tuples(_RESTORED, buffer=buffer):
+        return Restored(step, time, tx.value(_RESTORER, buffer=buffer, time=time - _MINUTE))
     return None

@@ -1,13 +1,24 @@
-"""The rollouts of a group in full, for people. Imports the codec, which most questions can do without."""
+"""The rollouts of a group in full, for people, and its arrays and tensors: what they are, and where their bytes are.
+
+Imports the codec, which most questions can do without.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
+import numpy as np
+
+from replaybuf import units
+from replaybuf.codec.arrays_apart import ArrayFacts
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.tails import Places, decode_shown
+from replaybuf.codec.payload_header import is_apart
+from replaybuf.codec.stored import Places, decode_shown
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.segments.store import SEGMENTS, Extent
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 #: Decodes rollouts as dicts, whatever their class and those in their fields were, and needs neither torch nor Ray.
@@ -36,3 +47,81 @@ def decode_payload(uid: int, stored: Stored) -> tuple[list[dict[str, Any]], str 
         return decode_shown(AS_DICTS, uid, *stored)
     except DecodeError as error:
         raise DecodeError(f"group {uid}: {error} (without --full its metadata can be shown)") from error
+
+
+IN_DATABASE: Final = "the database"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array or tensor of a rollout: its path in it, and where its bytes are.
+
+    That is a `file` or object in the `folder` of a place; None for the database. `small` ones are among the other
+    values of the group.
+    """
+
+    rollout: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    folder: str | None
+    file: str | None
+    small: bool
+
+    @property
+    def dimensions(self) -> str:
+        """The shape as people read it."""
+        return " × ".join(map(str, self.shape)) or "one"
+
+    @property
+    def where(self) -> str:
+        """The path or URL of the file or object."""
+        return IN_DATABASE if self.file is None else f"{self.folder}/{self.file}"
+
+
+def arrays_of(stored: Stored) -> list[StoredArray]:
+    """Return the arrays and tensors of a group, by rollout and path; none of a payload that can't be read."""
+    payload, _, _, (urls, _) = stored
+    if payload is None:
+        return []
+    try:
+        rollouts = AS_DICTS.decode_facts(payload)
+        folder, file = None, None
+        if is_apart(payload):
+            extent = Extent.at_end_of(payload)
+            url = urls.get(extent.place, f"a place {extent.place} that the database doesn't know")
+            folder, file = f"{url}/{SEGMENTS}", extent.name
+    except DecodeError:
+        return []
+    found = []
+    for number, rollout in enumerate(rollouts):
+        for path, one in _arrays_in(rollout, ""):
+            place = (folder, file) if one.out_of_band else (None, None)
+            found.append(StoredArray(number, path, one.dtype, one.shape, one.nbytes, *place, not one.out_of_band))
+    return found
+
+
+def footnotes(arrays: Sequence[StoredArray]) -> list[str]:
+    """Return in sentences where the files of arrays are, and how many aren't worth a line each."""
+    files: dict[str, set[str]] = {}
+    for one in arrays:
+        if one.folder is not None and one.file is not None:
+            files.setdefault(one.folder, set()).add(one.file)
+    notes = [f"{', '.join(sorted(names))}: in {folder}" for folder, names in files.items()]
+    if small := [one.nbytes for one in arrays if one.small]:
+        notes.append(f"{units.number_of(len(small), 'small array')} of {units.size(sum(small))}: in {IN_DATABASE}")
+    return notes
+
+
+def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, ArrayFacts]]:
+    if isinstance(value, ArrayFacts):
+        yield path, value
+    elif isinstance(value, np.ndarray):  # one that isn't in C order, or of objects
+        yield path, ArrayFacts(str(value.dtype), value.shape, value.nbytes, out_of_band=False)
+    elif isinstance(value, dict):
+        for name, inside in value.items():
+            yield from _arrays_in(inside, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, (list, tuple)) and not (value and isinstance(value[0], int | float | str)):
+        for place, inside in enumerate(value):
+            yield from _arrays_in(inside, f"{path}[{place}]")

@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf.rollouts.statuses import Status
-from replaybuf.storage.sql.inspection.drawn_batches import Batch, batch_of_lease, batches_with
 from replaybuf.storage.sql.inspection.groups import buffers_of, lease_text, read_metadata
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.run_records import Batch, batch_of_lease, batches_with
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.units import time_of
 
@@ -71,27 +71,19 @@ def life_of(tx: ReadTransaction, uid: int) -> Life | None:
     buffers = buffers_of(tx)
     for buffer in [rows[0]["buffer"]] if rows else buffers:
         draws = batches_with(tx, buffer, uid)
-        events = tx.table(_EVENTS[tx.dialect_name].format(uid=int(uid)), buffer=buffer)[1]
+        events = tx.tuples(_EVENTS[tx.dialect_name].format(uid=int(uid)), buffer=buffer)
         happenings = [Happening(time_of(at), *more) for at, *more in events]
-        later = [one for (one,) in tx.table(_LATER[tx.dialect_name].format(uid=int(uid)), buffer=buffer)[1]]
+        later = tx.values(_LATER[tx.dialect_name].format(uid=int(uid)), buffer=buffer)
         if rows or draws or happenings or later:
             break
     else:
         return None
-    there = read_metadata(tx, [uid])
+    there = next(iter(read_metadata(tx, [uid])), None)
     made_from = rows[0]["made_from"] if rows else None
-    return Life(
-        uid=uid,
-        origin=_origin(buffer, rows[0] if rows else None, draws),
-        there=there[0] if there else None,
-        draws=draws,
-        happenings=happenings,
-        replaces=sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ()),
-        replaced_by=later,
-        checkpoints=[row["checkpoint_step"] for row in kept],
-        now=tx.now(),
-        several=len(buffers) > 1,
-    )
+    replaces = sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ())
+    checkpoints, several = [row["checkpoint_step"] for row in kept], len(buffers) > 1
+    origin = _origin(buffer, rows[0] if rows else None, draws)
+    return Life(uid, origin, there, draws, happenings, replaces, later, checkpoints, tx.now(), several)
 
 
 _PUT = """
@@ -143,10 +135,8 @@ def timeline(life: Life) -> list[dict[str, Any]]:
     if put.created_at is not None:
         rows.append(_row(put.created_at, "put", put.worker, put.train_step, None))
     for one in life.draws:
-        rows.append(
-            _row(one.taken_at, "leased" if one.lease is not None else "taken", one.worker, one.step, _drawn(one))
-            | {"batch": one.id}
-        )
+        what = "taken" if one.lease is None else "leased"
+        rows.append(_row(one.taken_at, what, one.worker, one.step, _drawn(one)) | {"batch": one.id})
         if _came_back(life, one):
             rows.append(_row(one.taken_at, "came back", None, None, "given back, or the lease was over"))
         elif one.lease is not None and one.settled == one.groups:

@@ -46,14 +46,13 @@ class BufferMeasures(NamedTuple):
 
 def measure(tx: ReadTransaction, buffer: str | None, scanned: int | None = None) -> dict[str, BufferMeasures]:
     """Return the measures of one buffer or of all, by name; groups are looked at up to this number in a buffer."""
-    return {name: _measure(tx, name, scanned) for name in chosen_buffers(tx, buffer)}
-
-
-def _measure(tx: ReadTransaction, name: str, scanned: int | None) -> BufferMeasures:
-    tallies = read_tallies(tx, name)
-    groups = sum(n for (_, _, tally), n in tallies.items() if tally in (Tally.SIZE, Tally.LEASED))
-    contents = read_contents(tx, name) if scanned is None or groups <= scanned else None
-    return BufferMeasures(tallies, read_cursors(tx, name), list_checkpoints(tx, name), contents)
+    found = {}
+    for name in chosen_buffers(tx, buffer):
+        tallies = read_tallies(tx, name)
+        groups = sum(n for (_, _, tally), n in tallies.items() if tally in (Tally.SIZE, Tally.LEASED))
+        contents = read_contents(tx, name) if scanned is None or groups <= scanned else None
+        found[name] = BufferMeasures(tallies, read_cursors(tx, name), list_checkpoints(tx, name), contents)
+    return found
 
 
 def tallies_of(tx: ReadTransaction, buffer: str | None) -> dict[str, Tallied]:
@@ -156,7 +155,7 @@ def read_records(tx: ReadTransaction, name: str, made: Sequence[StoredCheckpoint
     """Return what is recorded of a buffer: restores, its checkpoints, the last draw, waits, workers, the last hour."""
     now = tx.seconds()
     hour = tx.rows(_LAST_HOUR, buffer=name)[0]
-    drawn = last_batches(tx, name, 1, completed=True)
+    drawn = last_batches(tx, name, 1)
     waiters: dict[str, dict[str, Any]] = {}
     for one in read_waiters(tx, name):  # those that wait the longest first
         longest = max(0.0, now - (now if one.wait.since is None else one.wait.since))
@@ -180,9 +179,9 @@ def _counts(tx: ReadTransaction, statement: str, **values: Any) -> dict[str, int
 
 def count_overdue(tx: ReadTransaction, name: str) -> dict[str, int]:
     """Return the number of leased groups of each task of a buffer whose lease is over."""
-    overdue: dict[str, int] = {}
+    overdue = Counter[str]()
     for one in list_leased(tx, name, tx.seconds()):
-        overdue[one.task_name] = overdue.get(one.task_name, 0) + one.overdue
+        overdue[one.task_name] += one.overdue
     return overdue
 
 

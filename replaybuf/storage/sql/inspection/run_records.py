@@ -1,20 +1,23 @@
-"""The records of what was done: draws, events, checkpoints, workers, history.
+"""The records of what was done: draws for train steps, events, checkpoints, workers, history (`schema.records`).
 
-Pages come newest first, without looking at more rows than they show.
+Pages come newest first, without looking at more rows than they show. After a restore a run may train on a step again:
+the draws before and after it are told apart by the number of restores before them.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import SILENT_SECONDS
-from replaybuf.storage.sql.engine.read_transaction import ReadTransaction
-from replaybuf.storage.sql.inspection.groups import check_buffer, in_order
+from replaybuf.storage.sql.inspection.groups import check_buffer, in_order, rows_of
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint as StoredCheckpoint
 from replaybuf.storage.sql.statements.buffer_facts import list_checkpoints
 from replaybuf.units import time_of
@@ -41,18 +44,18 @@ def newest(
 # Draws
 
 _LAST_BATCHES = """SELECT taken_at, step, groups, reward, min_reward, max_reward, staleness, max_staleness FROM rb_batch
-WHERE buffer = coalesce(:buffer, buffer) AND taken_at <= :until AND ({among}) ORDER BY id DESC LIMIT :most"""
+WHERE buffer = coalesce(:buffer, buffer) AND taken_at <= :until AND status = 'completed'
+ORDER BY id DESC LIMIT :most"""
 
 
 def last_batches(
-    tx: ReadTransaction, buffer: str | None, most: int, *, completed: bool = False, until: float = math.inf
+    tx: ReadTransaction, buffer: str | None, most: int, *, until: float = math.inf
 ) -> list[dict[str, Any]]:
-    """Return the step, size, rewards and staleness of the last draws, newest first; with `completed`, of such groups.
+    """Return the step, size, rewards and staleness of the last draws of completed groups, newest first.
 
     Their times, and `until`, are in seconds since the epoch.
     """
-    among = "status = 'completed'" if completed else "1 = 1"
-    return tx.rows(_LAST_BATCHES.format(among=among), buffer=buffer, most=most, until=until)
+    return tx.rows(_LAST_BATCHES, buffer=buffer, most=most, until=until)
 
 
 # Workers and history
@@ -146,3 +149,232 @@ def since(tx: ReadTransaction, made: StoredCheckpoint) -> Since:
         tx.value(_LEFT_SINCE, id=made.id),
         tx.values(_USERS, buffer=made.buffer, live=time.time() - _SEEN_SECONDS),
     )
+
+
+#: The steps before one, that its rewards are compared with.
+STEPS_BEFORE = 10
+#: Where a group is that has left, and its texts with it.
+GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A group as it was drawn: its mean reward, its staleness in train steps, the oldest weights in it."""
+
+    uid: int
+    task_name: str
+    worker: str | None
+    reward: float | None
+    staleness: int | None
+    oldest_model_step: int | None
+    created_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A draw by `worker` for a train step. `settled` of its groups were consumed, `back` came back: they were given
+    back, or the lease was over. The others are leased.
+
+    `reward` and `staleness` are means of its groups; `lease` is the token, None for a draw for good.
+    """
+
+    id: int
+    taken_at: datetime
+    restores: int
+    step: int | None
+    status: str
+    worker: str | None
+    lease: int | None
+    groups: int
+    settled: int
+    reward: float | None
+    min_reward: float | None
+    max_reward: float | None
+    staleness: float | None
+    max_staleness: int | None
+    oldest_model_step: int | None
+    newest_model_step: int | None
+    members: Sequence[Member] = ()
+    back: int = 0
+
+    @property
+    def came_back(self) -> bool:
+        """Whether all of it did: nothing was, or will be, trained on it."""
+        return self.back == self.groups
+
+
+@dataclass(frozen=True, slots=True)
+class StepKey:
+    """A train step in the run after this number of restores.
+
+    `resumed`: the run before these restores drew for steps, too, so it was resumed from a checkpoint.
+    `undone`: a later restore went back to before the step.
+    """
+
+    step: int
+    restores: int
+    resumed: bool = False
+    undone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What is known of a buffer's draws of completed groups, or for a train step: their number, how many name no step,
+    and the first and the last that is named."""
+
+    batches: int
+    without_step: int
+    first: int | None
+    last: int | None
+
+
+_SELECT = """
+SELECT
+    id, taken_at, epoch AS restores, step, status, worker, lease, groups, settled, reward, min_reward, max_reward,
+    staleness, max_staleness, oldest_step AS oldest_model_step, newest_step AS newest_model_step{members}
+FROM rb_batch WHERE buffer = :buffer AND """
+_WITH_MEMBERS = _SELECT.format(members=", members")
+_WITHOUT = _SELECT.format(members="")
+
+# Draws, but for those of which all groups came back, as those do that a DataLoader had prefetched at its end.
+_DRAWN = """buffer = :buffer AND (settled > 0 OR lease IS NULL
+OR lease IN (SELECT lease FROM rb_group WHERE leased_until IS NOT NULL))"""
+_RECORDED = f"""
+SELECT count(*), count(step), min(step), max(step) FROM rb_batch
+WHERE {_DRAWN} AND (step IS NOT NULL OR status = 'completed')"""  # noqa: S608
+_STEPS = f"SELECT DISTINCT step FROM rb_batch WHERE {_DRAWN} AND step < :before ORDER BY step DESC LIMIT :most"  # noqa: S608
+_NEXT = f"SELECT min(step) FROM rb_batch WHERE {_DRAWN} AND step > :after"  # noqa: S608
+_HELD = "SELECT lease, count(*) FROM rb_group WHERE leased_until IS NOT NULL GROUP BY lease"
+_FIRST_OF_EPOCH = "SELECT epoch, min(step) FROM rb_batch WHERE buffer = :buffer GROUP BY epoch"
+_RESTORED = "SELECT epoch, restored_step FROM rb_buffer WHERE name = :buffer AND restored_step IS NOT NULL"
+_ENDLESS = 2**62
+
+# Where a group may be among the members: the first number of each of them is a uid. On SQLite a text that looks like
+# one is found, too; looking for a text takes a fraction of the time of parsing all members.
+_MEMBER = {
+    "sqlite": "instr(members, '[{uid},') > 0",
+    "postgresql": "jsonb_path_exists(members, '$[*][0] ? (@ == {uid})')",
+}
+
+
+def recorded(tx: ReadTransaction, buffer: str) -> Recorded:
+    """Return what is known of the draws of a buffer."""
+    [(count, with_step, first, last)] = tx.tuples(_RECORDED, buffer=buffer)
+    return Recorded(count, count - with_step, first, last)
+
+
+def list_steps(tx: ReadTransaction, buffer: str, *, before: int | None = None, limit: int | None = None) -> list[int]:
+    """Return the train steps of a buffer that were drawn for, newest first, `before` one of them."""
+    below, most = (_ENDLESS if value is None else max(-_ENDLESS, min(value, _ENDLESS)) for value in (before, limit))
+    return tx.values(_STEPS, buffer=buffer, before=below, most=most)
+
+
+def next_step(tx: ReadTransaction, buffer: str, after: int) -> int | None:
+    """Return the first train step after one that was drawn for."""
+    found: int | None = tx.value(_NEXT, buffer=buffer, after=max(-_ENDLESS, min(after, _ENDLESS)))
+    return found
+
+
+def batches_of_steps(
+    tx: ReadTransaction, buffer: str, steps: Sequence[int], *, members: bool = False
+) -> dict[StepKey, list[Batch]]:
+    """Return the draws for train steps of a buffer, newest step first, each in the order of its draws.
+
+    Those of which all groups came back are left out, unless the step has no other.
+    """
+    found: dict[StepKey, list[Batch]] = {}
+    if not steps:
+        return found
+    runs, wanted = _runs(tx, buffer), set(steps)
+    between = "step BETWEEN :first AND :last ORDER BY step DESC, epoch DESC, id"
+    values = {"buffer": buffer, "first": min(steps), "last": max(steps)}
+    for one in _read(tx, between, values, members=members):
+        if one.step in wanted:
+            undone_from = runs.get(one.restores)
+            undone = undone_from is not None and one.step >= undone_from
+            key = StepKey(one.step, one.restores, one.restores > min(runs, default=one.restores), undone)
+            found.setdefault(key, []).append(one)
+    return {key: [one for one in drawn if not one.came_back] or drawn for key, drawn in found.items()}
+
+
+def batches_with(tx: ReadTransaction, buffer: str, uid: int) -> list[Batch]:
+    """Return the draws that had a group, with it as their only member, in their order."""
+    there = _MEMBER[tx.dialect_name].format(uid=int(uid))
+    inside = f"first_uid <= :uid AND last_uid >= :uid AND (groups = 1 OR {there}) ORDER BY id"
+    return [
+        replace(one, members=mine)
+        for one in _read(tx, inside, {"buffer": buffer, "uid": uid}, members=True)
+        if (mine := [member for member in one.members if member.uid == uid])
+    ]
+
+
+def batch_of_lease(tx: ReadTransaction, buffer: str, token: int) -> Batch | None:
+    """Return the draw of a lease."""
+    found = _read(tx, "lease = :token", {"buffer": buffer, "token": token}, members=False)
+    return found[0] if found else None
+
+
+def batches_by(tx: ReadTransaction, buffer: str, worker: str, limit: int) -> list[Batch]:
+    """Return the last draws by a worker, newest first."""
+    values = {"buffer": buffer, "worker": worker, "most": limit}
+    return _read(tx, "worker = :worker ORDER BY id DESC LIMIT :most", values, members=False)
+
+
+def whereabouts(tx: ReadTransaction, batches: Iterable[Batch]) -> dict[int, str]:
+    """Return where the groups of draws are now, by uid.
+
+    "gone", "leased", "kept" (it may be drawn again), "back" (given back, or its lease was over), or its status, such as
+    "archived".
+    """
+    drawn = {member.uid: one for one in batches for member in one.members}
+    there = rows_of(tx, _THERE, list(drawn))
+    return dict.fromkeys(drawn, GONE) | {row["uid"]: _place(row, drawn[row["uid"]]) for row in there}
+
+
+_THERE = """
+SELECT g.uid AS uid, g.trained_step AS trained_step, l.status AS status, l.leased AS leased
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid IN ({uids})"""
+
+
+def _place(row: dict[str, Any], drawn: Batch) -> str:
+    if row["leased"]:
+        return "leased"
+    if row["status"] != drawn.status or row["status"] == Status.ARCHIVED:
+        return str(row["status"])
+    return "back" if row["trained_step"] is None else "kept"
+
+
+def _runs(tx: ReadTransaction, buffer: str) -> dict[int, int | None]:
+    """Return the runs that drew for a step, by their number of restores: the first step that a later one took back.
+
+    Of a buffer that was never restored, none.
+    """
+    restored: dict[int, int] = dict(tx.table(_RESTORED, buffer=buffer)[1])
+    if not restored:
+        return {}
+    drew = {epoch: step for epoch, step in tx.table(_FIRST_OF_EPOCH, buffer=buffer)[1] if step is not None}
+    begins = drew | {epoch: step + 1 for epoch, step in restored.items()}
+    return {epoch: min((step for later, step in begins.items() if later > epoch), default=None) for epoch in drew}
+
+
+def _read(tx: ReadTransaction, where: str, values: dict[str, Any], *, members: bool) -> list[Batch]:
+    tasks: dict[int, str] = dict(tx.table("SELECT id, task_name FROM rb_lane")[1]) if members else {}
+    names, rows = tx.table((_WITH_MEMBERS if members else _WITHOUT) + where, **values)
+    held: dict[int, int] = dict(tx.table(_HELD)[1])
+    result = []
+    for row in rows:
+        known = {**dict(zip(names, row, strict=True)), "taken_at": time_of(row[1])}
+        if known["lease"] is not None:
+            known["back"] = max(0, known["groups"] - known["settled"] - held.get(known["lease"], 0))
+        if members:
+            listed = known["members"]
+            known["members"] = [
+                _member(one, tasks) for one in (json.loads(listed) if isinstance(listed, str) else listed)
+            ]
+        result.append(Batch(**known))
+    return result
+
+
+def _member(values: Sequence[Any], tasks: dict[int, str]) -> Member:
+    uid, lane_id, worker, reward, staleness, oldest, created_at = values
+    return Member(uid, tasks.get(lane_id, ""), worker, reward, staleness, oldest, time_of(created_at))

@@ -20,7 +20,9 @@ from replaybuf.rules.comparison import (
     tabulate,
     verdict,
 )
-from replaybuf.storage.sql.inspection.drawn_batches import (
+from replaybuf.storage.sql.inspection.groups import extreme_rollouts, rows_of
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.run_records import (
     GONE,
     STEPS_BEFORE,
     Batch,
@@ -32,8 +34,6 @@ from replaybuf.storage.sql.inspection.drawn_batches import (
     next_step,
     whereabouts,
 )
-from replaybuf.storage.sql.inspection.groups import extreme_rollouts, rows_of
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import last_uid as last_uid
 
 _DRAWS_SHOWN = 20
@@ -95,8 +95,8 @@ class StepSummary:
 class StepTrace:
     """A train step in one run, with its draws and groups.
 
-    `groups` are those that were trained on, each once, lowest reward first, and `places` says where they are now
-    (`batches.whereabouts`). `before` has the mean reward of the up to `STEPS_BEFORE` steps before, of which there are
+    `groups` are those that were trained on, each once, lowest reward first, and `places` says where they are now (as
+    `whereabouts` does). `before` has the mean reward of the up to `STEPS_BEFORE` steps before, of which there are
     `steps_before`. `verdict` says in a sentence what stands out.
     """
 
@@ -167,7 +167,7 @@ def summarise_steps(
 def trace_step(tx: ReadTransaction, buffer: str, step: int) -> list[StepTrace]:
     """Return a train step of a buffer, for each run that trained on it, the last run first; [] if none did."""
     drawn = _with_steps_before(tx, buffer, {step})
-    tables = {key: tabulate(member for _, member in _groups(batches)) for key, batches in drawn.items()}
+    tables = _tables(drawn)
     return [_trace(tx, drawn, tables, key) for key in drawn if key.step == step]
 
 
@@ -195,7 +195,7 @@ def judge_steps(tx: ReadTransaction, buffer: str, found: Sequence[StepSummary]) 
     if not found:
         return {}
     drawn = _with_steps_before(tx, buffer, {one.step for one in found})
-    tables = {key: tabulate(member for _, member in _groups(batches)) for key, batches in drawn.items()}
+    tables = _tables(drawn)
     keys = {(key.step, key.restores): key for key in drawn}
     judged = {}
     many = sum(comparisons_of(tables[keys[one.step, one.restores]]) for one in found)
@@ -212,6 +212,10 @@ def _with_steps_before(tx: ReadTransaction, buffer: str, steps: set[int]) -> dic
     """Return the draws for these steps, and for those before them that they are compared with, newest step first."""
     earlier = list_steps(tx, buffer, before=min(steps), limit=STEPS_BEFORE)
     return batches_of_steps(tx, buffer, sorted({*steps, *earlier}), members=True)
+
+
+def _tables(drawn: Mapping[StepKey, Sequence[Batch]]) -> dict[StepKey, Table]:
+    return {key: tabulate(member for _, member in _groups(batches)) for key, batches in drawn.items()}
 
 
 def _compare(
@@ -231,18 +235,11 @@ def _compare(
     compared = list(earlier.values())[:STEPS_BEFORE]
     table, before = tables[key], join(compared)
     every = sum(before.values(), start=Rewards())
-    workers = by_worker(table, before, comparisons=comparisons)
-    return _Compared(
-        workers,
-        by_task(table, before, comparisons=comparisons),
-        by_task(
-            of_others(workers, table),
-            of_others(workers, before),
-            comparisons=comparisons_of(table) if comparisons is None else comparisons,
-        ),
-        every.mean if every.count else None,
-        len(compared),
-    )
+    many = comparisons_of(table) if comparisons is None else comparisons
+    workers = by_worker(table, before, comparisons=many)
+    tasks = by_task(table, before, comparisons=many)
+    others = by_task(of_others(workers, table), of_others(workers, before), comparisons=many)
+    return _Compared(workers, tasks, others, every.mean if every.count else None, len(compared))
 
 
 def _last_steps(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[StepKey, list[Batch]]:
@@ -262,7 +259,7 @@ def steps_by_worker(tx: ReadTransaction, buffer: str, limit: int | None) -> dict
 
 def _parts_of_steps(drawn: Mapping[StepKey, Sequence[Batch]]) -> dict[StepKey, list[Part]]:
     """Return the workers of steps, each beside the others of its step."""
-    tables = {key: tabulate(member for _, member in _groups(batches)) for key, batches in drawn.items()}
+    tables = _tables(drawn)
     many = sum(map(comparisons_of, tables.values()))
     return {key: by_worker(table, {}, comparisons=many) for key, table in tables.items()}
 
@@ -296,7 +293,7 @@ def trace_worker(tx: ReadTransaction, buffer: str, worker: str, limit: int | Non
 
 def workers_of(tx: ReadTransaction, buffer: str) -> list[str]:
     """Return the names of those who made the groups in a buffer, or of the last steps."""
-    found = {name for (name,) in tx.table(_MAKERS, buffer=buffer)[1]}
+    found = set(tx.values(_MAKERS, buffer=buffer))
     for batches in _last_steps(tx, buffer, STEPS_BEFORE).values():
         found |= {member.worker for one in batches for member in one.members if member.worker is not None}
         found |= {one.worker for one in batches if one.worker is not None}
@@ -313,17 +310,9 @@ def _trace(
 ) -> StepTrace:
     compared = _compare(drawn, tables, key)
     summary = StepSummary.of(key, drawn[key])
-    return StepTrace(
-        summary=summary,
-        batches=drawn[key],
-        groups=sorted(_groups(drawn[key]), key=_by_reward),
-        places=whereabouts(tx, drawn[key]),
-        workers=compared.workers,
-        tasks=compared.tasks,
-        before=compared.before,
-        steps_before=compared.steps_before,
-        verdict=compared.verdict(summary.reward),
-    )
+    groups, places = sorted(_groups(drawn[key]), key=_by_reward), whereabouts(tx, drawn[key])
+    parts = compared.workers, compared.tasks, compared.before, compared.steps_before
+    return StepTrace(summary, drawn[key], groups, places, *parts, compared.verdict(summary.reward))
 
 
 def _groups(batches: Sequence[Batch]) -> list[tuple[Batch, Member]]:

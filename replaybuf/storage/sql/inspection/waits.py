@@ -13,7 +13,7 @@ from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import of_tasks
-from replaybuf.storage.presence import EventKind, kind_of_wait, lasted
+from replaybuf.storage.reports import EventKind, kind_of_wait, lasted
 from replaybuf.storage.sql.inspection.circumstances import (
     Waiter,
     matching,
@@ -115,12 +115,14 @@ def _explain(tx: ReadTransaction, buffer: str, question: DrawQuestion, asked: bo
     chosen = [] if asked else [one for one in waiters if question.task is None or question.task in one.wait.wants]
     drawing = any(one.wait.kind == "groups" for one in chosen)
     gave_up = None if drawing or asked else last_given_up(tx, buffer, question.task)
-    found = Explanation(buffer, about, asked=not chosen, gave_up=gave_up)
-    chosen.sort(key=lambda one: one.wait.kind != "groups")
-    for one in chosen or _answers(tx, buffer, question, about, waiters):
-        known = matching(tx, buffer, one.wait, replace(about, limits=one.limits))
-        found.waits.append(Explained(one.wait, one.limits, diagnose(one.wait, known)))
-    return found
+    shown = sorted(chosen, key=lambda one: one.wait.kind != "groups")
+    waits = [
+        Explained(
+            one.wait, one.limits, diagnose(one.wait, matching(tx, buffer, one.wait, replace(about, limits=one.limits)))
+        )
+        for one in shown or _answers(tx, buffer, question, about, waiters)
+    ]
+    return Explanation(buffer, about, not chosen, waits, gave_up)
 
 
 def _answers(
@@ -190,21 +192,17 @@ def last_given_up(tx: ReadTransaction, buffer: str, task: str | None = None) -> 
 
 
 def _went_on(tx: ReadTransaction, buffer: str, ended: Ended) -> bool:
-    values = {"buffer": buffer, "worker": ended.worker, "time": ended.time}
+    about = {"worker": ended.worker, "time": ended.time}
     kind = kind_of_wait(ended.detail)
-    if tx.value(_WAITS_AGAIN, **values, live=tx.seconds() - LIVE_SECONDS):
+    if tx.value(_WAITS_AGAIN, **about, buffer=buffer, live=tx.seconds() - LIVE_SECONDS):
         return True
-    if kind != "room" and tx.value(_DREW, **values, newest=_NEWEST):
+    if kind != "room" and tx.value(_DREW, **about, buffer=buffer, newest=_NEWEST):
         return True
-    return kind != "groups" and _has_put(tx, values)
-
-
-def _has_put(tx: ReadTransaction, values: dict[str, object]) -> bool:
-    if tx.value(_PUT, **values):
-        return True
-    about = {"worker": values["worker"], "time": values["time"], "newest": _NEWEST}
-    lanes = tx.table(_LANES, buffer=values["buffer"])[1]
-    return any(tx.value(_PUT_INTO, lane=lane, **about) for (lane,) in lanes)
+    if kind == "groups":
+        return False
+    lanes = tx.values(_LANES, buffer=buffer)
+    put = tx.value(_PUT, **about, buffer=buffer)
+    return bool(put) or any(tx.value(_PUT_INTO, **about, lane=lane, newest=_NEWEST) for lane in lanes)
 
 
 _HISTORY_SECONDS = 300.0
@@ -251,7 +249,7 @@ def glance(tx: ReadTransaction, buffer: str | None) -> list[Glance]:
             [] if one.asked else one.waits,
             newest_groups(tx, one.buffer, None),
             _readings(tx, one.buffer, one.about),
-            last_batches(tx, one.buffer, _BATCHES, completed=True),
+            last_batches(tx, one.buffer, _BATCHES),
             newest(tx, "events", one.buffer, _SHOWN_EVENTS),
         )
         for one in explain(tx, buffer, DrawQuestion(), asked=False)

@@ -1,33 +1,50 @@
-"""Opening a database to mend or upgrade it, without other writers; snapshots, and where they go; buffers forgotten."""
+"""Opening a database to mend or upgrade it, without other writers; snapshots, and where they go; buffers forgotten.
+
+The schema is upgraded by the alembic chain in `migrations`, over connections of SQLAlchemy. Nothing else uses those:
+alembic needs them, and its scripts read the schema by them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
-from sqlalchemy import text
+from sqlalchemy import Connection, NullPool, create_engine, delete, event, text
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from replaybuf.errors import ConfigError, InputError, NotADatabaseError, ReplayBufError, SchemaError
+from replaybuf.errors import ConfigError, InputError, NotADatabaseError, SchemaError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
+from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.errors import says_unknown
+from replaybuf.storage.sql.engine.dialect import Dialect
+from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.opening import open_database
+from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
+from replaybuf.storage.sql.engine.server_function import bring_up
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
+from replaybuf.storage.sql.engine.sqlite_connection import connect_to_write
+from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
-from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Row, Scope, Session, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, check_revision
-from replaybuf.storage.sql.statements import functions
+from replaybuf.storage.sql.schema.tables import DIGEST, info
 from replaybuf.storage.sql.statements.fence import joined
+from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
+from replaybuf.storage.values import LOCK_SECONDS
 
 T = TypeVar("T")
 
@@ -54,6 +71,10 @@ class Writer:
     def write(self, function: Callable[[Transaction], T]) -> T:
         """Run `function(tx)` in a transaction, commit it, and return the result."""
         return self._runner.run(self._engine.write(function, alone=True))
+
+    def run(self, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of `work(engine)`."""
+        return self._runner.run(work(self._engine))
 
     def empty_log(self) -> bool:
         """Copy a SQLite file's log into the file and restart it; return False while another process reads from it."""
@@ -85,25 +106,14 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
     with open_writer(reader) as writer:
         before = writer.write(create)
     if before not in (None, HEAD):
-        from replaybuf.storage.sql.inspection.upgrade import over_sqlalchemy, upgrade
-
         asyncio.run(over_sqlalchemy(reader.url, upgrade))
     if reader.path is None:
         with open_writer(reader) as writer:
-            _replace_functions(writer)
+            writer.run(partial(bring_up, functions=FUNCTIONS, replaces=True))
     after = reader.read_any(lambda tx: tx.revision())
     if after != HEAD:
         raise SchemaError(f"{reader.where} is at revision {after} after the upgrade, wanted {HEAD}")
     return before, after
-
-
-def _replace_functions(writer: Writer) -> None:
-    """Replace the functions that save round trips, where the server has what they need."""
-    try:
-        writer.write(functions.replace)
-    except ReplayBufError as error:
-        if error.__cause__ is None or not says_unknown(error.__cause__):
-            raise
 
 
 def _check_owner(tx: ReadTransaction, where: str) -> None:
@@ -200,3 +210,95 @@ def exists(target: Target) -> bool:
     except NotADatabaseError:
         return False
     return True
+
+
+async def over_sqlalchemy(url: URL, work: Callable[[Connection], T], lock_timeout: float = LOCK_SECONDS) -> T:
+    """Run `work(connection)` in a write transaction that keeps out all other writers, and commit it."""
+    with translated(url, lock_timeout):
+        if url.get_backend_name() == "sqlite":
+            engine = create_engine(
+                "sqlite://", creator=lambda: connect_to_write(str(url.database), lock_timeout), poolclass=NullPool
+            )
+            with engine.connect() as connection:
+                return _transact(connection, work, "BEGIN IMMEDIATE")
+        from replaybuf.storage.sql.engine.postgres_connect import connector
+        from replaybuf.storage.sql.engine.postgres_pool import one_server
+
+        url, options, connects = connector(await one_server(url, lock_timeout=lock_timeout))
+        options.pop("application_name", None)
+        if "statement_cache_size" in options:  # of SQLAlchemy, too
+            options["prepared_statement_cache_size"] = options["statement_cache_size"]
+        remote = create_async_engine(
+            url, connect_args={"async_creator_fn": connects.connect, **options}, poolclass=NullPool
+        )
+        async with remote.connect() as other:
+            bound = f"SET LOCAL lock_timeout = {round(lock_timeout * 1000)}"
+            # A synchronous standby that is away would be waited for without an end. One that takes over without the
+            # upgrade has an older schema, which everybody notices.
+            here = "SET LOCAL synchronous_commit = local"
+            return await other.run_sync(_transact, work, bound, here, locks.first(None, alone=True))
+
+
+def _transact(connection: Connection, work: Callable[[Connection], T], *begin: str) -> T:
+    def tell(_connection: Any, _cursor: Any, sql: str, values: Any, _context: Any, many: bool) -> None:
+        on_statement(sql, values, many=many)
+
+    event.listen(connection, "before_cursor_execute", tell)
+    for statement in begin:
+        connection.exec_driver_sql(statement)
+    result = work(connection)
+    on_commit()
+    connection.commit()
+    after_commit()
+    return result
+
+
+class _SqlalchemySession(Session):
+    """Runs statements on a connection of SQLAlchemy."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.dialect: Dialect = POSTGRES if connection.dialect.name == POSTGRES.name else SQLITE
+        self._connection = connection
+
+    def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
+        result = self._connection.exec_driver_sql(sql, tuple(values))
+        return result.fetchall() if result.returns_rows else ()
+
+    def change(self, sql: str, values: Row = ()) -> int:
+        return self._connection.exec_driver_sql(sql, tuple(values)).rowcount
+
+    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
+        self._connection.exec_driver_sql(sql, [tuple(row) for row in rows])
+
+    def table(self, sql: str, values: Row = (), most: int | None = None) -> tuple[list[str], Sequence[Row]]:
+        result = self._connection.exec_driver_sql(sql, tuple(values))
+        if not result.returns_rows:
+            return [], []
+        return list(result.keys()), result.fetchall() if most is None else result.fetchmany(most)
+
+
+def transaction_of(connection: Connection) -> Transaction:
+    """Return the transaction of a connection of SQLAlchemy."""
+    return Transaction(_SqlalchemySession(connection))
+
+
+def migrations_folder() -> Path:
+    """Return the alembic scripts: inside the package when installed from a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[3]
+    for folder in (package / "_migrations", package.parent / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise SchemaError("the migration scripts are missing from this installation; reinstall replaybuf")
+
+
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Run the alembic chain up to `revision` on this connection, in its transaction."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+    # The rows of a snapshot are no longer those that were saved.
+    connection.execute(delete(info).where(info.c.name == DIGEST))

@@ -1,7 +1,7 @@
 """Creating and checking the schema.
 
 A new database gets the tables of `tables.py` at once and is stamped with the newest revision; an existing one must be
-at that revision. The alembic chain in `migrations` upgrades older ones (`inspection.upgrade`)."""
+at that revision. The alembic chain in `migrations` upgrades older ones (`inspection.writer`)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,11 @@ def create_schema(tx: Transaction, where: str) -> None:
 def create_tables(tx: Transaction) -> None:
     """Create all tables, views and first rows, where none of them is."""
     metadata.create_all(_running(tx), checkfirst=False)
-    finish_tables(tx)
+    tx.execute(insert(counter).values(name="uid", value=0))
+    tx.execute(insert(info).values(name=IDENTITY, value=uuid.uuid4().hex))
+    if tx.dialect.name == "postgresql":
+        # Payloads are stored out of line and not compressed: they are already, or it isn't worth it.
+        tx.run("ALTER TABLE rb_payload ALTER COLUMN data SET STORAGE EXTERNAL")
     create_views(tx)
     version.create(_running(tx), checkfirst=False)
     tx.execute(insert(version).values(version_num=HEAD))
@@ -101,12 +105,3 @@ def _taken_by_others(tx: Transaction) -> set[str]:
     """Return the names of our views that tables or views of somebody else have: ours read our tables."""
     views = {name for name, definition in tx.dialect.views(tx).items() if "rb_" not in definition}
     return (views | tx.dialect.tables(tx)) & set(VIEWS)
-
-
-def finish_tables(tx: Transaction) -> None:
-    """Do what SQLAlchemy's tables can't express: first rows, and how PostgreSQL stores payloads."""
-    tx.execute(insert(counter).values(name="uid", value=0))
-    tx.execute(insert(info).values(name=IDENTITY, value=uuid.uuid4().hex))
-    if tx.dialect.name == "postgresql":
-        # Payloads are stored out of line and not compressed: they are already, or it isn't worth it.
-        tx.run("ALTER TABLE rb_payload ALTER COLUMN data SET STORAGE EXTERNAL")

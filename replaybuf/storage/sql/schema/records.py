@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, Table, Text, UniqueConstraint
 
-from replaybuf.storage.sql.schema.tables import Id, Json, Name, Number
+from replaybuf.storage.sql.schema.tables import Id, Json, Name, Number, partial_index
 from replaybuf.storage.sql.schema.tables import metadata as metadata
 
 #: The length of a period of `rb_activity`, and of `rb_history`.
@@ -122,10 +122,5 @@ history = Table(
 )
 
 Index("rb_batch_by_step", batch.c.step, batch.c.buffer)  # people seldom name the buffer
-Index(
-    "rb_batch_by_lease",
-    batch.c.lease,
-    sqlite_where=batch.c.lease.is_not(None),
-    postgresql_where=batch.c.lease.is_not(None),
-)
+partial_index("rb_batch_by_lease", batch.c.lease, where=batch.c.lease.is_not(None))
 Index("rb_event_by_time", event.c.buffer, event.c.happened_at)

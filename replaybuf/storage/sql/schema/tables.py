@@ -30,7 +30,7 @@ it in `pinned_staleness`; `pinned_step` is the train step for which it was compu
 groups that are put after a restore have the tickets that they would have had without it, and so the same chances.
 
 `segment` is where the tail of a payload is, NULL where `data` is all of it, and `size` the number of its bytes there;
-`data` is the head then, and ends with its place in the segment (`replaybuf.segments.extents`).
+`data` is the head then, and ends with its place in the segment (`replaybuf.segments.store`).
 
 A segment is open until it has a `size`. `live` are the bytes of it that payloads have, counted from then on. `owner` is
 the user that may write to it, and write it over; those of nobody are deleted when they are empty. One that is written
@@ -271,34 +271,31 @@ unsettled: ColumnElement[bool] = and_(
 )
 
 
-def _partial_index(name: str, *columns: ColumnElement[object], where: ColumnElement[bool]) -> Index:
-    return Index(name, *columns, sqlite_where=where, postgresql_where=where)
+def partial_index(
+    name: str, *columns: ColumnElement[object], where: ColumnElement[bool], unique: bool = False
+) -> Index:
+    """Return an index of the rows that meet a condition."""
+    return Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
 
 
 Index("rb_group_in_order", group.c.lane, group.c.uid)
-_partial_index(
+partial_index(
     "rb_group_by_step",
     group.c.lane,
     group.c.oldest_step,
     group.c.uid,
     where=group.c.pinned_staleness.is_(None),
 )
-_partial_index(
+partial_index(
     "rb_group_by_pinned",
     group.c.lane,
     group.c.pinned_staleness.desc(),
     group.c.uid,
     where=group.c.pinned_staleness.is_not(None),
 )
-_partial_index("rb_group_unsettled", group.c.lane, where=unsettled)
-Index(
-    "rb_group_key",
-    group.c.scoped_key,
-    unique=True,
-    sqlite_where=group.c.scoped_key.is_not(None),
-    postgresql_where=group.c.scoped_key.is_not(None),
-)
-_partial_index(
+partial_index("rb_group_unsettled", group.c.lane, where=unsettled)
+partial_index("rb_group_key", group.c.scoped_key, where=group.c.scoped_key.is_not(None), unique=True)
+partial_index(
     "rb_group_by_uniform_key",
     group.c.lane,
     group.c.uniform_key,
@@ -306,7 +303,7 @@ _partial_index(
     where=group.c.uniform_key.is_not(None),
 )
 # It includes the priority, so that the sum of priorities for importance weights is read from the index alone.
-_partial_index(
+partial_index(
     "rb_group_by_prioritized_key",
     group.c.lane,
     group.c.prioritized_key,
@@ -314,21 +311,20 @@ _partial_index(
     group.c.priority,
     where=group.c.prioritized_key.is_not(None),
 )
-_partial_index("rb_group_leased", group.c.leased_until, where=group.c.leased_until.is_not(None))
-_partial_index(
+partial_index("rb_group_leased", group.c.leased_until, where=group.c.leased_until.is_not(None))
+partial_index(
     "rb_group_archived", group.c.lane, group.c.archived_at, group.c.uid, where=group.c.archived_at.is_not(None)
 )
 Index("rb_garbage_in_order", garbage.c.removed_at)
-_partial_index("rb_payload_of_segment", payload.c.segment, payload.c.uid, where=payload.c.segment.is_not(None))
-_partial_index("rb_segment_empty", segment.c.id, where=and_(segment.c.size.is_not(None), segment.c.live <= 0))
+partial_index("rb_payload_of_segment", payload.c.segment, payload.c.uid, where=payload.c.segment.is_not(None))
+partial_index("rb_segment_empty", segment.c.id, where=and_(segment.c.size.is_not(None), segment.c.live <= 0))
 Index("rb_segment_of_owner", segment.c.owner)
-Index(
+partial_index(
     "rb_checkpoint_of_step",
     checkpoint.c.buffer,
     checkpoint.c.step,
+    where=checkpoint.c.copied_to.is_(None),
     unique=True,
-    sqlite_where=checkpoint.c.copied_to.is_(None),
-    postgresql_where=checkpoint.c.copied_to.is_(None),
 )
 
 #: The staleness of a group; needs `group` joined to `lane`.

@@ -1,11 +1,11 @@
-"""The views for people: of groups and rollouts (`GROUP_VIEWS`), and of what was done (`RECORD_VIEWS`)."""
+"""The views for people: of groups and rollouts, and of what was done. Each is written once, for both databases."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from replaybuf.rollouts.outline import PREVIEW_CHARS
-from replaybuf.segments.extents import EXTENT_BYTES
+from replaybuf.segments.store import EXTENT_BYTES
 from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS
 
 _STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
@@ -19,291 +19,209 @@ _ROLLOUT_STEP = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_
 _IS_WHOLE = f"length(p.data) = g.bytes - coalesce(p.size - {EXTENT_BYTES}, 0)"
 
 
-def _sqlite_text(preview: str, place: str, path: str) -> str:
-    """Return a whole text: its preview if that is all of it, else what is at this place in the payload (p)."""
-    return f"""CAST(CASE
+@dataclass(frozen=True, slots=True)
+class _Sql:
+    """What the two databases write differently in a view."""
+
+    dialect: str
+
+    def either(self, sqlite: str, postgresql: str) -> str:
+        return sqlite if self.dialect == "sqlite" else postgresql
+
+    def typed(self, value: str, kind: str = "TEXT") -> str:
+        """Return a value as a column: SQLite has its type from a CAST."""
+        return self.either(f"CAST({value} AS {kind})", value)
+
+    def whole(self, number: str) -> str:
+        return f"CAST({number} AS {self.either('INTEGER', 'bigint')})"
+
+    def time(self, seconds: str) -> str:
+        sqlite = f"CAST(strftime('%Y-%m-%d %H:%M:%f', {seconds}, 'unixepoch') AS TEXT)"
+        return self.either(sqlite, f"to_timestamp({seconds})")
+
+    def text(self, of: str, name: str) -> str:
+        """Return a text in JSON."""
+        return self.either(f"json_extract({of}, '$.{name}')", f"{of} ->> '{name}'")
+
+    def number(self, of: str, name: str) -> str:
+        return self.either(self.text(of, name), f"({self.text(of, name)})::bigint")
+
+    def mark(self, name: str, at: str, kind: str) -> str:
+        """Return a mark (`rollouts.marks`) of the rollout at a place in its group (g)."""
+        return self.either(
+            f"json_extract(g.marks, '$.{name}[' || {at} || ']')", f"(g.marks -> '{name}' ->> {at})::{kind}"
+        )
+
+    def counted(self, name: str, value: str, source: str) -> str:
+        """Return a text such as `a:2 b:1` of the values in the rows of a source, with their numbers."""
+        query = f"SELECT {value} AS {name}, count(1) AS times FROM {source} GROUP BY {name}"
+        listed = f"f.{name} || ':' || f.times, ' '"
+        return self.typed(
+            self.either(
+                f"(SELECT group_concat({listed}) FROM ({query} ORDER BY {name}) f)",
+                f"(SELECT string_agg({listed} ORDER BY f.{name}) FROM ({query}) f)",
+            )
+        )
+
+    def expired(self, at: str) -> str:
+        return f"coalesce({self.mark('expired', at, 'boolean')}, {self.either('0', 'false')})"
+
+    def full_text(self, preview: str, sqlite: tuple[str, str], postgresql: str) -> str:
+        """Return a whole text: its preview if that is all of it, else what is at this place in the payload (p)."""
+        of, path = sqlite
+        start, size = (
+            self.either(f"json_extract({of}, '{path}[{n}]')", f"({postgresql} ->> {n})::int") for n in (0, 1)
+        )
+        cut = f"substr(p.data, {start} + 1, {size})"
+        return self.typed(f"""CASE
       WHEN length({preview}) <= {PREVIEW_CHARS} THEN {preview}
       WHEN {_IS_WHOLE}
-      THEN substr(p.data, json_extract({place}, '{path}[0]') + 1, json_extract({place}, '{path}[1]'))
-      END AS TEXT)"""
+      THEN {self.either(cut, f"convert_from({cut}, 'UTF8')")}
+      END""")
 
 
-def _postgres_text(preview: str, place: str) -> str:
-    """Return a whole text: its preview if that is all of it, else what is at this place in the payload (p)."""
-    return f"""CASE
-      WHEN length({preview}) <= {PREVIEW_CHARS} THEN {preview}
-      WHEN {_IS_WHOLE}
-      THEN convert_from(substr(p.data, ({place} ->> 0)::int + 1, ({place} ->> 1)::int), 'UTF8')
-      END"""
-
-
-_SQLITE_GROUPS = f"""
-CREATE VIEW groups AS
-SELECT
-    g.uid AS uid,
-    g.uid AS timestamp_id,
-    l.buffer AS buffer,
-    l.task_name AS task_name,
-    l.status AS status,
-    CAST({_STALENESS} AS INTEGER) AS staleness,
-    g.priority AS priority,
-    g.times_sampled AS times_sampled,
-    CAST(strftime('%Y-%m-%d %H:%M:%f', g.created_at, 'unixepoch') AS TEXT) AS created_at,
-    CAST(strftime('%Y-%m-%d %H:%M:%f', g.leased_until, 'unixepoch') AS TEXT) AS leased_until,
-    CAST(strftime('%Y-%m-%d %H:%M:%f', g.archived_at, 'unixepoch') AS TEXT) AS archived_at,
-    g.deliveries AS deliveries,
-    g.reward AS reward,
-    CAST(json_array_length(g.marks, '$.oldest') AS INTEGER) AS rollouts,
-    CAST((SELECT sum(json_extract(r.value, '$.prompt_tokens')) FROM json_each(p.outline) r) AS INTEGER)
-      AS prompt_tokens,
-    CAST((SELECT coalesce(sum(json_extract(r.value, '$.response_tokens')), 0) FROM json_each(p.outline) r
-      WHERE coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0) AS INTEGER)
-      AS response_tokens,
-    CAST((SELECT group_concat(reason || ':' || times, ' ') FROM (
-        SELECT json_extract(r.value, '$.finish_reason') AS reason, count(1) AS times FROM json_each(p.outline) r
-         WHERE coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0
-           AND json_extract(r.value, '$.finish_reason') IS NOT NULL
-         GROUP BY reason ORDER BY reason)) AS TEXT) AS finish_reasons,
-    p.prompt AS prompt,
-    CAST(CASE WHEN coalesce(json_extract(g.marks, '$.expired[0]'), 0) THEN ''
-              ELSE json_extract(p.outline, '$[0].response') END AS TEXT) AS response,
-    g.tags AS tags,
-    CAST(json_extract(g.scoped_key, '$[1]') AS TEXT) AS key,
-    CAST(CASE WHEN g.error IS NULL AND l.status = 'failed' THEN
-      (SELECT json_extract(r.value, '$.error_msg') FROM json_each(p.outline) r
-        WHERE json_extract(r.value, '$.error_msg') IS NOT NULL ORDER BY r.key LIMIT 1)
-      ELSE g.error END AS TEXT) AS error,
-    g.bytes AS bytes,
-    g.worker AS worker,
-    g.put_step AS put_step,
-    g.holder AS leased_by,
-    g.trained_step AS trained_step,
-    {_sqlite_text("p.prompt", "p.outline", "$[0].prompt_at")} AS full_prompt,
-    CAST(CASE WHEN json_type(p.outline, '$[0].messages') IS NOT NULL AND {_IS_WHOLE} THEN
+def _group_views(sql: _Sql) -> dict[str, str]:
+    """Return the queries of the views of groups and rollouts, by name."""
+    rollouts = sql.either("json_each(p.outline) r", "jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)")
+    not_expired = f"WHERE NOT {sql.expired(sql.either('r.key', '(r.place - 1)::int'))}"
+    reason, error = sql.text("r.value", "finish_reason"), sql.text("r.value", "error_msg")
+    finish_reasons = sql.counted("reason", reason, f"{rollouts} {not_expired} AND {reason} IS NOT NULL")
+    messages = sql.either(
+        f"""CASE WHEN json_type(p.outline, '$[0].messages') IS NOT NULL AND {_IS_WHOLE} THEN
       (SELECT json_group_array(json_object('role', json_extract(m.value, '$[0]'), 'content', CAST(
           substr(p.data, json_extract(m.value, '$[1]') + 1, json_extract(m.value, '$[2]')) AS TEXT)))
-         FROM json_each(p.outline, '$[0].messages') m)
-      END AS TEXT) AS messages
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid
-"""
-
-_SQLITE_ROLLOUTS = f"""
-CREATE VIEW rollouts AS
-SELECT
-    r.uid AS uid,
-    CAST(r.position AS INTEGER) AS position,
-    r.buffer AS buffer,
-    r.task_name AS task_name,
-    CAST(json_extract(r.outline, '$.id') AS TEXT) AS rollout_id,
-    CAST(CASE WHEN r.expired THEN 'expired' ELSE json_extract(r.outline, '$.status') END AS TEXT) AS status,
-    CAST(CASE WHEN r.step IS NOT NULL THEN coalesce(r.step - r.oldest_step - 1, 0)
-              ELSE coalesce(r.staleness, json_extract(r.outline, '$.staleness')) END AS INTEGER) AS staleness,
-    CAST(r.oldest_step AS INTEGER) AS oldest_model_step,
-    CAST(r.reward AS REAL) AS reward,
-    CAST(CASE WHEN r.expired THEN NULL ELSE json_extract(r.outline, '$.rewards') END AS TEXT) AS rewards,
-    CAST(json_extract(r.outline, '$.prompt_tokens') AS INTEGER) AS prompt_tokens,
-    CAST(CASE WHEN r.expired THEN 0 ELSE json_extract(r.outline, '$.response_tokens') END AS INTEGER)
-      AS response_tokens,
-    CAST(CASE WHEN r.expired THEN NULL ELSE json_extract(r.outline, '$.finish_reason') END AS TEXT) AS finish_reason,
-    r.prompt AS prompt,
-    CAST(CASE WHEN r.expired THEN '' ELSE json_extract(r.outline, '$.response') END AS TEXT) AS response,
-    CAST(CASE WHEN r.expired THEN NULL ELSE json_extract(r.outline, '$.error_msg') END AS TEXT) AS error_msg,
-    CAST(CASE WHEN r.expired THEN NULL ELSE r.full_response END AS TEXT) AS full_response,
-    r.worker AS worker
-FROM (
-    SELECT
-        g.uid AS uid, o.key AS position, o.value AS outline, l.buffer AS buffer, l.task_name AS task_name,
-        p.prompt AS prompt, g.worker AS worker,
-        {_ROLLOUT_STEP} AS step,
-        json_extract(g.marks, '$.oldest[' || o.key || ']') AS oldest_step,
-        json_extract(g.marks, '$.reward[' || o.key || ']') AS reward,
-        json_extract(g.marks, '$.staleness[' || o.key || ']') AS staleness,
-        coalesce(json_extract(g.marks, '$.expired[' || o.key || ']'), 0) AS expired,
-        {_sqlite_text("json_extract(o.value, '$.response')", "o.value", "$.response_at")} AS full_response
-    FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid, json_each(p.outline) o
-) r
-"""
-
-_POSTGRES_GROUPS = f"""
-CREATE VIEW groups AS
-SELECT
-    g.uid AS uid,
-    g.uid AS timestamp_id,
-    l.buffer AS buffer,
-    l.task_name AS task_name,
-    l.status AS status,
-    {_STALENESS} AS staleness,
-    g.priority AS priority,
-    g.times_sampled AS times_sampled,
-    to_timestamp(g.created_at) AS created_at,
-    to_timestamp(g.leased_until) AS leased_until,
-    to_timestamp(g.archived_at) AS archived_at,
-    g.deliveries AS deliveries,
-    g.reward AS reward,
-    jsonb_array_length(g.marks -> 'oldest') AS rollouts,
-    (SELECT sum((r.value ->> 'prompt_tokens')::bigint)::bigint
-       FROM jsonb_array_elements(p.outline) r(value)) AS prompt_tokens,
-    (SELECT coalesce(sum((r.value ->> 'response_tokens')::bigint), 0)::bigint
-       FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
-      WHERE NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)) AS response_tokens,
-    (SELECT string_agg(f.reason || ':' || f.times, ' ' ORDER BY f.reason) FROM (
-        SELECT r.value ->> 'finish_reason' AS reason, count(1) AS times
-          FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
-         WHERE NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)
-           AND r.value ->> 'finish_reason' IS NOT NULL
-         GROUP BY r.value ->> 'finish_reason') f) AS finish_reasons,
-    p.prompt AS prompt,
-    CASE WHEN coalesce((g.marks -> 'expired' ->> 0)::boolean, false) THEN ''
-         ELSE p.outline -> 0 ->> 'response' END AS response,
-    g.tags AS tags,
-    g.scoped_key::jsonb ->> 1 AS key,
-    CASE WHEN g.error IS NULL AND l.status = 'failed' THEN
-      (SELECT r.value ->> 'error_msg' FROM jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
-        WHERE r.value ->> 'error_msg' IS NOT NULL ORDER BY r.place LIMIT 1)
-      ELSE g.error END AS error,
-    g.bytes AS bytes,
-    g.worker AS worker,
-    g.put_step AS put_step,
-    g.holder AS leased_by,
-    g.trained_step AS trained_step,
-    {_postgres_text("p.prompt", "(p.outline -> 0 -> 'prompt_at')")} AS full_prompt,
-    CASE WHEN p.outline -> 0 -> 'messages' IS NOT NULL AND {_IS_WHOLE} THEN
+         FROM json_each(p.outline, '$[0].messages') m) END""",
+        f"""CASE WHEN p.outline -> 0 -> 'messages' IS NOT NULL AND {_IS_WHOLE} THEN
       (SELECT jsonb_agg(jsonb_build_object('role', m.value ->> 0, 'content', convert_from(
           substr(p.data, (m.value ->> 1)::int + 1, (m.value ->> 2)::int), 'UTF8')) ORDER BY m.place)
-         FROM jsonb_array_elements(p.outline -> 0 -> 'messages') WITH ORDINALITY m(value, place))
-      END AS messages
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid
-"""
+         FROM jsonb_array_elements(p.outline -> 0 -> 'messages') WITH ORDINALITY m(value, place)) END""",
+    )
+    full_prompt = sql.full_text("p.prompt", ("p.outline", "$[0].prompt_at"), "(p.outline -> 0 -> 'prompt_at')")
+    full_response = sql.full_text(
+        sql.either("json_extract(o.value, '$.response')", "(o.value ->> 'response')"),
+        ("o.value", "$.response_at"),
+        "(o.value -> 'response_at')",
+    )
+    first = sql.either("json_extract(p.outline, '$[0].response')", "p.outline -> 0 ->> 'response'")
+    order, at = sql.either("r.key", "r.place"), sql.either("o.key", "(o.place - 1)::int")
 
-_POSTGRES_ROLLOUTS = f"""
-CREATE VIEW rollouts AS
+    each = sql.either(
+        ", json_each(p.outline) o",
+        "\n    CROSS JOIN LATERAL jsonb_array_elements(p.outline) WITH ORDINALITY o(value, place)",
+    )
+    error = f"""CASE WHEN g.error IS NULL AND l.status = 'failed' THEN
+      (SELECT {error} FROM {rollouts} WHERE {error} IS NOT NULL ORDER BY {order} LIMIT 1)
+      ELSE g.error END"""
+    staleness = f"""CASE WHEN r.step IS NOT NULL THEN coalesce(r.step - r.oldest_step - 1, 0)
+      ELSE coalesce(r.staleness, {sql.number("r.outline", "staleness")}) END"""
+
+    def unless_expired(value: str, then: str = "NULL") -> str:
+        return sql.typed(f"CASE WHEN r.expired THEN {then} ELSE {value} END")
+
+    return {
+        "groups": f"""
 SELECT
-    r.uid AS uid,
-    r.position AS position,
-    r.buffer AS buffer,
-    r.task_name AS task_name,
-    r.outline ->> 'id' AS rollout_id,
-    CASE WHEN r.expired THEN 'expired' ELSE r.outline ->> 'status' END AS status,
-    CASE WHEN r.step IS NOT NULL THEN coalesce(r.step - r.oldest_step - 1, 0)
-         ELSE coalesce(r.staleness, (r.outline ->> 'staleness')::bigint) END AS staleness,
-    r.oldest_step AS oldest_model_step,
-    r.reward AS reward,
-    CASE WHEN r.expired THEN NULL ELSE r.outline -> 'rewards' END AS rewards,
-    (r.outline ->> 'prompt_tokens')::bigint AS prompt_tokens,
-    CASE WHEN r.expired THEN 0 ELSE (r.outline ->> 'response_tokens')::bigint END AS response_tokens,
-    CASE WHEN r.expired THEN NULL ELSE r.outline ->> 'finish_reason' END AS finish_reason,
+    g.uid AS uid, g.uid AS timestamp_id, l.buffer AS buffer, l.task_name AS task_name, l.status AS status,
+    {sql.typed(_STALENESS, "INTEGER")} AS staleness, g.priority AS priority, g.times_sampled AS times_sampled,
+    {sql.time("g.created_at")} AS created_at,
+    {sql.time("g.leased_until")} AS leased_until,
+    {sql.time("g.archived_at")} AS archived_at,
+    g.deliveries AS deliveries, g.reward AS reward,
+    {sql.either("CAST(json_array_length(g.marks, '$.oldest') AS INTEGER)", "jsonb_array_length(g.marks -> 'oldest')")}
+      AS rollouts,
+    {sql.whole(f"(SELECT sum({sql.number('r.value', 'prompt_tokens')}) FROM {rollouts})")} AS prompt_tokens,
+    {sql.whole(f"(SELECT coalesce(sum({sql.number('r.value', 'response_tokens')}), 0) FROM {rollouts} {not_expired})")}
+      AS response_tokens,
+    {finish_reasons} AS finish_reasons,
+    p.prompt AS prompt,
+    {sql.typed(f"CASE WHEN {sql.expired('0')} THEN '' ELSE {first} END")} AS response,
+    g.tags AS tags,
+    {sql.either("CAST(json_extract(g.scoped_key, '$[1]') AS TEXT)", "g.scoped_key::jsonb ->> 1")} AS key,
+    {sql.typed(error)} AS error,
+    g.bytes AS bytes, g.worker AS worker, g.put_step AS put_step, g.holder AS leased_by, g.trained_step AS trained_step,
+    {full_prompt} AS full_prompt,
+    {sql.typed(messages)} AS messages
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid
+""",
+        "rollouts": f"""
+SELECT
+    r.uid AS uid, {sql.typed("r.position", "INTEGER")} AS position, r.buffer AS buffer, r.task_name AS task_name,
+    {sql.typed(sql.text("r.outline", "id"))} AS rollout_id,
+    {unless_expired(sql.text("r.outline", "status"), "'expired'")} AS status,
+    {sql.typed(staleness, "INTEGER")} AS staleness,
+    {sql.typed("r.oldest_step", "INTEGER")} AS oldest_model_step,
+    {sql.typed("r.reward", "REAL")} AS reward,
+    {unless_expired(sql.either("json_extract(r.outline, '$.rewards')", "r.outline -> 'rewards'"))} AS rewards,
+    {sql.typed(sql.number("r.outline", "prompt_tokens"), "INTEGER")} AS prompt_tokens,
+    {sql.typed(f"CASE WHEN r.expired THEN 0 ELSE {sql.number('r.outline', 'response_tokens')} END", "INTEGER")}
+      AS response_tokens,
+    {unless_expired(sql.text("r.outline", "finish_reason"))} AS finish_reason,
     r.prompt AS prompt,
-    CASE WHEN r.expired THEN '' ELSE r.outline ->> 'response' END AS response,
-    CASE WHEN r.expired THEN NULL ELSE r.outline ->> 'error_msg' END AS error_msg,
-    CASE WHEN r.expired THEN NULL ELSE r.full_response END AS full_response,
+    {unless_expired(sql.text("r.outline", "response"), "''")} AS response,
+    {unless_expired(sql.text("r.outline", "error_msg"))} AS error_msg,
+    {unless_expired("r.full_response")} AS full_response,
     r.worker AS worker
 FROM (
     SELECT
-        g.uid AS uid, (o.place - 1)::int AS position, o.value AS outline, l.buffer AS buffer, l.task_name AS task_name,
-        p.prompt AS prompt, g.worker AS worker,
-        {_ROLLOUT_STEP} AS step,
-        (g.marks -> 'oldest' ->> (o.place - 1)::int)::bigint AS oldest_step,
-        (g.marks -> 'reward' ->> (o.place - 1)::int)::double precision AS reward,
-        (g.marks -> 'staleness' ->> (o.place - 1)::int)::bigint AS staleness,
-        coalesce((g.marks -> 'expired' ->> (o.place - 1)::int)::boolean, false) AS expired,
-        {_postgres_text("(o.value ->> 'response')", "(o.value -> 'response_at')")} AS full_response
-    FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid
-    CROSS JOIN LATERAL jsonb_array_elements(p.outline) WITH ORDINALITY o(value, place)
+        g.uid AS uid, {at} AS position, o.value AS outline, l.buffer AS buffer, l.task_name AS task_name,
+        p.prompt AS prompt, g.worker AS worker, {_ROLLOUT_STEP} AS step,
+        {sql.mark("oldest", at, "bigint")} AS oldest_step,
+        {sql.mark("reward", at, "double precision")} AS reward,
+        {sql.mark("staleness", at, "bigint")} AS staleness,
+        {sql.expired(at)} AS expired,
+        {full_response} AS full_response
+    FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid{each}
 ) r
-"""
-
-#: The statements that create the views, by dialect and view.
-GROUP_VIEWS = {
-    "sqlite": {"groups": _SQLITE_GROUPS, "rollouts": _SQLITE_ROLLOUTS},
-    "postgresql": {"groups": _POSTGRES_GROUPS, "rollouts": _POSTGRES_ROLLOUTS},
-}
-
-
-def _times(**columns: str) -> Mapping[str, Mapping[str, str]]:
-    """Return for each dialect how these columns of seconds since the epoch become times."""
-    return {
-        "sqlite": {
-            name: f"CAST(strftime('%Y-%m-%d %H:%M:%f', {column}, 'unixepoch') AS TEXT) AS {name}"
-            for name, column in columns.items()
-        },
-        "postgresql": {name: f"to_timestamp({column}) AS {name}" for name, column in columns.items()},
+""",
     }
 
 
-_NOW = {
-    "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
-    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS double precision)",
-}
-_INTEGER = {"sqlite": "INTEGER", "postgresql": "bigint"}
-_TASKS = {
-    "sqlite": """
-    CAST((SELECT group_concat(task_name || ':' || times, ' ') FROM (
-        SELECT l.task_name AS task_name, count(1) AS times
-          FROM json_each(b.members) m JOIN rb_lane l ON l.id = json_extract(m.value, '$[1]')
-         GROUP BY l.task_name ORDER BY l.task_name)) AS TEXT)""",
-    "postgresql": """
-    (SELECT string_agg(t.task_name || ':' || t.times, ' ' ORDER BY t.task_name) FROM (
-        SELECT l.task_name AS task_name, count(1) AS times
-          FROM jsonb_array_elements(b.members) m(value) JOIN rb_lane l ON l.id = (m.value ->> 1)::int
-         GROUP BY l.task_name) t)""",
-}
+def _record_views(sql: _Sql) -> dict[str, str]:
+    """Return the queries of the views of what was done, by name."""
+    time, whole = sql.time, sql.whole
+    now = sql.either(
+        "(julianday('now') - 2440587.5) * 86400.0",
+        "CAST(extract(epoch FROM clock_timestamp()) AS double precision)",
+    )
+    members = sql.either("json_each(b.members) m", "jsonb_array_elements(b.members) m(value)")
+    lane = sql.either("json_extract(m.value, '$[1]')", "(m.value ->> 1)::int")
+    of_lane = f"rb_lane l ON l.id = {lane}"
+    tasks = sql.counted("task_name", "l.task_name", f"{members} JOIN {of_lane}")
 
+    def member(at: int, kind: str, of_postgres: str) -> str:
+        return sql.either(f"CAST(json_extract(m.value, '$[{at}]') AS {kind})", f"(m.value ->> {at})::{of_postgres}")
 
-def _batches(dialect: str) -> str:
-    times = _times(taken_at="b.taken_at")[dialect]
-    return f"""
-CREATE VIEW batches AS
+    counts = ", ".join(
+        f"{whole(f'coalesce(sum(a.{name}), 0)')} AS {name}_last_hour"
+        for name in ("groups", "rollouts", "tokens", "failures", "taken")
+    )
+    return {
+        "batches": f"""
 SELECT
-    b.id AS id, b.buffer AS buffer, {times["taken_at"]}, b.step AS step, b.status AS status, b.worker AS worker,
-    b.lease AS lease, {_TASKS[dialect]} AS tasks,
+    b.id AS id, b.buffer AS buffer, {time("b.taken_at")} AS taken_at, b.step AS step, b.status AS status,
+    b.worker AS worker, b.lease AS lease, {tasks} AS tasks,
     b.groups AS groups, b.settled AS settled, b.reward AS reward, b.min_reward AS min_reward,
     b.max_reward AS max_reward, b.staleness AS staleness, b.max_staleness AS max_staleness,
     b.oldest_step AS oldest_model_step, b.newest_step AS newest_model_step, b.epoch AS restores,
     b.first_uid AS first_uid, b.last_uid AS last_uid
 FROM rb_batch b
-"""
-
-
-_MEMBERS = {
-    "sqlite": """
-    CAST(json_extract(m.value, '$[0]') AS INTEGER) AS uid, l.task_name AS task_name,
-    CAST(json_extract(m.value, '$[2]') AS TEXT) AS worker,
-    CAST(json_extract(m.value, '$[3]') AS REAL) AS reward,
-    CAST(json_extract(m.value, '$[4]') AS INTEGER) AS staleness,
-    CAST(json_extract(m.value, '$[5]') AS INTEGER) AS oldest_model_step,
-    CAST(strftime('%Y-%m-%d %H:%M:%f', json_extract(m.value, '$[6]'), 'unixepoch') AS TEXT) AS created_at,
-    b.first_uid AS first_uid, b.last_uid AS last_uid
-FROM rb_batch b, json_each(b.members) m LEFT JOIN rb_lane l ON l.id = json_extract(m.value, '$[1]')
 """,
-    "postgresql": """
-    (m.value ->> 0)::bigint AS uid, l.task_name AS task_name, m.value ->> 2 AS worker,
-    (m.value ->> 3)::double precision AS reward, (m.value ->> 4)::bigint AS staleness,
-    (m.value ->> 5)::bigint AS oldest_model_step, to_timestamp((m.value ->> 6)::double precision) AS created_at,
+        "batch_groups": f"""
+SELECT b.id AS batch, b.buffer AS buffer, b.step AS step, b.worker AS taken_by,
+    {member(0, "INTEGER", "bigint")} AS uid, l.task_name AS task_name, {member(2, "TEXT", "text")} AS worker,
+    {member(3, "REAL", "double precision")} AS reward, {member(4, "INTEGER", "bigint")} AS staleness,
+    {member(5, "INTEGER", "bigint")} AS oldest_model_step,
+    {time(sql.either("json_extract(m.value, '$[6]')", "(m.value ->> 6)::double precision"))} AS created_at,
     b.first_uid AS first_uid, b.last_uid AS last_uid
-FROM rb_batch b CROSS JOIN LATERAL jsonb_array_elements(b.members) m(value)
-    LEFT JOIN rb_lane l ON l.id = (m.value ->> 1)::int
+FROM rb_batch b{sql.either(", ", " CROSS JOIN LATERAL ")}{members} LEFT JOIN {of_lane}
 """,
-}
-
-
-def _batch_groups(dialect: str) -> str:
-    return f"""
-CREATE VIEW batch_groups AS
-SELECT b.id AS batch, b.buffer AS buffer, b.step AS step, b.worker AS taken_by, {_MEMBERS[dialect]}
-"""
-
-
-def _leases(dialect: str) -> str:
-    times = _times(
-        since="(SELECT min(b.taken_at) FROM rb_batch b WHERE b.lease = held.lease)", until="held.leased_until"
-    )[dialect]
-    return f"""
-CREATE VIEW leases AS
+        "leases": f"""
 SELECT
     held.lease AS lease, held.buffer AS buffer, held.task_name AS task_name, held.status AS status,
-    held.holder AS worker, {times["since"]}, {times["until"]},
-    CAST(held.groups AS {_INTEGER[dialect]}) AS groups, CAST(held.deliveries AS {_INTEGER[dialect]}) AS deliveries,
-    CAST((SELECT max(b.step) FROM rb_batch b WHERE b.lease = held.lease) AS {_INTEGER[dialect]}) AS step
+    held.holder AS worker, {time("(SELECT min(b.taken_at) FROM rb_batch b WHERE b.lease = held.lease)")} AS since,
+    {time("held.leased_until")} AS until,
+    {whole("held.groups")} AS groups, {whole("held.deliveries")} AS deliveries,
+    {whole("(SELECT max(b.step) FROM rb_batch b WHERE b.lease = held.lease)")} AS step
 FROM (
     SELECT
         g.lease AS lease, l.buffer AS buffer, l.task_name AS task_name, l.status AS status, g.holder AS holder,
@@ -312,69 +230,40 @@ FROM (
     WHERE g.leased_until IS NOT NULL
     GROUP BY g.lease, l.buffer, l.task_name, l.status, g.holder
 ) held
-"""
-
-
-def _checkpoints(dialect: str) -> str:
-    times = _times(created_at="c.created_at")[dialect]
-    return f"""
-CREATE VIEW checkpoints AS
-SELECT c.buffer AS buffer, c.step AS step, {times["created_at"]}, c.groups AS groups, c.bytes AS bytes
+""",
+        "checkpoints": f"""
+SELECT c.buffer AS buffer, c.step AS step, {time("c.created_at")} AS created_at, c.groups AS groups, c.bytes AS bytes
 FROM rb_checkpoint c WHERE c.copied_to IS NULL
-"""
-
-
-def _waiters(dialect: str) -> str:
-    times = _times(since="a.since", deadline="a.deadline", seen_at="a.seen_at")[dialect]
-    return f"""
-CREATE VIEW waiters AS
+""",
+        "waiters": f"""
 SELECT
     w.buffer AS buffer, w.name AS worker, w.host AS host, w.pid AS pid, a.kind AS kind, a.wants AS wants,
-    a.status AS status, a.query AS query, {times["since"]}, {times["deadline"]}, {times["seen_at"]},
+    a.status AS status, a.query AS query, {time("a.since")} AS since,
+    {time("a.deadline")} AS deadline, {time("a.seen_at")} AS seen_at,
     a.reason AS reason, a.limits AS limits
 FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
-"""
-
-
-def _workers(dialect: str) -> str:
-    times = _times(started_at="w.started_at", last_seen="w.seen_at", ended_at="w.ended_at")[dialect]
-    counts = ", ".join(
-        f"CAST(coalesce(sum(a.{name}), 0) AS {_INTEGER[dialect]}) AS {name}_last_hour"
-        for name in ("groups", "rollouts", "tokens", "failures", "taken")
-    )
-    return f"""
-CREATE VIEW workers AS
+""",
+        "workers": f"""
 SELECT
     w.buffer AS buffer, w.name AS worker, w.host AS host, w.pid AS pid,
-    {times["started_at"]}, {times["last_seen"]}, {times["ended_at"]}, {counts}
+    {time("w.started_at")} AS started_at, {time("w.seen_at")} AS last_seen, {time("w.ended_at")} AS ended_at, {counts}
 FROM rb_worker w
-    LEFT JOIN rb_activity a ON a.worker_id = w.id AND a.since > {_NOW[dialect]} - 3600 - {ACTIVITY_SECONDS}
+    LEFT JOIN rb_activity a ON a.worker_id = w.id AND a.since > {now} - 3600 - {ACTIVITY_SECONDS}
 GROUP BY w.id, w.buffer, w.name, w.host, w.pid, w.started_at, w.seen_at, w.ended_at
-"""
-
-
-def _events(dialect: str) -> str:
-    times = _times(happened_at="e.happened_at")[dialect]
-    return f"""
-CREATE VIEW events AS
+""",
+        "events": f"""
 SELECT
-    e.id AS id, e.buffer AS buffer, {times["happened_at"]}, e.kind AS kind, e.task_name AS task_name,
+    e.id AS id, e.buffer AS buffer, {time("e.happened_at")} AS happened_at, e.kind AS kind, e.task_name AS task_name,
     e.worker AS worker, e.step AS step, e.groups AS groups, e.uids AS uids, e.detail AS detail
 FROM rb_event e
-"""
-
-
-def _places(dialect: str) -> str:
-    def whole(of: str) -> str:
-        return f"CAST(coalesce(sum({of}), 0) AS {_INTEGER[dialect]})"
-
-    # What is in an open segment is counted when it is sealed.
-    return f"""
-CREATE VIEW places AS
+""",
+        # What is in an open segment is counted when it is sealed.
+        "places": f"""
 SELECT
     s.url AS url, count(s.id) AS segments, count(s.id) - count(s.size) AS open_segments,
-    {whole("coalesce(s.size, s.written)")} AS bytes, {whole("coalesce(s.written, s.live)")} AS live_bytes,
-    {whole("s.size - s.live")} AS dead_bytes
+    {whole("coalesce(sum(coalesce(s.size, s.written)), 0)")} AS bytes,
+    {whole("coalesce(sum(coalesce(s.written, s.live)), 0)")} AS live_bytes,
+    {whole("coalesce(sum(s.size - s.live), 0)")} AS dead_bytes
 FROM (
     SELECT
         p.id AS place, p.url AS url, s.id AS id, s.size AS size, s.live AS live,
@@ -383,25 +272,15 @@ FROM (
     FROM rb_place p LEFT JOIN rb_segment s ON s.place = p.id
 ) s
 GROUP BY s.place, s.url
-"""
-
-
-_MAKERS = {
-    "batches": _batches,
-    "batch_groups": _batch_groups,
-    "leases": _leases,
-    "checkpoints": _checkpoints,
-    "waiters": _waiters,
-    "workers": _workers,
-    "events": _events,
-    "places": _places,
-}
-#: The statements that create the views, by dialect and view.
-RECORD_VIEWS = {
-    dialect: {name: make(dialect) for name, make in _MAKERS.items()} for dialect in ("sqlite", "postgresql")
-}
+""",
+    }
 
 
 #: The statements that create the views, by dialect and view.
-CREATE_VIEWS = {dialect: GROUP_VIEWS[dialect] | RECORD_VIEWS[dialect] for dialect in ("sqlite", "postgresql")}
+CREATE_VIEWS = {
+    sql.dialect: {
+        name: f"\nCREATE VIEW {name} AS{query}" for name, query in (_group_views(sql) | _record_views(sql)).items()
+    }
+    for sql in (_Sql("sqlite"), _Sql("postgresql"))
+}
 VIEWS = tuple(CREATE_VIEWS["sqlite"])

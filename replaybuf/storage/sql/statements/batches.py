@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_json
-from sqlalchemy import Integer, bindparam, case, delete, insert, select, update
+from sqlalchemy import Integer, bindparam, delete, insert, select, update
 
 from replaybuf.rollouts.statuses import Status
 from replaybuf.storage.sql.engine.dialect import Dialect
@@ -44,49 +44,44 @@ def add_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int |
     Where each statement is a round trip, it is sent with the commit.
     """
     members = [_member(row) for row in rows]
-    uids = [row.uid for row in rows]
-    drawn = BatchKey(time.time(), draw.worker, min(uids))
-    values = (
-        tx.scope.buffer,
-        drawn.taken_at,
-        tx.scope.epoch,
-        step,
-        draw.status.value,
-        draw.worker,
-        lease,
-        len(rows),
-        0 if lease else len(rows),  # settled
-        *_summed_up(members),
-        drawn.first_uid,
-        max(uids),
-    )
+    drawn = BatchKey(time.time(), draw.worker, min(row.uid for row in rows))
+    values = _about(members) | {
+        "buffer": tx.scope.buffer,
+        "taken_at": drawn.taken_at,
+        "epoch": tx.scope.epoch,
+        "step": step,
+        "status": draw.status.value,
+        "worker": draw.worker,
+        "lease": lease,
+        "settled": 0 if lease else len(rows),
+        "members": to_json(members, inf_nan_mode="null").decode(),
+    }
     if tx.dialect.is_remote:
-        tx.finish(_insertion(values, members))
+        listed = ", ".join(_literal(values[name]) for name in _NAMES)
+        tx.finish(f"INSERT INTO rb_batch ({', '.join(_NAMES)}) VALUES ({listed})")  # noqa: S608
     else:
-        tx.fetch(_INSERT, *values, _json(members))
+        tx.fetch(_INSERT, *(values[name] for name in _NAMES))
     return drawn
 
 
-def _summed_up(members: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-    """Return the columns `_SUMMED_UP`: about the rewards, staleness and model steps of all groups."""
-    _, _, _, every_reward, staleness, every_step, _ = zip(*members, strict=True)
+def _about(members: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return the columns of a batch that follow from its members."""
+    uids, _, _, every_reward, staleness, every_step, _ = zip(*members, strict=True)
     rewards = [reward for reward in every_reward if reward is not None]
     steps = [step for step in every_step if step is not None]
-    return (
-        _finite(sum(rewards) / len(rewards)) if rewards else None,
-        min(rewards, default=None),
-        max(rewards, default=None),
-        sum(staleness) / len(staleness),
-        max(staleness),
-        min(steps, default=None),
-        max(steps, default=None),
-    )
-
-
-_SUMMED_UP = (
-    *("reward", "min_reward", "max_reward"),
-    *("staleness", "max_staleness", "oldest_step", "newest_step"),
-)
+    return {
+        "groups": len(uids),
+        "reward": _finite(sum(rewards) / len(rewards)) if rewards else None,
+        "min_reward": min(rewards, default=None),
+        "max_reward": max(rewards, default=None),
+        "staleness": sum(staleness) / len(staleness),
+        "max_staleness": max(staleness),
+        "oldest_step": min(steps, default=None),
+        "newest_step": max(steps, default=None),
+        "first_uid": min(uids),
+        "last_uid": max(uids),
+        "members": members,
+    }
 
 
 def _member(row: GroupRow) -> tuple[Any, ...]:
@@ -99,16 +94,6 @@ def _member(row: GroupRow) -> tuple[Any, ...]:
 
 def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
-
-
-def _json(value: Any) -> str:
-    return to_json(value, inf_nan_mode="null").decode()
-
-
-def _insertion(values: Sequence[str | float | None], members: Sequence[tuple[Any, ...]]) -> str:
-    """Return the statement that inserts a batch, with its values."""
-    listed = ", ".join((*map(_literal, values), _literal(_json(members))))
-    return f"INSERT INTO rb_batch ({', '.join(_NAMES)}) VALUES ({listed})"  # noqa: S608
 
 
 def _literal(value: str | float | None) -> str:
@@ -143,14 +128,15 @@ def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None
         return
     if len(uids) < sum(map(len, lease.items.values())):
         _settle_some(tx, lease.token, set(uids), step)
-    elif tx.dialect.is_remote:
-        moved = f", step = CASE WHEN settled = 0 THEN {_literal(step)} ELSE step END"
-        changes = f"settled = settled + {len(uids):d}{moved if step != lease.train_step else ''}"
-        tx.finish(f"UPDATE rb_batch SET {changes} WHERE lease = {lease.token:d} AND settled < groups")  # noqa: S608
-    elif step == lease.train_step:  # without a write to the index by step
-        tx.fetch(_SETTLE, len(uids), lease.token)
+        return
+    # Without a write to the index by step where that stays.
+    moved = f", step = CASE WHEN settled = 0 THEN {_literal(step)} ELSE step END" if step != lease.train_step else ""
+    changes = f"settled = settled + {len(uids):d}{moved}"
+    settled = f"UPDATE rb_batch SET {changes} WHERE lease = {lease.token:d} AND settled < groups"  # noqa: S608
+    if tx.dialect.is_remote:
+        tx.finish(settled)
     else:
-        tx.fetch(_SETTLE_FOR, len(uids), step, lease.token)
+        tx.run(settled)
 
 
 def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) -> None:
@@ -170,32 +156,17 @@ def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) 
         _change(tx, found["id"], **_about(rest))
 
 
-def _about(members: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the columns of a batch that follow from its members."""
-    uids = [member[0] for member in members]
-    summed_up = dict(zip(_SUMMED_UP, _summed_up(members), strict=True))
-    return {"groups": len(uids), **summed_up, "first_uid": min(uids), "last_uid": max(uids), "members": members}
-
-
 def _change(tx: Transaction, number: int, **values: Any) -> None:
     tx.execute(update(batch).where(batch.c.id == number).values(**values))
 
 
-_groups = bindparam("groups", type_=Integer())
-_of_first = case((batch.c.settled == 0, bindparam("new_step", type_=batch.c.step.type)), else_=batch.c.step)
-_settled = (
-    update(batch)
-    .where(batch.c.lease == bindparam("of_lease"), batch.c.settled < batch.c.groups)
-    .values(settled=batch.c.settled + _groups)
-)
-_SETTLE = Prepared(lambda _: _settled, "groups", "of_lease")
-_SETTLE_FOR = Prepared(lambda _: _settled.values(step=_of_first), "groups", "new_step", "of_lease")
-
-
 def last_beyond(tx: Transaction, keep: int) -> int | None:
     """Return the number of the newest batch of the buffer before its last `keep`, or None."""
-    rows = tx.fetch(_BEYOND, tx.scope.buffer, keep)
-    return int(rows[0][0]) if rows else None
+    found = tx.value(_BEYOND, buffer=tx.scope.buffer, keep=keep)
+    return None if found is None else int(found)
+
+
+_BEYOND = "SELECT id FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT 1 OFFSET :keep"
 
 
 def prune_batches(tx: Transaction, until: int, limit: int) -> int:
@@ -203,22 +174,10 @@ def prune_batches(tx: Transaction, until: int, limit: int) -> int:
     return len(tx.fetch(_PRUNE, tx.scope.buffer, until, limit))
 
 
-_of_buffer = batch.c.buffer == bindparam("buffer")
-_BEYOND = Prepared(
-    lambda _: (
-        select(batch.c.id)
-        .where(_of_buffer)
-        .order_by(batch.c.id.desc())
-        .offset(bindparam("keep", type_=Integer()))
-        .limit(1)
-    ),
-    "buffer",
-    "keep",
-)
-
-
 def _prune(dialect: Dialect) -> Any:
-    old = select(batch.c.id).where(_of_buffer, batch.c.id <= bindparam("until", type_=batch.c.id.type))
+    old = select(batch.c.id).where(
+        batch.c.buffer == bindparam("buffer"), batch.c.id <= bindparam("until", type_=batch.c.id.type)
+    )
     first = old.order_by(batch.c.id).limit(bindparam("limit", type_=Integer()))
     return delete(batch).where(batch.c.id.in_(dialect.for_update(first, skip_locked=True))).returning(batch.c.id)
 

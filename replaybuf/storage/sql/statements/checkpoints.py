@@ -14,16 +14,16 @@ from typing import Any, Self
 from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, insert, literal, not_, select, update
 
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Prepared, Row, Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint, checkpoint_group, cursor, garbage, group
 from replaybuf.storage.sql.statements.buffer_facts import MAKER_SILENT_SECONDS, last_uid, list_checkpoints
-from replaybuf.storage.sql.statements.columns import STORED, uid_in
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
-from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.fence import next_ticket
 from replaybuf.storage.sql.statements.lanes import all_lanes
+from replaybuf.storage.sql.statements.presence import note
+from replaybuf.storage.sql.statements.rows import STORED, uid_in
 from replaybuf.storage.values import Checkpoint, missing_checkpoint
 
 
@@ -244,7 +244,7 @@ def begin(tx: Transaction, step: int, now: float) -> Mark:
         "copied_to": 0,
     }
     new = tx.execute(insert(checkpoint).values(values).returning(checkpoint.c.id)).scalar_one()
-    _copy_cursors(tx, new)
+    copy_cursors(tx, 0, new)
     return Mark(new, step, now, last_uid(tx))
 
 
@@ -268,7 +268,11 @@ def copy_groups(tx: Transaction, mark: Mark, up_to: int, now: float) -> Mark:
     """Copy the next groups, up to a uid. Raises DroppedError."""
     row = _find(tx, mark)
     between = group.c.uid > mark.copied_to, group.c.uid <= up_to
-    copy_rows(tx, mark.id, and_(*between, group.c.lane.in_([one["id"] for one in row.lanes])))
+    ours = select(literal(mark.id), *group.columns).where(*between, group.c.lane.in_([one["id"] for one in row.lanes]))
+    into = tx.dialect.insert(checkpoint_group).from_select(
+        [column.name for column in checkpoint_group.c], ours.order_by(group.c.uid)
+    )
+    tx.execute(into.on_conflict_do_nothing())
     copied = checkpoint_group.c.uid > mark.copied_to, checkpoint_group.c.uid <= up_to
     count, size = size_of(tx, mark.id, *copied)
     values = {"groups": row.groups + count, "bytes": row.bytes + size, "copied_to": up_to, "created_at": now}
@@ -292,17 +296,11 @@ def _find(tx: Transaction, mark: Mark) -> Any:
     return row
 
 
-def _copy_cursors(tx: Transaction, new: int) -> None:
+def copy_cursors(tx: Transaction, old: int, new: int) -> None:
+    """Copy the cursors of a checkpoint to another; 0 has the present ones."""
     copied = [literal(new) if column is cursor.c.checkpoint else column for column in cursor.c]
-    now = select(*copied).where(cursor.c.buffer == tx.scope.buffer, cursor.c.checkpoint == 0)
-    tx.execute(insert(cursor).from_select([column.name for column in cursor.c], now))
-
-
-def copy_rows(tx: Transaction, checkpoint_id: int, condition: ColumnElement[bool]) -> None:
-    """Copy groups as they are into a checkpoint that doesn't have them yet."""
-    rows = select(literal(checkpoint_id), *group.columns).where(condition).order_by(group.c.uid)
-    into = tx.dialect.insert(checkpoint_group).from_select([column.name for column in checkpoint_group.c], rows)
-    tx.execute(into.on_conflict_do_nothing())
+    found = select(*copied).where(cursor.c.buffer == tx.scope.buffer, cursor.c.checkpoint == old)
+    tx.execute(insert(cursor).from_select([column.name for column in cursor.c], found))
 
 
 def size_of(tx: Transaction, checkpoint_id: int, *conditions: ColumnElement[bool]) -> tuple[int, int]:
@@ -326,7 +324,7 @@ def is_any_made(tx: Transaction, now: float) -> bool:
     return tx.execute(made).first() is not None
 
 
-def marks_of_buffer(tx: Transaction) -> list[int]:
-    """Return the numbers of the checkpoints of the buffer that are being made, or were given up."""
+def forget_marks(tx: Transaction) -> None:
+    """Drop the checkpoints of the buffer that are being made, or were given up."""
     ours = select(checkpoint.c.id).where(checkpoint.c.buffer == tx.scope.buffer, ~whole)
-    return list(tx.execute(ours).scalars())
+    forget(tx, list(tx.execute(ours).scalars()))

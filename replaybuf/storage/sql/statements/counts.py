@@ -19,16 +19,16 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level
 from replaybuf.rules.transitions import LaneName, Tally, Transition, levels
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, tally
 from replaybuf.storage.sql.statements.buffer_facts import Tallied
-from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.fence import FENCE, Row, compare
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow
 
 #: The amounts that a transaction adds, by lane and name.
@@ -59,10 +59,11 @@ _NEW = ("new_lane", "new_name", "new_amount")
 _ADD = Prepared(_adding, *_NEW)
 
 
-def read_tallies_of(tx: Transaction, tasks: Iterable[str]) -> Tallied:
-    """Return the tallies of some tasks by task and status."""
-    rows = tx.fetch(_OF_TASKS, tx.scope.buffer, tx.dialect.listed(sorted(tasks)))
-    return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in rows}
+def read_levels(tx: Transaction, tasks: Iterable[str]) -> dict[str, Level]:
+    """Return the levels of these tasks."""
+    listed = sorted(tasks)
+    rows = tx.fetch(_OF_TASKS, tx.scope.buffer, tx.dialect.listed(listed))
+    return levels({(task, Status(status), Tally(name)): int(n) for task, status, name, n in rows}, listed)
 
 
 def read_fenced_tallies(tx: Transaction) -> Tallied:
@@ -96,12 +97,6 @@ def read_lane_tallies(tx: Transaction, lanes: Sequence[int]) -> list[dict[str, A
         .order_by(tally.c.lane, tally.c.name)
     )
     return [{**row, "amount": int(row["amount"])} for row in tx.execute(query).mappings()]
-
-
-def read_levels(tx: Transaction, tasks: Iterable[str]) -> dict[str, Level]:
-    """Return the levels of these tasks."""
-    tasks = list(tasks)
-    return levels(read_tallies_of(tx, tasks), tasks)
 
 
 def read_sizes(tx: Transaction, lanes: Iterable[Lane]) -> dict[int, int]:
@@ -194,7 +189,11 @@ def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **
         if step.after is None:
             gone += uids
             continue
-        change(tx, uids, _changed(task, step, lanes) | values, _added(step), _pinned_at(task, step, lanes))
+        added = {"times_sampled": step.draws, "deliveries": step.deliveries}
+        pinned_at = None  # the train step for which groups that leave their lane keep their staleness
+        if step.pins_staleness and step.before is not None:
+            pinned_at = homes[(task, step.before.status)].step or 0
+        change(tx, uids, _changed(task, step, lanes) | values, added, pinned_at)
         if step.enters_races:
             entering.setdefault((task, step.after.status), []).extend(uids)
     remove(tx, gone)
@@ -219,19 +218,6 @@ def _changed(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName,
     return values
 
 
-def _added(step: Transition) -> dict[str, int]:
-    """Return what a step adds to columns."""
-    added = {"times_sampled": step.draws, "deliveries": step.deliveries}
-    return {name: n for name, n in added.items() if n}
-
-
-def _pinned_at(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName, Lane]]) -> int | None:
-    """Return the train step for which groups that leave their lane keep their staleness, or None if they don't."""
-    if step.pins_staleness and step.before is not None:
-        return lanes[False][(task, step.before.status)].step or 0
-    return None
-
-
 def change(
     tx: Transaction,
     uids: Iterable[int],
@@ -240,7 +226,7 @@ def change(
     pinned_at: int | None = None,
 ) -> None:
     """Set columns of groups (not those with JSON), and add to others; pin the staleness at a train step, if given."""
-    adding = {name: n for name, n in (added or {}).items() if name not in values}
+    adding = {name: n for name, n in (added or {}).items() if n and name not in values}
     pin = () if pinned_at is None else (pinned_at,)
     statement = _changing(tuple(values), tuple(adding), bool(pin))
     tx.fetch(statement, *values.values(), *adding.values(), *pin, tx.dialect.listed(uids))

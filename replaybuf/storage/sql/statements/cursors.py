@@ -8,14 +8,14 @@ from typing import Any
 
 from sqlalchemy import insert, update
 
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import cursor
 from replaybuf.storage.sql.statements.buffer_facts import read_cursors
-from replaybuf.storage.sql.statements.events import note_more
 from replaybuf.storage.sql.statements.fence import join
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, check_size
+from replaybuf.storage.sql.statements.presence import note_more
 from replaybuf.storage.sql.statements.put import put_all, store
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Cursor

@@ -15,13 +15,12 @@ from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules.policies import IDLE, KEYS, in_order
 from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.transaction import Prepared, Scope, Transaction
-from replaybuf.storage.sql.schema.tables import group, lane, payload, tally
-from replaybuf.storage.sql.statements.columns import STORED, scoped_key, uid_in
+from replaybuf.storage.sql.schema.tables import group, lane, tally
 from replaybuf.storage.sql.statements.counts import Counts, add_step, apply, remove
 from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
 from replaybuf.storage.sql.statements.matching import lock_groups
 from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_races, pass_time
-from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
+from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, scoped_key, select_rows, uid_in
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, keep_for_reading
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
 
@@ -34,17 +33,12 @@ def note(tx: Transaction, uids: Iterable[int], leaving: Leaving) -> None:
     listed = sorted(uids)
     if leaving is None or not listed:
         return
-    query = (
-        select(*STORED, lane.c.task_name, lane.c.status, lane.c.step, payload.c.data)
-        .select_from(group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid))
-        .where(lane.c.buffer == tx.scope.buffer, uid_in(tx, listed))
-        .order_by(group.c.uid)
-    )
-    leaving += map(GroupRow.of, tx.execute(query))
+    query = select_rows(payloads=True).where(lane.c.buffer == tx.scope.buffer, uid_in(tx, listed))
+    leaving += map(GroupRow.of, tx.execute(query.order_by(group.c.uid)))
 
 
 def by_put(tx: Transaction, rows: Iterable[GroupRow], puts: Mapping[int, NewGroup]) -> dict[int, list[GroupRow]]:
-    """Return groups that have left by the put for which they did, of several that were stored together in order.
+    """Attribute removed groups to the put that caused their removal, of several that were stored together in order.
 
     Replaced groups left for the put that named them, or has their key. Of the other groups of a task, which were
     evicted, each of its last puts has one: there was room for those before.
@@ -170,7 +164,8 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leavin
     limits = tx.scope.rules.limits
     if limits.capacity is None or limits.on_full != "evict":
         return
-    lanes, sizes = _lanes_with_sizes(tx, tasks)
+    rows = tx.fetch(_SIZES, tx.scope.buffer, tx.dialect.listed(sorted(tasks)))
+    lanes, sizes = [Lane.with_clocks(*row[:-1]) for row in rows], {row[0]: int(row[-1]) for row in rows}
     gone: list[int] = []
     for task in sorted({one.task_name for one in lanes}):
         size = {one.id: sizes[one.id] + counts[(one.id, Tally.SIZE)] for one in lanes if one.task_name == task}
@@ -185,12 +180,7 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leavin
     remove(tx, gone)
 
 
-def _lanes_with_sizes(tx: Transaction, tasks: Iterable[str]) -> tuple[list[Lane], dict[int, int]]:
-    """Return the lanes of these tasks that the capacity bounds, and the number of groups in each."""
-    rows = tx.fetch(_SIZES, tx.scope.buffer, tx.dialect.listed(sorted(tasks)))
-    return [Lane.with_clocks(*row[:-1]) for row in rows], {row[0]: int(row[-1]) for row in rows}
-
-
+#: The lanes of tasks that the capacity bounds, and the number of groups in each.
 _SIZES = Prepared(
     lambda dialect: (
         select(*(lane.c[name] for name in COLUMNS), func.coalesce(func.sum(tally.c.amount), 0))

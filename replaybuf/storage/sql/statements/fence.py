@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Column, ColumnElement, bindparam, func, select
 
 from replaybuf.errors import FencedError
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.outage import MARK, marking
 from replaybuf.storage.sql.engine.transaction import Prepared, Scope, Transaction
 from replaybuf.storage.sql.schema.records import event
@@ -84,11 +84,6 @@ def begin_epoch(tx: Transaction, step: int, now: float, ticket_shift: int) -> No
     tx.scope = replace(tx.scope, epoch=epoch, ticket_shift=ticket_shift)
 
 
-def epoch_of(tx: Transaction) -> int | None:
-    """Return the buffer's present epoch; None if it has no row in `rb_buffer` yet."""
-    return _row(tx).epoch
-
-
 class Row(NamedTuple):
     """A buffer's newest checkpoint, and its row in `rb_buffer`, all None when it has none."""
 
@@ -145,6 +140,6 @@ def shift_to(tx: Transaction, ticket: int) -> int:
 
 def set_next_ticket(tx: Transaction, ticket: int) -> None:
     """Let the next group have this ticket, and those after it the ones that follow."""
-    shift, epoch = shift_to(tx, ticket), epoch_of(tx)
+    shift, epoch = shift_to(tx, ticket), _row(tx).epoch  # None where it has no row in `rb_buffer` yet
     if shift or epoch is not None:
         write_buffer(tx, epoch=epoch or 0, ticket_shift=shift)

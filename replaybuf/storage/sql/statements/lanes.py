@@ -15,17 +15,17 @@ from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import lane
 
-#: The column with the clock of each race.
+#: The column with the virtual time of each race.
 CLOCKS = {UNIFORM: lane.c.uniform_clock, PRIORITIZED: lane.c.prioritized_clock}
 
 
-#: The clock of a race in which groups that come into the lane have keys already, and others may still lack theirs.
+#: The virtual time of a race being prepared: new groups have sampling keys, older ones may still lack them.
 PREPARING = -1.0
 
 
 @dataclass(slots=True)
 class Lane:
-    """A lane, with the clocks of its races. Nothing is drawn from those that are still prepared."""
+    """A lane, with the virtual times of its races. Races in `preparing` can't be drawn from yet."""
 
     id: int
     task_name: str
@@ -65,7 +65,7 @@ class Lane:
         return cls(lane_id, task_name, Status(status), step, clocks, preparing)
 
 
-#: Lanes as a store read them last: they may have changed.
+#: A store's cache of lanes, which may be out of date.
 KnownLanes = dict[LaneName, Lane]
 
 
@@ -82,7 +82,7 @@ def find_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = Fal
     return {one.name: one for one in found if one.name in wanted}
 
 
-#: What `Lane.with_clocks` takes, in its order.
+#: The arguments of `Lane.with_clocks`, in order.
 COLUMNS = ("id", "task_name", "status", "step", "uniform_clock", "prioritized_clock", "idle_clock")
 _OF_TASKS = Prepared(
     lambda dialect: select(*(lane.c[name] for name in COLUMNS)).where(
@@ -120,7 +120,7 @@ def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = Fal
 
 
 def new_clocks(rules: Rules, status: Status, *, leased: bool) -> dict[str, float | None]:
-    """Return the clocks of an empty lane: the races that this buffer's policies draw from begin there."""
+    """Return the virtual times of an empty lane: 0 for the races of this buffer's policies, None for others."""
     races = () if leased or status == Status.ARCHIVED else rules.races
     return {CLOCKS[key].name: 0.0 if key in races else None for key in KEYS}
 
@@ -133,7 +133,7 @@ def need_lane(tx: Transaction, name: LaneName, *, leased: bool = False) -> Lane:
 def start_steps(tx: Transaction, steps: Mapping[int, int]) -> None:
     """Set the first train step of lanes that were never refreshed.
 
-    In a lane without a step no group's staleness depends on it, so setting it changes none.
+    No staleness changes: groups in a lane without a step have their own.
     """
     for lane_id, train_step in steps.items():
         tx.execute(update(lane).where(lane.c.id == lane_id, lane.c.step.is_(None)).values(step=train_step))

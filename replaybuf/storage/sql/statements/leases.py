@@ -15,25 +15,19 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import KEYS
 from replaybuf.rules.transitions import LaneName, Place, Tally
-from replaybuf.segments.extents import Extent
-from replaybuf.storage.presence import EventKind
+from replaybuf.segments.store import Extent
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import garbage, group, lane, payload
 from replaybuf.storage.sql.statements.batches import settle
-from replaybuf.storage.sql.statements.columns import STORED, uid_in
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, move
-from replaybuf.storage.sql.statements.events import note_rows
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_races
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.presence import note_rows
+from replaybuf.storage.sql.statements.rows import GroupRow, select_rows, uid_in
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, count_gone, staying
 from replaybuf.storage.values import Leased, check_database, check_lease, count_passed_on, lost_to_others
-
-
-def store_clock(tx: Transaction) -> float:
-    """Return the time by which leases end, in seconds since the epoch: the database's, or one that passes evenly."""
-    return tx.dialect.clock(tx)
 
 
 def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:
@@ -112,7 +106,7 @@ def end_leases(tx: Transaction, *, wait: bool = False) -> int:
 
     With `wait` those that another transaction is giving back are back, too, when this returns.
     """
-    now, limits = store_clock(tx), tx.scope.rules.limits
+    now, limits = tx.dialect.clock(tx), tx.scope.rules.limits
     uids = [uid for (uid,) in tx.fetch(_OVERDUE, now, tx.scope.buffer)]
     if not uids:
         return 0
@@ -131,7 +125,7 @@ def _note_returned(tx: Transaction, kind: EventKind, rows: Sequence[GroupRow], r
 
 def any_overdue(tx: Transaction) -> bool:
     """Return whether any lease of the buffer has expired."""
-    return bool(tx.fetch(_ANY_OVERDUE, store_clock(tx), tx.scope.buffer))
+    return bool(tx.fetch(_ANY_OVERDUE, tx.dialect.clock(tx), tx.scope.buffer))
 
 
 def overdue(now: ColumnElement[float]) -> Select[int]:
@@ -159,7 +153,7 @@ def return_all(tx: Transaction) -> int:
 
 def read_rows(tx: Transaction, *conditions: Any, skip_locked: bool = False) -> list[GroupRow]:
     """Return the groups of the buffer that meet the conditions, including leased ones, locked."""
-    query = _rows().where(lane.c.buffer == tx.scope.buffer, *conditions)
+    query = select_rows().where(lane.c.buffer == tx.scope.buffer, *conditions)
     query = tx.dialect.for_update(query, of=group, skip_locked=skip_locked)
     return _sorted(tx.execute(query))
 
@@ -168,13 +162,8 @@ def _sorted(rows: Iterable[Sequence[Any]]) -> list[GroupRow]:
     return sorted(map(GroupRow.of, rows), key=lambda row: row.uid)
 
 
-def _rows() -> Select[Any]:
-    joined = group.join(lane, lane.c.id == group.c.lane)
-    return select(*STORED, lane.c.task_name, lane.c.status, lane.c.step).select_from(joined)
-
-
 def _chosen(dialect: Dialect, *conditions: Any) -> Any:
-    query = _rows().where(lane.c.buffer == bindparam("buffer"), dialect.one_of(group.c.uid, "uids"), *conditions)
+    query = select_rows().where(lane.c.buffer == bindparam("buffer"), dialect.one_of(group.c.uid, "uids"), *conditions)
     return dialect.for_update(query, of=group)
 
 
@@ -193,7 +182,7 @@ def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]
     Raises LeaseLostError when the lease had expired for some of them.
     """
     mine = _of(tx, lease, uids)
-    if len(mine) < len(uids) and store_clock(tx) >= lease.until:
+    if len(mine) < len(uids) and tx.dialect.clock(tx) >= lease.until:
         raise lost_to_others(lease, len(uids) - len(mine))
     return mine
 

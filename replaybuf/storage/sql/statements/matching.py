@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, func, null, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, func, select, update
 
 from replaybuf.codec.payload import Codec
 from replaybuf.query import LogicNode, Node, SetNode, to_text
@@ -13,16 +13,14 @@ from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.policies import Order
 from replaybuf.rules.transitions import Place, Tally, removed, updated
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group, lane, payload
-from replaybuf.storage.sql.statements.columns import FIELDS, NULLABLE, STORED, uid_in
+from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.counts import Step, apply
-from replaybuf.storage.sql.statements.deferred import read_heads
-from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.ordering import enter_races
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.presence import note
+from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, GroupRow, read_heads, select_rows, uid_in
 from replaybuf.storage.values import Changes, Unset
 
 _CHUNK = 10_000
@@ -56,12 +54,8 @@ def read_groups(
 
     The arrays in the fields `deferred` aren't read.
     """
-    data = null() if deferred else payload.c.data
-    statement = (
-        select(*STORED, lane.c.task_name, lane.c.status, lane.c.step, data)
-        .select_from(group.join(lane, lane.c.id == group.c.lane).outerjoin(payload, payload.c.uid == group.c.uid))
-        .where(uid_in(tx, uids), tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name))
-    )
+    chosen = uid_in(tx, uids), tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name)
+    statement = select_rows(payloads=not deferred).where(*chosen)
     rows = {row.uid: row for row in map(GroupRow.of, tx.execute(statement))}
     if deferred:
         read_heads(tx, codec, [*rows.values()], deferred)
@@ -132,7 +126,7 @@ def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
     for by_lane in _locked(tx, chosen):
         steps: list[Step] = []
         for home, uids in by_lane:
-            unfinished = set(_unfinished(tx, uids))
+            unfinished = set(tx.values(_UNFINISHED.format(listed=", ".join(map(str, uids)))))
             for status, some in (
                 (Status.ABORTED, [uid for uid in uids if uid in unfinished]),
                 (Status.COMPLETED, [uid for uid in uids if uid not in unfinished]),
@@ -146,11 +140,7 @@ def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
     return numbers
 
 
-def _unfinished(tx: Transaction, uids: Sequence[int]) -> list[int]:
-    """Return those of the groups in which a rollout is neither completed nor filtered with a response."""
-    return tx.values(_UNFINISHED.format(listed=", ".join(map(str, uids))))
-
-
+#: Those of the groups in which a rollout is neither completed nor filtered with a response.
 _UNFINISHED = """
 SELECT DISTINCT uid FROM rollouts WHERE uid IN ({listed}) AND status <> 'completed'
 AND NOT (status = 'filtered' AND (response_tokens > 0 OR length(response) > 0))"""

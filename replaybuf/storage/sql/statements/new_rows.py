@@ -1,4 +1,4 @@
-"""New groups as rows: their encoded payloads and metadata, and the statements that insert them."""
+"""New groups as rows: encoded payloads and metadata, and the statements that insert them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from replaybuf.rollouts.outline import add_unreadable, outline, prompt_preview
 from replaybuf.rollouts.rewards import numeric_parts
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.rules.circumstances import brief, listed
 from replaybuf.rules.policies import PRIORITIZED, UNIFORM
 from replaybuf.rules.transitions import LaneName
-from replaybuf.rules.wording import brief, listed
-from replaybuf.segments.extents import EXTENT_BYTES, Extent
+from replaybuf.segments.store import EXTENT_BYTES, Extent
 from replaybuf.storage.sql.engine.transaction import Row, Transaction, insertion
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements import row_arrays
@@ -33,9 +33,9 @@ _logger = logging.getLogger("replaybuf.rewards")
 
 @dataclass(slots=True)
 class EncodedGroup:
-    """A group ready to be inserted; `tokens` are those of its responses.
+    """A group ready to be inserted; `tokens` is the number of its response tokens.
 
-    Where its arrays are kept apart, in an `extent`, the `payload` is the head with the extent behind it.
+    If its arrays are in a segment, at `extent`, the `payload` is the head followed by the extent.
     """
 
     group: NewGroup
@@ -56,21 +56,21 @@ class EncodedGroup:
 
 
 class Apart(Protocol):
-    """Takes the tails of payloads that are to be kept apart."""
+    """Writes the tails of payloads to a segment."""
 
     threshold: int
 
     def add(self, split: SplitPayload) -> Extent:
-        """Return where the tail of a payload will be."""
+        """Queue the tail of a payload; return its extent."""
 
     def flush(self) -> None:
-        """Write what was added."""
+        """Write all queued tails."""
 
 
 def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> EncodedGroup:
     """Return the group with payload and metadata encoded. Raises EncodeError.
 
-    The tail of a large payload is added to `apart`, if that is given.
+    With `apart`, the tail of a large payload is queued there.
     """
     if group.payload is not None:
         split = codec.split(group.payload)
@@ -83,7 +83,7 @@ def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> E
 
 
 def encode_groups(codec: Codec, apart: Apart | None, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
-    """Return the groups encoded as by `encode_group`; their tails are written when this returns."""
+    """Return the groups encoded as by `encode_group`, after writing their tails."""
     encoded = [encode_group(codec, one, apart) for one in groups]
     if apart is not None:
         apart.flush()
@@ -101,7 +101,7 @@ def describe(
 ) -> EncodedGroup:
     """Return the metadata of a group whose rollouts were encoded as `payload`.
 
-    `due` are the places of rollouts that expire at the next refresh, of a group that was in another store.
+    `due` are the indices of rollouts that expire at the next refresh, for a group copied from another store.
     """
     marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None)
     if not isinstance(due, Unset):
@@ -127,7 +127,7 @@ def describe(
 def _warn_of_unreadable(
     task: str, rollouts: Sequence[Any], records: Sequence[dict[str, Any]], kind: RolloutType
 ) -> None:
-    """Warn of the first reward of a buffer that isn't a number: nothing else would tell that it counts as none."""
+    """Warn once per buffer of a reward that isn't a number, which means and orders silently treat as None."""
     found = [(place, record["unreadable"]) for place, record in enumerate(records) if "unreadable" in record]
     if not found or kind.told_of_rewards:
         return
@@ -146,13 +146,13 @@ def _warn_of_unreadable(
 
 
 def most_bytes(encoded: EncodedGroup) -> int:
-    """Return a bound for the bytes that the group takes in a row, tags apart: each character may take four."""
+    """Return an upper bound of the bytes of a group in a row, without tags, at four bytes per character."""
     texts = len(encoded.outline) + len(encoded.marks) + len(encoded.prompt or "")
     return len(encoded.payload) + 4 * texts
 
 
 def check_size(tx: Transaction, encoded: EncodedGroup) -> None:
-    """Raise TooLargeError when the database can't store the group, or could not send it back in one row."""
+    """Raise TooLargeError when the group exceeds what the database can store, or return in one row."""
     new = encoded.group
     what = f"task {new.task_name}: the group of {len(new.rollouts)} rollouts"
     values = (encoded.payload, encoded.outline, encoded.prompt, encoded.marks, *(new.tags or {}).values())
@@ -164,7 +164,7 @@ def dump_json(value: Any) -> str:
     return to_json(value).decode()
 
 
-#: Larger payloads are sent one by one: asyncpg copies what it sends for many rows once more.
+#: Larger payloads are sent one by one: asyncpg's executemany makes another copy.
 _LARGE = 1 << 20
 
 _PAYLOAD = insertion(payload, (True,) * len(payload.columns))
@@ -221,7 +221,7 @@ def group_row(
 
 
 def aside_since(new: NewGroup) -> float | None:
-    """Return the time from which a group that takes no room is kept; None for others."""
+    """Return the start of the retention of an archived, filtered or failed group; None for others."""
     return new.created_at if new.status in ASIDE else None
 
 

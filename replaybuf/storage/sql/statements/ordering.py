@@ -22,9 +22,8 @@ from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane
-from replaybuf.storage.sql.statements.columns import FIELDS, NULLABLE, STORED
 from replaybuf.storage.sql.statements.lanes import CLOCKS, PREPARING, Lane, find_lanes
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, STORED, GroupRow
 
 #: A group in a race: its uid, its ticket, its priority.
 Member = tuple[int, int, float]
@@ -120,13 +119,8 @@ def advance(tx: Transaction, home: Lane, race: str, keys: Sequence[float], prior
     """Advance the clock of the lane's race, in which groups with these keys came first. A worn-out race ends."""
     if not keys:
         return
-    clock = home.clocks[race]
-    clock.advance(keys)
-    if clock.is_worn(weight_of(race, priority) for priority in priorities):
-        del home.clocks[race]
-        tx.fetch(_END[race], home.id)
-    else:
-        _go_on(tx, home, race)
+    home.clocks[race].advance(keys)
+    _go_on(tx, home, race, priorities)
 
 
 def skip_arrived(tx: Transaction, home: Lane, race: str) -> None:
@@ -148,11 +142,7 @@ def pass_time(
         clock = home.clocks[race]
         clock.time += elapsed
         clock.idle_time += idle
-        worn = clock.is_worn(weight_of(race, priority) for priority in priorities)
-        if worn:
-            tx.fetch(_END[race], home.id)
-        else:
-            _go_on(tx, home, race)
+        _go_on(tx, home, race, priorities)
 
 
 def _set_clock(tx: Transaction, home: Lane, race: str, clock: Clock) -> None:
@@ -162,9 +152,16 @@ def _set_clock(tx: Transaction, home: Lane, race: str, clock: Clock) -> None:
     tx.execute(update(lane).where(lane.c.id == home.id).values(values))
 
 
-def _go_on(tx: Transaction, home: Lane, race: str) -> None:
-    """Write the lane's clock, unless another draw is further, or has ended the race, which leaves NULL."""
+def _go_on(tx: Transaction, home: Lane, race: str, priorities: Sequence[float]) -> None:
+    """Write the lane's clock after groups of these priorities came first; a worn-out race ends.
+
+    Another draw may be further, or have ended the race, which leaves NULL.
+    """
     clock = home.clocks[race]
+    if clock.is_worn(weight_of(race, priority) for priority in priorities):
+        del home.clocks[race]
+        tx.fetch(_END[race], home.id)
+        return
     times = (clock.time, clock.idle_time) if race == PRIORITIZED else (clock.time,)
     tx.fetch(_LATER[race], *times, home.id)
 

@@ -1,21 +1,23 @@
-"""Presence: who works with a buffer, what they did, who waits, and how the buffer stood each minute.
+"""Presence: who works with a buffer, what they did, who waits, and how the buffer stood each minute; and events.
 
-The times are those of the store's clock: the hosts' clocks may differ.
+The times are those of the store's clock: the hosts' clocks may differ. Events are what happens seldom, noted in the
+transaction in which it happens.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from heapq import nsmallest
+from typing import Any, TypedDict, Unpack
 
-from sqlalchemy import ColumnElement, Select, and_, case, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, case, delete, func, insert, or_, select, update
 
 from replaybuf.rules.circumstances import in_force
 from replaybuf.rules.transitions import Tally, expired_ever, of_tasks
-from replaybuf.storage.presence import EventKind, Waiting, WorkerEvent
+from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.records import (
@@ -28,7 +30,91 @@ from replaybuf.storage.sql.schema.records import (
     worker,
 )
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
-from replaybuf.storage.sql.statements.events import note, note_last, prune_events
+from replaybuf.storage.sql.statements.rows import GroupRow
+
+#: The most events of a buffer that are kept, and the most uids of one.
+MOST_EVENTS, MOST_UIDS = 10_000, 100
+_MOST_DETAIL = 2000
+# Events that follow each other closely are counted in one of these.
+_RECENT, _RECENT_SECONDS = 20, 60.0
+
+
+class About(TypedDict, total=False):
+    """What an event is about: a task's groups, so many; `worker` is who did it, or held the groups."""
+
+    task_name: str | None
+    worker: str | None
+    groups: int
+    detail: str | None
+
+
+def note(
+    tx: Transaction,
+    kind: EventKind,
+    *,
+    step: int | None = None,
+    uids: Sequence[int] = (),
+    time: float | None = None,
+    **about: Unpack[About],
+) -> None:
+    """Note an event, with the lowest uids of its groups, in order. It happens now, or did at a store's `time`."""
+    detail = about.get("detail")
+    values = {
+        "buffer": tx.scope.buffer,
+        "happened_at": tx.dialect.clock(tx) if time is None else time,
+        "kind": str(kind),
+        "task_name": about.get("task_name"),
+        "worker": about.get("worker"),
+        "step": step,
+        "groups": about.get("groups", 0),
+        "uids": nsmallest(MOST_UIDS, uids) or None,
+        "detail": None if detail is None else detail[:_MOST_DETAIL],
+    }
+    tx.execute(insert(event), values)
+
+
+def note_more(tx: Transaction, kind: EventKind, **about: Unpack[About]) -> None:
+    """Note an event that may come many times in a row: it is counted in a recent one that is the same otherwise."""
+    alike = {"kind": str(kind), **{name: about.get(name) for name in ("task_name", "worker", "detail")}}
+    newest = select(event.c.id, event.c.happened_at, *(event.c[name] for name in alike))
+    newest = newest.where(event.c.buffer == tx.scope.buffer).order_by(event.c.happened_at.desc()).limit(_RECENT)
+    since = tx.dialect.clock(tx) - _RECENT_SECONDS
+    for row in tx.execute(newest).mappings():
+        if row["happened_at"] >= since and all(row[name] == value for name, value in alike.items()):
+            more = event.c.groups + about.get("groups", 0)
+            tx.execute(update(event).where(event.c.id == row["id"]).values(groups=more))
+            return
+    note(tx, kind, **about)
+
+
+def note_last(tx: Transaction, kind: EventKind, *, time: float, **about: Unpack[About]) -> None:
+    """Note an event of which only the last one counts where a worker repeats it: it replaces one of the last minute."""
+    task_name = event.c.task_name.is_not_distinct_from(about.get("task_name"))
+    alike = event.c.kind == str(kind), event.c.worker == about.get("worker"), task_name
+    recent = event.c.buffer == tx.scope.buffer, event.c.happened_at.between(time - _RECENT_SECONDS, time)
+    tx.execute(delete(event).where(*recent, *alike))
+    note(tx, kind, time=time, **about)
+
+
+def note_rows(tx: Transaction, kind: EventKind, rows: Iterable[GroupRow], detail: str | None = None) -> None:
+    """Note an event of groups that were leased, one for each task and holder."""
+    alike: dict[tuple[str, Any], list[int]] = {}
+    for row in rows:
+        alike.setdefault((row.task_name, row.column("holder")), []).append(row.uid)
+    for (task_name, holder), uids in alike.items():
+        note(tx, kind, task_name=task_name, worker=holder, groups=len(uids), uids=uids, detail=detail)
+
+
+def prune_events(tx: Transaction) -> None:
+    """Remove all events of the buffer but the newest."""
+    ours = event.c.buffer == tx.scope.buffer
+    newest_first = select(event.c.happened_at).where(ours).order_by(event.c.happened_at.desc())
+    last = tx.execute(newest_first.offset(MOST_EVENTS).limit(1)).scalar()
+    if last is not None:
+        tx.execute(delete(event).where(ours, event.c.happened_at <= last))
+
+
+# Workers and waits
 
 _HOUR = 3600.0
 # Of longer queries, the beginning is enough for people.

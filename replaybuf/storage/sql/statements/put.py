@@ -1,4 +1,4 @@
-"""Putting: the statements that store groups."""
+"""The statements of puts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from replaybuf.errors import FullError, ReplayBufError, TooLargeError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.locks import NamedLock
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import group
-from replaybuf.storage.sql.statements.columns import scoped_key
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
-from replaybuf.storage.sql.statements.events import note_more
 from replaybuf.storage.sql.statements.eviction import (
     Leaving,
     by_put,
@@ -43,14 +41,15 @@ from replaybuf.storage.sql.statements.new_rows import (
     payload_row,
 )
 from replaybuf.storage.sql.statements.ordering import new_keys
+from replaybuf.storage.sql.statements.presence import note_more
 from replaybuf.storage.sql.statements.restore import uids_in_checkpoints
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key
 from replaybuf.storage.values import NewGroup
 
 
 @dataclass(slots=True)
 class Stored:
-    """The uid of a group whose caller asks what leaves, and the groups that left for it."""
+    """The uid of a group put with a `dropped` list, and the groups removed by its put."""
 
     uid: int
     leaving: Sequence[GroupRow]
@@ -60,9 +59,9 @@ Outcome = int | Stored | ReplayBufError
 
 
 def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
-    """Insert groups in order and evict beyond the capacity; return for each its uid, or why it was not stored.
+    """Insert groups in order and evict beyond the capacity; return the uid or the error of each.
 
-    Those that depend on each other are stored one after the other, the others together.
+    Groups that depend on each other are stored one after the other, others together.
     """
     too_large = _too_large(tx, groups)
     if too_large:
@@ -82,7 +81,7 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
 
 
 def _too_large(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, TooLargeError]:
-    """Return errors for the groups that the database can't store, by their place in the list."""
+    """Return the errors of groups that exceed the row limit, by index."""
     errors: dict[int, TooLargeError] = {}
     limit = tx.dialect.row_limit(tx).nbytes
     for place, one in enumerate(groups):
@@ -123,7 +122,7 @@ def _refused(
     replaced: Mapping[int, Sequence[Any]],
     passed_over: Container[int],
 ) -> dict[int, FullError]:
-    """Return errors for the groups without room, by their place in the list."""
+    """Return the errors of groups without room, by index."""
     limits = tx.scope.rules.limits
     levels = read_levels(tx, {one.group.task_name for one in groups})
     refused = {}
@@ -139,12 +138,12 @@ def _refused(
 
 
 def _buffered(replaced: Iterable[Any], task_name: str) -> list[Status]:
-    """Return the statuses of those of these groups that count towards the task's level."""
+    """Return the statuses of the replaced groups that count towards the task's level."""
     return [Status(row.status) for row in replaced if row.task_name == task_name and not row.leased]
 
 
 def _put_one(tx: Transaction, encoded: EncodedGroup) -> Outcome:
-    """Store a group that replaces others, if possible, and return its outcome."""
+    """Store a group that replaces others, and return its outcome."""
     new = encoded.group
     try:
         replaced = find_replaced(tx, new)
@@ -165,7 +164,7 @@ def _put_one(tx: Transaction, encoded: EncodedGroup) -> Outcome:
 
 
 def _check_room(tx: Transaction, new: NewGroup, replaced: Iterable[Any]) -> None:
-    """Raise FullError when the limits leave no room for a group that replaces these and the one with its key."""
+    """Raise FullError when there is no room for a group, given that it replaces these and the one with its key."""
     limits = tx.scope.rules.limits
     if not limits.slows_puts:
         return
@@ -187,8 +186,8 @@ def store(
 ) -> list[int]:
     """Insert groups for which there is room, and evict beyond the capacity; return their uids.
 
-    `made_from` has the uids that are kept as those that each group replaced. Groups that are replaced for
-    their key, or evicted, are added to `leaving`.
+    `made_from` has the uids recorded as replaced by each group. Groups that are replaced by key, or evicted, are
+    appended to `leaving`.
     """
     if not groups:
         return []
@@ -238,7 +237,7 @@ def _replace_same_keys(
     counts: Counts,
     leaving: Leaving,
 ) -> list[tuple[int, EncodedGroup, str | None]]:
-    """Delete the stored groups with one of these keys; return the new ones, of each key only the last."""
+    """Delete the stored groups with the keys of these rows; return the rows, only the last one of each key."""
     last = {key: uid for uid, _, key in rows if key is not None}
     tx.dialect.lock_names(tx, NamedLock.KEY, last)
     replace_groups(tx, group.c.scoped_key.in_(sorted(last)), leaving)
@@ -255,7 +254,7 @@ def _replace_same_keys(
 def _draw_keys(
     tx: Transaction, lanes: Mapping[LaneName, Lane], rows: Sequence[tuple[int, EncodedGroup, str | None]]
 ) -> dict[int, dict[str, float]]:
-    """Return the keys of new groups in the races of their lanes."""
+    """Return the sampling keys of new groups in the races of their lanes, by uid."""
     drawn: dict[int, dict[str, float]] = {}
     for name, home in lanes.items():
         if home.clocks:
@@ -268,7 +267,7 @@ def _draw_keys(
 def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
     """Count a group that isn't stored, and remove the groups that its put would replace.
 
-    Returns the removed groups, if the caller asks for them.
+    Returns the removed groups if the put has a `dropped` list.
     """
     leaving: Leaving = None if new.dropped is None else []
     gone = {row.uid: row for row in find_replaced(tx, new)}
@@ -282,7 +281,7 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
 
 
 def refuse(tx: Transaction, new: NewGroup) -> None:
-    """Count a group for which there was no room."""
+    """Count a group as refused for lack of room."""
     _count(tx, new, transitions.refused(new.status))
     note_more(tx, EventKind.REFUSED, task_name=new.task_name, worker=new.worker, groups=1)
 
@@ -293,7 +292,7 @@ def _count(tx: Transaction, new: NewGroup, step: Transition) -> None:
     add_counts(tx, counts)
 
 
-# All or none, of one buffer or of several of a database
+# All or none, in one buffer or several of a database
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +304,7 @@ class BufferGroup:
 
 
 def put_all(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[int | Stored]:
-    """Put groups into the buffer of the transaction. Raises the error of the first that can't be stored."""
+    """Put groups into the buffer of the transaction. Raises the error of the first group that can't be stored."""
     stored: list[int | Stored] = []
     for outcome in put_groups(tx, groups):
         if isinstance(outcome, ReplayBufError):
@@ -315,10 +314,10 @@ def put_all(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[int | Store
 
 
 def put_together(tx: Transaction, parts: Mapping[int, BufferGroup]) -> dict[int, int | Stored]:
-    """Put groups into several buffers; return for each what `put_all` returns, by its place among all of the call.
+    """Put groups into several buffers; return the results of `put_all` by index in the call.
 
-    Buffers are locked in the order of their names, so that two such transactions don't wait for each other. A FullError
-    has the place of its group.
+    Buffers are locked in the order of their names, so that two such transactions don't deadlock. A FullError has the
+    index of its group as `place`.
     """
     stored: dict[int, int | Stored] = {}
     for place in sorted(parts, key=lambda place: parts[place].scope.buffer or ""):

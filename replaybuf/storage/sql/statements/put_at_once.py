@@ -1,13 +1,13 @@
-"""Putting in one statement, where each statement is a round trip: groups that replace none.
+"""Puts in a single statement, where each statement is a round trip, of groups that replace no others.
 
-The statement is made from what this process knows of the lanes, and stores nothing if they have changed since, if the
-buffer was restored, or if there isn't room for all of the groups: they are then put as in `put`, in the same
-transaction. What they evict leaves after it.
+The statement relies on lanes cached in this process. It stores nothing if a lane has changed since, if the buffer was
+restored, or if there isn't room for all of the groups; they are then put as in `put`, in the same transaction. Eviction
+follows in further statements.
 
-Puts into a buffer whose capacity holds them back are made one after the other: each holds the lock of its task, which
-it takes before the statement that counts, until its commit. So that is all that they do meanwhile.
+Puts that block at the capacity are serialised by the lock of their task, which is taken before the counting statement
+and held until the commit. So the transaction contains nothing else.
 
-Light groups that evict none need no more than this statement. If the database has it as a function
+Light groups without eviction need only this statement. If the database has it as a function
 (`engine.server_function`), the whole transaction is one round trip.
 """
 
@@ -39,10 +39,10 @@ from replaybuf.storage.sql.statements.segments import check_open
 
 @dataclass(slots=True)
 class PutBatch:
-    """Groups to be put together. `known` are lanes as they were read last, and is updated.
+    """Groups to be put together. `known` is the cache of lanes, and is updated.
 
-    `reserved()` is called once the groups have their uids. A repetition has others: after a crash, PostgreSQL may have
-    given those to somebody else.
+    `reserved()` is called once the groups have their uids. A retry takes new uids: after a crash, PostgreSQL may have
+    given the first ones to another transaction.
     """
 
     groups: Sequence[EncodedGroup]
@@ -50,9 +50,9 @@ class PutBatch:
     reserved: Callable[[], object]
 
     def put(self, tx: Transaction) -> list[Outcome]:
-        """Put the groups as `put_groups` does, in one statement if possible; the first of a transaction.
+        """Put the groups as `put_groups` does, in one statement if possible. Must come first in its transaction.
 
-        It checks the fence.
+        Checks the fence.
         """
         if not (tx.dialect.is_remote and _fits_one_statement(tx, self.groups)):
             check_fence(tx)
@@ -64,15 +64,15 @@ class PutBatch:
             return stored
         check_fence(tx)
         outcomes = put_groups(tx, self.groups)
-        # Lanes with races need more than one statement, as always.
+        # Lanes with races always need more than one statement.
         if changed := [name for name in names if name not in self.known or not self.known[name].clocks]:
             self.known |= find_lanes(tx, changed)
         return outcomes
 
     def call(self, tx: Transaction) -> list[Outcome] | None:
-        """Put the groups by a function of the server, in a transaction of its own; return None if it stored nothing.
+        """Put the groups by a server function, in a transaction of its own; return None if it stored nothing.
 
-        That says nothing about them: they are then put as by `put`.
+        None is no refusal: the caller then uses `put`.
         """
         groups, limits = self.groups, tx.scope.rules.limits
         if not _fits_one_statement(tx, groups) or (limits.capacity is not None and not limits.slows_puts):
@@ -92,7 +92,7 @@ class PutBatch:
         return {(one.group.task_name, one.group.status) for one in self.groups}
 
     def _settled(self, names: Iterable[LaneName]) -> KnownLanes | None:
-        """Return the lanes, if they are known, and no group needs a key in a race or is the first with a train step."""
+        """Return the cached lanes; None if one is missing, has a race, or would get its first train step."""
         lanes = {name: self.known[name] for name in names if name in self.known and not self.known[name].clocks}
         for one in self.groups:
             home = lanes.get((one.group.task_name, one.group.status))
@@ -101,13 +101,13 @@ class PutBatch:
         return lanes
 
     def _store(self, tx: Transaction, lanes: KnownLanes) -> list[Outcome]:
-        """Store and count the groups, and return their uids: none, and nothing is stored, if the lanes have changed.
+        """Store and count the groups, and return their uids.
 
-        Nor if there isn't room for all of them.
+        Stores nothing and returns [] if a lane has changed, or if there isn't room for all groups.
         """
         groups, limits = self.groups, tx.scope.rules.limits
         check_open(tx, (one.extent.segment for one in groups if one.extent is not None))
-        # Others come after the statement, and the puts that follow needn't wait for them to have their uids.
+        # Heavy payloads follow in further statements, while the next put may already reserve its uids.
         together = _are_light(groups)
         one_of = _PUTS[limits.slows_puts, together]
         rows = tx.fetch_marking(one_of, *_values(tx, groups, lanes), *(_payloads(groups) if together else ()))
@@ -123,7 +123,7 @@ class PutBatch:
 
 
 def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool:
-    """Return whether nothing has to be replaced, or compared with draws, before these groups are stored."""
+    """Return whether these groups can be stored without replacing others or comparing with the number of draws."""
     limits = tx.scope.rules.limits
     if limits.samples_per_insert is not None:
         return False
@@ -131,7 +131,7 @@ def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool
     if any(new.key or new.replaces or new.stays_leased for new in news):
         return False
     if limits.capacity is not None and any(new.dropped is not None for new in news):
-        return False  # who leaves for whom is told
+        return False  # evicted groups are attributed to the put that evicts them
     tags = sum(len(str(new.tags)) for new in news if new.tags)
     most = min(row_arrays.MOST_BYTES, tx.dialect.row_limit(tx).nbytes)
     return sum(map(most_bytes, groups)) + 4 * tags <= most
@@ -142,12 +142,12 @@ def _are_light(groups: Sequence[EncodedGroup]) -> bool:
 
 
 def _payloads(groups: Sequence[EncodedGroup]) -> Sequence[Any]:
-    """Return the columns of the payloads, without the uids, which the statement makes."""
+    """Return the payload columns, without uids, which the statement reserves."""
     return row_arrays.columns([payload_row(0, one) for one in groups])[1:]
 
 
 def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) -> list[Any]:
-    """Return the values of the statement's parameters, without those of payloads."""
+    """Return the parameter values of the statement, except for payloads."""
     counts, limits = Counts(), tx.scope.rules.limits
     numbers = Counter((one.group.task_name, one.group.status) for one in groups)
     for (task, status), n in numbers.items():
@@ -172,7 +172,7 @@ def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) 
 
 
 def _evict(tx: Transaction, tasks: Collection[str]) -> None:
-    """Evict for groups that are stored and counted: others who evict see them once this is committed, and wait."""
+    """Evict after groups were stored and counted, under the locks of their tasks, which serialise evictions."""
     lock_tasks(tx, tasks)
     counts: Counts = Counter()
     evict(tx, tasks, counts)
@@ -181,12 +181,12 @@ def _evict(tx: Transaction, tasks: Collection[str]) -> None:
 
 # The statement.
 
-#: Columns that it makes.
+#: Columns whose values the statement computes.
 _MADE_GROUPS = {"uid": "unnest(uids)", "ticket": "unnest(uids) - shift"}
 _MADE_PAYLOADS = {"uid": "unnest(uids)"}
 
 
-#: Whether there is room for all groups of each task: counted after the task was locked.
+#: Whether there is room for all groups of each task, counted under the lock of the task.
 _ROOM = """, room AS (
     SELECT coalesce(bool_and(more + there <= CAST(:capacity AS bigint)), true) AS is_enough
     FROM unnest(CAST(:held_back AS varchar[]), CAST(:more AS bigint[])) AS wanted (of_task, more), LATERAL (
@@ -241,7 +241,7 @@ def _names(*, bounded: bool, together: bool) -> tuple[str, ...]:
     return (*_NAMES, *room, *(_PAYLOADS if together else ()), *MARK)
 
 
-#: By whether the capacity holds puts back, and whether the payloads are in the statement.
+#: By whether puts block at the capacity, and whether payloads are in the statement.
 _PUTS = {
     (bounded, together): Prepared(
         lambda _, bounded=bounded, together=together: text(_put(bounded=bounded, together=together)),  # type: ignore[misc]
@@ -250,7 +250,7 @@ _PUTS = {
     for bounded in (False, True)
     for together in (False, True)
 }
-#: By whether the capacity holds puts back.
+#: By whether puts block at the capacity.
 _CALLS = {
     bounded: ServerFunction(
         f"put{'_bounded' if bounded else ''}",

@@ -18,15 +18,15 @@ from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Place, Tally
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, unsettled
-from replaybuf.storage.sql.statements import events
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply
 from replaybuf.storage.sql.statements.eviction import Leaving, keep_leaving, note
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.new_rows import dump_json
 from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.presence import note as note_event
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Refresh
 
@@ -54,7 +54,7 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
     for task_name, uids in expired.items():
         if uids:
             step, number = refresh.train_step, len(uids)
-            events.note(
+            note_event(
                 tx, EventKind.EXPIRED, worker=tx.scope.worker, task_name=task_name, step=step, groups=number, uids=uids
             )
     keep_leaving(tx, leaving)
@@ -154,8 +154,12 @@ def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Alike]) -> None
 def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Alike]) -> None:
     """Write the metadata of groups that come into a lane, or are there, with rollouts that have expired."""
     # In the order of the table, of which no page is then written twice.
-    alike = [(_expired_values(marks, target), uids) for marks, uids in expired]
-    rows = sorted(((uid, *values) for values, uids in alike for uid in uids), key=itemgetter(0))
+    rows = []
+    for marks, uids in expired:
+        staleness, text = max(marks.staleness or [0]), dump_json(marks.to_json())
+        values = target.id, marks.oldest_step, staleness, None, marks.mixed, marks.mean_reward, text
+        rows += [(uid, *values) for uid in uids]
+    rows.sort(key=itemgetter(0))
     tx.dialect.set_columns(tx, _EXPIRED, rows)
 
 
@@ -165,12 +169,6 @@ def _drop(tx: Transaction, home: Lane, expired: Sequence[int], leaving: Leaving)
         uids = expired[start : start + _CHUNK]
         note(tx, uids, leaving)
         apply(tx, [(home.task_name, step, uids)], [home])
-
-
-def _expired_values(marks: Marks, target: Lane) -> tuple[Any, ...]:
-    """Return the columns `_EXPIRED` of expired groups that come into a lane."""
-    staleness = max(marks.staleness or [0])
-    return target.id, marks.oldest_step, staleness, None, marks.mixed, marks.mean_reward, dump_json(marks.to_json())
 
 
 _MASKED = ("marks",)

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exists, func, insert, literal, or_, select, union, update
+from sqlalchemy import ColumnElement, delete, exists, func, insert, or_, select, union, update
 
+from replaybuf.errors import NotEmptyError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.portable import check_empty
-from replaybuf.storage.presence import EventKind
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import (
     checkpoint,
@@ -28,16 +28,15 @@ from replaybuf.storage.sql.schema.tables import (
     tally,
 )
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
-from replaybuf.storage.sql.statements.checkpoints import find_checkpoint, forget, marks_of_buffer, may_sweep
-from replaybuf.storage.sql.statements.columns import uid_in
+from replaybuf.storage.sql.statements.checkpoints import copy_cursors, find_checkpoint, forget_marks, may_sweep
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, pinned
-from replaybuf.storage.sql.statements.events import note
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, shift_to
 from replaybuf.storage.sql.statements.lanes import Lane, all_lanes, need_lanes, new_clocks
 from replaybuf.storage.sql.statements.leases import read_rows, return_all
 from replaybuf.storage.sql.statements.ordering import enter_races
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.presence import note
+from replaybuf.storage.sql.statements.rows import GroupRow, uid_in
 from replaybuf.storage.values import Checkpoint
 
 
@@ -59,6 +58,19 @@ def uids_in_checkpoints(tx: Transaction, uids: Iterable[int]) -> list[int]:
     return sorted(tx.execute(union(copied, to_be_copied)).scalars())
 
 
+def check_empty(count: int, steps: Sequence[int]) -> None:
+    """Raise NotEmptyError when there are groups or checkpoints (of these steps)."""
+    if count:
+        raise NotEmptyError(
+            f"the buffer holds {count} groups: resume into an empty buffer, or go on with this one as it is "
+            "(an opened database already has everything that was committed)"
+        )
+    if steps:
+        raise NotEmptyError(
+            f"the buffer has checkpoints of the steps {', '.join(map(str, steps))}: restore one, or drop them first"
+        )
+
+
 def check_no_groups(tx: Transaction) -> None:
     """Raise NotEmptyError when the buffer has groups."""
     ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
@@ -69,7 +81,7 @@ def make_room(tx: Transaction) -> None:
     """Remove the remains of an empty buffer. Raises NotEmptyError when it isn't empty."""
     check_no_groups(tx)
     ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
-    forget(tx, marks_of_buffer(tx))
+    forget_marks(tx)
     steps = select(checkpoint.c.step).where(checkpoint.c.buffer == tx.scope.buffer).order_by(checkpoint.c.id)
     check_empty(0, list(tx.execute(steps).scalars()))
     tx.execute(delete(cursor).where(cursor.c.buffer == tx.scope.buffer))
@@ -96,7 +108,7 @@ def raise_uid(tx: Transaction, last: int) -> None:
 def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkpoint:
     """Restore the buffer to its checkpoint of a step, in a new epoch, which the transaction joins."""
     join(tx)
-    forget(tx, marks_of_buffer(tx))  # their makers are about to be fenced off
+    forget_marks(tx)  # their makers are about to be fenced off
     kept = find_checkpoint(tx, step)
     shift = tx.scope.ticket_shift if keep_new else shift_to(tx, kept.next_ticket)
     new = _set_new_apart(tx, kept.id) if keep_new else []
@@ -169,11 +181,8 @@ def _set_tallies(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[s
 
 
 def _set_cursors(tx: Transaction, checkpoint_id: int) -> None:
-    ours = cursor.c.buffer == tx.scope.buffer
-    tx.execute(delete(cursor).where(ours, cursor.c.checkpoint == 0))
-    copied = [literal(0) if column is cursor.c.checkpoint else column for column in cursor.c]
-    then = select(*copied).where(ours, cursor.c.checkpoint == checkpoint_id)
-    tx.execute(insert(cursor).from_select([column.name for column in cursor.c], then))
+    tx.execute(delete(cursor).where(cursor.c.buffer == tx.scope.buffer, cursor.c.checkpoint == 0))
+    copy_cursors(tx, checkpoint_id, 0)
 
 
 # Groups that were put since the checkpoint, and stay

@@ -1,4 +1,4 @@
-"""Rows for PostgreSQL as an array for each column: one statement, and one message, inserts many.
+"""Bulk INSERT on PostgreSQL with one array parameter per column (unnest): one statement, and one message.
 
 An array is NULL where no row has a value, and is unnested to as many as the others: asyncpg takes its time for each
 element. They are unnested in a SELECT's list and not in its FROM, where PostgreSQL would write large ones to a file

@@ -1,23 +1,87 @@
-"""Rows of groups as they are read, and the groups in them."""
+"""Rows of groups as they are read, whole or in part, and the groups in them; their columns in queries and keys."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 from pydantic_core import from_json
+from sqlalchemy import JSON, ColumnElement, Select, Text, cast, select
 
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_header import is_apart
+from replaybuf.codec.payload_header import has_tail, head_size, is_apart
 from replaybuf.codec.stored import DAMAGE, Deferral, damaged, decode_stored
 from replaybuf.errors import DecodeError
+from replaybuf.query import FIELDS as QUERIED
+from replaybuf.query import SetNode
+from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.rollout import Status
-from replaybuf.segments.extents import EXTENT_BYTES
-from replaybuf.storage.sql.statements.columns import JSON_COLUMNS, NEEDED, PLACES, key_of
+from replaybuf.segments.store import EXTENT_BYTES
+from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
+from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import StorageItem
+
+#: These need `group` joined to `lane`.
+FIELDS: dict[str, ColumnElement[Any]] = {
+    "uid": group.c.uid,
+    "timestamp_id": group.c.uid,
+    "task_name": lane.c.task_name,
+    "status": lane.c.status,
+    "staleness": staleness,
+    "priority": group.c.priority,
+    "times_sampled": group.c.times_sampled,
+    "created_at": group.c.created_at,
+    "reward": group.c.reward,
+    "worker": group.c.worker,
+    "trained_step": group.c.trained_step,
+    "tags": group.c.tags,
+}
+
+#: Which of the fields that groups are ordered by may be NULL.
+NULLABLE = {name: kind.nullable for name, kind in QUERIED.items()}
+
+#: All columns of a group, with JSON as text: it is parsed where it is needed, and may be damaged.
+STORED: tuple[ColumnElement[Any], ...] = tuple(
+    cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column for column in group.columns
+)
+JSON_COLUMNS = tuple(column.name for column in group.columns if isinstance(column.type, JSON))
+#: The place of each of these columns, and the names of those that always have a value.
+PLACES = {column.name: place for place, column in enumerate(group.columns)}
+NEEDED = tuple(column.name for column in group.columns if not column.nullable)
+
+
+def uid_in(tx: Transaction, uids: Iterable[int], column: ColumnElement[int] = group.c.uid) -> ColumnElement[bool]:
+    """Return `uid IN (...)`, for any number of uids."""
+    return compile_sql(SetNode("uid", "$in", tuple(uids)), {"uid": column}, tx.dialect.name)
+
+
+def select_rows(*, payloads: bool = False) -> Select[Any]:
+    """Return the query of what `GroupRow.of` takes, perhaps with payloads."""
+    columns: list[Any] = [*STORED, lane.c.task_name, lane.c.status, lane.c.step]
+    joined = group.join(lane, lane.c.id == group.c.lane)
+    if payloads:
+        columns, joined = [*columns, payload.c.data], joined.outerjoin(payload, payload.c.uid == group.c.uid)
+    return select(*columns).select_from(joined)
+
+
+def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:
+    """Return a put's key with its task and buffer as one text, short enough for a PostgreSQL index (2,700 bytes)."""
+    return None if key is None else json.dumps([task_name, key, buffer], ensure_ascii=False)
+
+
+def rescoped_key(scoped: str, buffer: str | None) -> str:
+    """Return a scoped key moved to another buffer."""
+    task_name, key, _ = json.loads(scoped)
+    return json.dumps([task_name, key, buffer], ensure_ascii=False)
+
+
+def key_of(scoped: str | None) -> str | None:
+    """Return the put's key in a scoped key."""
+    return None if scoped is None else str(json.loads(scoped)[1])
 
 
 def _columns(*names: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -172,33 +236,30 @@ class GroupRow:
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""
         try:
-            return self._item(rollouts, error)
+            priority, times_sampled, created_at, reward, tags, scoped, failure, deliveries = _ITEM(self.values)
+            worker, trained_step = _RECORD(self.values)
+            return StorageItem(
+                uid=self.uid,
+                timestamp_id=self.uid,
+                task_name=self.task_name,
+                status=self.status,
+                staleness=self.staleness,
+                priority=priority,
+                times_sampled=times_sampled,
+                created_at=created_at,
+                reward=reward,
+                tags=_parsed(tags),
+                key=key_of(scoped),
+                error=error or failure,
+                deliveries=deliveries,
+                item=rollouts,
+                probability=self.probability,
+                weight=self.weight,
+                worker=worker,
+                trained_step=trained_step,
+            )
         except DAMAGE as problem:
             raise damaged(self.uid, problem) from problem
-
-    def _item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
-        priority, times_sampled, created_at, reward, tags, scoped, failure, deliveries = _ITEM(self.values)
-        worker, trained_step = _RECORD(self.values)
-        return StorageItem(
-            uid=self.uid,
-            timestamp_id=self.uid,
-            task_name=self.task_name,
-            status=self.status,
-            staleness=self.staleness,
-            priority=priority,
-            times_sampled=times_sampled,
-            created_at=created_at,
-            reward=reward,
-            tags=_parsed(tags),
-            key=key_of(scoped),
-            error=error or failure,
-            deliveries=deliveries,
-            item=rollouts,
-            probability=self.probability,
-            weight=self.weight,
-            worker=worker,
-            trained_step=trained_step,
-        )
 
 
 def decode_leniently(rows: Iterable[GroupRow], codec: Codec, deferral: Deferral | None = None) -> list[StorageItem]:
@@ -215,3 +276,56 @@ def decode_leniently(rows: Iterable[GroupRow], codec: Codec, deferral: Deferral 
 def _parsed(text: str | None) -> Any:
     """Return the value of a JSON column. Raises ValueError."""
     return None if text is None else from_json(text)
+
+
+# Payloads of which only a part is read
+
+#: Nearly all heads are shorter. It is also enough to find out how long a longer one is.
+_FIRST_BYTES = 64 << 10
+_ALL = 1 << 30
+
+
+def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred: frozenset[str]) -> None:
+    """Read the heads of payloads that weren't read, and the arrays in the database outside the fields `deferred`.
+
+    Payloads without a tail are read whole. A tail that is kept apart is left to others. What is damaged is noticed when
+    it is decoded.
+    """
+    apart = {uid for (uid,) in tx.fetch(_APART, tx.dialect.listed([row.uid for row in rows]))}
+    rest: list[tuple[GroupRow, int]] = []
+    firsts = tx.dialect.read_ranges(tx, [(row.uid, 0, _FIRST_BYTES) for row in rows])
+    for row, first in zip(rows, firsts, strict=True):
+        row.payload = first
+        if first is not None and len(first) == _FIRST_BYTES:
+            whole = row.uid in apart or not has_tail(first)
+            rest.append((row, _ALL if whole else head_size(first) - _FIRST_BYTES))
+    rest = [(row, size) for row, size in rest if size > 0]
+    parts = tx.dialect.read_ranges(tx, [(row.uid, _FIRST_BYTES, size) for row, size in rest])
+    for (row, _), part in zip(rest, parts, strict=True):
+        row.payload = (row.payload or b"") + (part or b"")
+    here = [row for row in rows if row.uid not in apart and row.payload is not None and has_tail(row.payload)]
+    _read_arrays(tx, codec, here, deferred)
+
+
+_APART = Prepared(
+    lambda dialect: select(payload.c.uid).where(dialect.one_of(payload.c.uid, "uids"), payload.c.segment.is_not(None)),
+    "uids",
+)
+
+
+def _read_arrays(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred: frozenset[str]) -> None:
+    """Read the arrays outside these fields of payloads that are wholly in the database; keep only the heads."""
+    wanted: list[tuple[GroupRow, int, tuple[int, int, int]]] = []
+    for row in rows:
+        assert row.payload is not None
+        end = head_size(row.payload)
+        row.payload, row.tail = row.payload[:end], {}
+        try:
+            arrays = codec.wanted(row.payload, deferred)
+        except DecodeError as error:
+            row.tail = error
+            continue
+        wanted += [(row, number, (row.uid, end + at, size)) for number, at, size in arrays]
+    parts = tx.dialect.read_ranges(tx, [place for _, _, place in wanted])
+    for (row, number, _), part in zip(wanted, parts, strict=True):
+        row.tail[number] = part or b""

@@ -6,22 +6,38 @@ What keeps the order of bytes and rows:
 2. A segment is sealed when nobody writes to it any more, by its owner, or by others once that was silent for long.
 3. A sealed segment is written over by its owner, or deleted, when no row of `rb_payload` names it, and no user keeps
    segments. A process that comes back after others took its segments away can only write to deleted files.
+
+Places tell a database from its copies by where it is (`Home`, `segments.markers`).
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
+import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, exists, func, insert, not_, select, update
 
-from replaybuf.segments.extents import Extent
-from replaybuf.segments.store import SegmentLostError
+from replaybuf.segments.places import Home
+from replaybuf.segments.store import Extent, SegmentLostError
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, group, payload, place, segment, segment_user
+from replaybuf.storage.sql.schema.tables import (
+    IDENTITY,
+    checkpoint_group,
+    garbage,
+    group,
+    payload,
+    place,
+    segment,
+    segment_user,
+)
 
 #: Who gave no sign of life for so long is taken for dead, by the clock of the database.
 SILENT_SECONDS = 60.0
@@ -39,11 +55,6 @@ class Segment(NamedTuple):
 
 
 # Places
-
-
-def read_places(tx: Transaction) -> dict[int, str]:
-    """Return the URLs of all places."""
-    return dict(map(tuple, tx.execute(select(place.c.id, place.c.url))))
 
 
 def add_place(tx: Transaction, url: str) -> int | None:
@@ -126,10 +137,15 @@ def _orphaned() -> ColumnElement[bool]:
 def _disown(tx: Transaction, condition: ColumnElement[bool]) -> None:
     theirs = select(segment.c.id).where(condition).order_by(segment.c.id)
     for number in tx.execute(tx.dialect.for_update(theirs)).scalars():
-        in_it = select(func.coalesce(func.sum(payload.c.size), 0)).where(payload.c.segment == number)
-        live = int(tx.execute(in_it).scalar_one())
+        live = _live_in(tx, number)
         sealed = func.coalesce(segment.c.size, live)
         tx.execute(update(segment).where(segment.c.id == number).values(owner=None, size=sealed, live=live))
+
+
+def _live_in(tx: Transaction, number: int) -> int:
+    """Return the bytes that payloads have in a segment."""
+    in_it = select(func.coalesce(func.sum(payload.c.size), 0)).where(payload.c.segment == number)
+    return int(tx.execute(in_it).scalar_one())
 
 
 # Writing
@@ -182,8 +198,7 @@ def seal(tx: Transaction, owner: int, sizes: Mapping[int, int], *, keep: bool) -
         ours = select(segment.c.id).where(segment.c.id == number, segment.c.owner == owner)
         if tx.execute(tx.dialect.for_update(ours)).first() is None:
             continue  # taken away
-        in_it = select(func.coalesce(func.sum(payload.c.size), 0)).where(payload.c.segment == number)
-        values = {"size": size, "live": int(tx.execute(in_it).scalar_one()), "owner": owner if keep else None}
+        values = {"size": size, "live": _live_in(tx, number), "owner": owner if keep else None}
         tx.execute(update(segment).where(segment.c.id == number).values(values))
 
 
@@ -233,11 +248,6 @@ def staying(tx: Transaction, numbers: Iterable[int]) -> set[int]:
     return found
 
 
-def is_kept(tx: Transaction) -> bool:
-    """Return whether somebody needs the segments that are there to stay."""
-    return tx.execute(_keepers(tx).limit(1)).first() is not None
-
-
 def _keepers(tx: Transaction) -> Select[int]:
     return _alive(tx).where(segment_user.c.keeps)
 
@@ -253,7 +263,7 @@ def _empty() -> Select[Any]:
 
 def deletable(tx: Transaction, limit: int, but: Sequence[int] = ()) -> list[tuple[int, Segment]]:
     """Return empty segments of nobody, each with the number of its place, which is none of `but`."""
-    if is_kept(tx):
+    if tx.execute(_keepers(tx).limit(1)).first() is not None:  # somebody needs those that are there to stay
         return []
     found = _empty().add_columns(segment.c.place).where(segment.c.owner.is_(None), segment.c.place.not_in(but))
     return [
@@ -274,9 +284,9 @@ def sparse(tx: Transaction, number: int, least: float, but: Sequence[int] = ()) 
     return tx.execute(found).scalar()  # type: ignore[no-any-return]
 
 
-def movable(tx: Transaction, number: int, after: int, limit: int) -> list[tuple[int, bytes]]:
+def movable(tx: Transaction, number: int, limit: int) -> list[tuple[int, bytes]]:
     """Return payloads of a segment that nobody is reading, by uid, with their heads."""
-    found = select(payload.c.uid, payload.c.data).where(payload.c.segment == number, payload.c.uid > after)
+    found = select(payload.c.uid, payload.c.data).where(payload.c.segment == number)
     return [(row.uid, row.data) for row in tx.execute(_unread(found).order_by(payload.c.uid).limit(limit))]
 
 
@@ -331,3 +341,58 @@ def read_data(tx: Transaction, uids: Sequence[int]) -> dict[int, bytes]:
 _DATA = Prepared(
     lambda dialect: select(payload.c.uid, payload.c.data).where(dialect.one_of(payload.c.uid, "uids")), "uids"
 )
+
+
+# Where this database is
+
+_IDENTITY = f"SELECT value FROM rb_info WHERE name = '{IDENTITY}'"  # noqa: S608
+_FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
+# A cluster keeps its number through failover and physical backups. Not everybody may ask for it.
+_MAY_ASK = "SELECT has_function_privilege('pg_control_system()', 'EXECUTE')"
+_CLUSTER = "SELECT system_identifier::text FROM pg_control_system()"
+_DATABASE = """
+SELECT current_database()::text, relnamespace::regnamespace::text, d.oid || '.' || relnamespace
+FROM pg_class, pg_database d WHERE pg_class.oid = 'rb_info'::regclass AND d.datname = current_database()"""
+# A schema of another database can't be seen from here: that database is enough.
+_THERE = """
+SELECT count(*) FROM pg_database d WHERE d.oid::text = split_part($1, '.', 1)
+AND (d.datname <> current_database() OR EXISTS (
+    SELECT FROM pg_class WHERE relname = 'rb_info' AND relnamespace::text = split_part($1, '.', 2)))"""
+
+
+def home_of(tx: Transaction) -> Home:
+    """Return where this database is; nothing for one in memory, which has no copies."""
+    if tx.dialect.name == "postgresql":
+        [(may_ask,)] = tx.run(_MAY_ASK)
+        cluster = tx.run(_CLUSTER)[0][0] if may_ask else "unknown"
+        [(database, schema, numbers)] = tx.run(_DATABASE)
+        name = f"the schema {schema} of the database {database} in the PostgreSQL cluster {cluster}"
+        return {"cluster": cluster, "numbers": numbers, "name": name}
+    path = tx.run(_FILE)[0][0]
+    if not path:
+        return {}
+    host, path = socket.gethostname(), os.path.realpath(path)
+    return {"host": host, "path": path, "inode": str(os.stat(path).st_ino), "name": f"{path} on {host}"}
+
+
+def has_left(tx: Transaction, home: Home) -> bool:
+    """Return whether no database like this one is at a former home, as far as that can be seen from here."""
+    ours = home_of(tx)
+    if tx.dialect.name == "postgresql":
+        [(there,)] = tx.run(_THERE, home.get("numbers", ""))
+        return ours["cluster"] == home.get("cluster") and not int(there)
+    if not ours or ours["host"] != home.get("host"):
+        return False
+    path = home.get("path", "")
+    if not os.path.exists(path) or os.path.samefile(path, ours["path"]):
+        return True
+    try:
+        return bool(_identity(path) != tx.run(_IDENTITY)[0][0])
+    except (sqlite3.Error, OSError):
+        return False
+
+
+def _identity(path: str) -> str | None:
+    with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)) as connection:
+        found = connection.execute(_IDENTITY).fetchone()
+        return None if found is None else str(found[0])

@@ -1,10 +1,10 @@
-"""Drawing: select the first groups in the policy's order, read them, and set damaged ones aside.
+"""Draws: select the first groups in the policy's order, read them, and set damaged ones aside.
 
-Then, in the same transaction, they are consumed or leased (`leases`).
+In the same transaction they are then consumed or leased (`leases`).
 
-Where each statement is a round trip, a plain draw is one statement, made from what this process knows of the lanes, and
-consuming is a message that also commits (`draw_behind_fence`, `consume_at_end`). If the lanes have changed since, if
-the buffer was restored, or if there aren't enough undamaged groups, they are drawn as always, in the same transaction.
+Where each statement is a round trip, a plain draw is one statement, based on lanes cached in this process, and
+consuming is sent in one message with COMMIT (`draw_behind_fence`, `consume_at_end`). If a lane has changed since, if
+the buffer was restored, or if there are too few undamaged groups, `draw_groups` follows in the same transaction.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_step, lock_tasks, move, read_levels, set_aside
-from replaybuf.storage.sql.statements.deferred import read_heads
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, keep_for_reading
 from replaybuf.storage.values import Draw
 
@@ -35,9 +34,9 @@ from replaybuf.storage.values import Draw
 def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tuple[list[GroupRow] | None, bool]:
     """Return the first groups of each task with undamaged payloads, in order; damaged ones are set aside.
 
-    None unless there are as many as `draw.at_least` says. They are still in their lanes, and locked. `skip` has the
-    uids of those set aside, so that a draw of FAILED groups doesn't find them again and again. Also returns whether
-    leases were ended for it: others may wait for the groups that came back.
+    None if there are fewer than `draw.at_least`. The groups are locked and still in their lanes. `skip` has the uids of
+    groups set aside, so that a draw of FAILED groups doesn't find them again. Also returns whether overdue leases were
+    ended, since other callers may wait for their groups.
     """
     rows = _draw_once(tx, codec, draw, skip)
     ended = len(rows) < sum(draw.sizes.values()) and any_overdue(tx)
@@ -94,7 +93,7 @@ def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw,
 
 
 def verify(row: GroupRow, codec: Codec) -> None:
-    """Raise DecodeError if the group could not be given to anyone, or not be given back with its metadata."""
+    """Raise DecodeError if the payload or the metadata of the group is damaged or missing."""
     if missing := row.missing:
         raise DecodeError(f"group {row.uid}: its metadata is damaged ({', '.join(missing)} missing)")
     row.check_json()
@@ -105,7 +104,7 @@ def verify(row: GroupRow, codec: Codec) -> None:
 
 
 def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
-    """Return the groups by lane, in the order of the lanes' ids, in which all rows of several lanes are locked."""
+    """Return the groups by lane, in the order of lane ids, which is the lock order of rows."""
     homes: dict[int, list[GroupRow]] = {}
     for row in rows:
         homes.setdefault(row.lane, []).append(row)
@@ -115,7 +114,7 @@ def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
 def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) -> None:
     prioritized = tx.scope.rules.sampler.race == PRIORITIZED
     in_lane = select(func.count()).select_from(group).where(group.c.lane == home.id)
-    if prioritized:  # every group has a key: an index has the keys with their priorities
+    if prioritized:  # every group has a key, whose index includes the priority
         in_lane = in_lane.where(group.c.prioritized_key.is_not(None))
         priority = group.c.priority
         zero, least = literal(0.0, priority.type), literal(SLOWEST, priority.type)
@@ -133,7 +132,7 @@ def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) ->
 
 
 def consume(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None) -> None:
-    """Consume groups that were drawn from their lanes, for this train step."""
+    """Consume drawn groups for this train step."""
     limits = tx.scope.rules.limits
     move(tx, rows, lambda row: transitions.drawn(row, limits), trained_step=train_step)
 
@@ -144,9 +143,9 @@ def consume(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None) -
 def draw_behind_fence(
     tx: Transaction, codec: Codec, draw: Draw, skip: set[int], known: KnownLanes
 ) -> tuple[list[GroupRow] | None, bool]:
-    """Draw as `draw_groups` does, with one statement for each task if possible; the first of a transaction.
+    """Draw as `draw_groups` does, with one statement for each task if possible. Must come first in its transaction.
 
-    `known` are lanes as they were read last, and is updated. Checks the fence.
+    `known` is the cache of lanes, and is updated. Checks the fence.
     """
     names = [(task, draw.status) for task in draw.sizes]
     at_once = tx.dialect.is_remote and names and not skip and _is_plain(tx, draw)
@@ -162,7 +161,7 @@ def draw_behind_fence(
 
 
 def _is_plain(tx: Transaction, draw: Draw) -> bool:
-    """Return whether a draw depends on nothing but the order of the groups."""
+    """Return whether a draw depends only on the order of the groups."""
     rules = tx.scope.rules
     slowed = draw.status == Status.COMPLETED and rules.limits.slows_draws
     return (
@@ -171,7 +170,7 @@ def _is_plain(tx: Transaction, draw: Draw) -> bool:
 
 
 def _draw(tx: Transaction, codec: Codec, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | None:
-    """Return the first groups of each task; None if there are too few, or if anything isn't as it should be."""
+    """Return the first groups of each task; None if there are too few, a lane has changed, or one is damaged."""
     drawn: list[GroupRow] = []
     for task, size in draw.sizes.items():
         rows = Source(lanes[(task, draw.status)]).read_checked(tx, size, tx.scope.rules.sampler.order)
@@ -187,9 +186,9 @@ def _draw(tx: Transaction, codec: Codec, draw: Draw, lanes: KnownLanes) -> list[
 
 
 def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None) -> None:
-    """Consume groups that were drawn, as `consume` does; nothing but what is sent with the commit may follow.
+    """Consume drawn groups as `consume` does; only statements sent with COMMIT may follow.
 
-    If all of them leave, this is sent with it, too. Payloads that are kept apart stay until they were read.
+    If all groups are removed, the removal itself is sent with COMMIT. Payloads in segments are kept until read.
     """
     of_rows = [(row.lane, row.times_sampled, row.deliveries) for row in rows]
     states = dict(zip(of_rows, rows, strict=True))
@@ -207,9 +206,9 @@ def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | 
 
 
 def _removal(uids: Sequence[int], seconds: float, counts: Counts) -> str:
-    """Return the statement that removes groups and counts it, with its values: nothing but numbers, and tallies.
+    """Return the statement that removes groups and counts them, its values (numbers and tally names) inlined.
 
-    Their payloads are kept for so many seconds more, by the server's clock.
+    Their payloads are kept for `seconds` more, by the server's clock.
     """
     listed = ",".join(map(str, map(int, uids)))
     amounts = ", ".join(f"({lane_id:d}, '{name.value}', {n:d})" for (lane_id, name), n in counts.items())

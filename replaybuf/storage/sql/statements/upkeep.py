@@ -27,7 +27,7 @@ from replaybuf.storage.sql.schema.tables import (
 from replaybuf.storage.sql.statements.checkpoints import may_sweep, numbers_with_groups, silent
 from replaybuf.storage.sql.statements.counts import Step, apply, read_sizes
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.sql.statements.leases import overdue, store_clock
+from replaybuf.storage.sql.statements.leases import overdue
 from replaybuf.storage.sql.statements.segments import count_gone
 
 
@@ -144,7 +144,7 @@ class Chores:
 def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
     """Return what there is to do: payloads can be swept whose groups were removed so many seconds ago."""
     # A server's own clocks are part of the statement.
-    clock, wall = (None, None) if tx.dialect.is_remote else (store_clock(tx), now)
+    clock, wall = (None, None) if tx.dialect.is_remote else (tx.dialect.clock(tx), now)
     [(late, due, dropped, told, connections)] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall, grace, now)
     return Chores(bool(late), bool(due), bool(dropped), float(told), int(connections))
 

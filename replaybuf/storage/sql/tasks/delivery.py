@@ -1,4 +1,4 @@
-"""One take or lease: the transaction, the decoding after it, and undoing it."""
+"""One take or lease: its transaction, the decoding of its groups, and its undo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import cast
 
 from replaybuf.errors import DecodeError, FencedError, StorageError
 from replaybuf.rules.transitions import drawn
-from replaybuf.storage.sql.engine.outage import Insistent, OutcomeUnknownError
+from replaybuf.storage.sql.engine.outage import OutcomeUnknownError, until_committed
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import BatchKey, add_batch, remove_batch, train_step_of
 from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
@@ -26,7 +26,7 @@ from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.take import by_home, consume_at_end, draw_behind_fence
 from replaybuf.storage.sql.tasks.encoding import Encoding
-from replaybuf.storage.sql.tasks.presence import Presence
+from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import Cursor, Draw, Leased, NewGroup, StorageItem
 
@@ -34,10 +34,10 @@ _LOOK_AGAIN_SECONDS = 0.1
 
 _logger = logging.getLogger("replaybuf.draws")
 
-#: Up to this size and number, groups are read and checked in milliseconds.
+#: Up to this size and number, groups are read and verified in milliseconds.
 BRIEF_BYTES = 1024 * 1024
 BRIEF_GROUPS = 256
-#: Decoding takes hardly longer than handing it to another thread and back, both of which wait for Python's lock.
+#: Decoding up to this long costs hardly more than a thread switch and back, with its waits for the GIL.
 LIGHT_SECONDS = 0.002
 
 _Decoded = tuple[list[StorageItem], dict[int, str]]
@@ -45,10 +45,10 @@ _Decoded = tuple[list[StorageItem], dict[int, str]]
 
 @dataclass(slots=True)
 class Taken:
-    """Drawn rows, and their groups by task; for a lease, its token and when it ends.
+    """Drawn rows, and their groups by task; for a lease, its token and its end.
 
-    `epoch`, `checkpoint` and `database` are those of the store at the draw; `train_step` is the one that it is for,
-    `named_step` the one that its caller named, and `batch` what was written of it for people.
+    `epoch`, `checkpoint` and `database` are the store's at the draw; `train_step` is the step of the draw,
+    `named_step` the one that its caller named, and `batch` the key of its record in the table of batches.
     """
 
     rows: list[GroupRow]
@@ -68,10 +68,10 @@ class Taken:
 
 @dataclass(slots=True)
 class Draws:
-    """What the draws of an open buffer share.
+    """State shared by the draws of an open buffer.
 
-    Of the last `history` draws it is kept who drew what (None: of all). The next draw is taken to be like the last one:
-    `group_bytes` of a group in it, and the seconds that decoding one took.
+    The last `history` draws are kept in the record of batches (None: all). `group_bytes` and `group_seconds` are the
+    payload size of a group and the time to decode one in the last draw, taken as estimates for the next.
     """
 
     transactions: Transactions
@@ -108,7 +108,7 @@ class Drawing:
                     self._segments.read(row.uid for row in taken.rows if row.is_apart and self._leaves(row))
                     self._draws.presence.of(self._draw.worker).taken += len(items)
                     return taken
-                # Rare: damaged where it is kept apart, or of another rollout type. The draw begins anew without it.
+                # Rare: damaged arrays in a segment, or another rollout type. The draw is repeated without this group.
                 _logger.warning("%d groups are set aside as failed: %s", len(failed), next(iter(failed.values())))
                 await self._give_back(taken, failed)
                 self._set_aside.update(failed)
@@ -117,7 +117,7 @@ class Drawing:
             self._stop_decoding()
 
     async def _read(self, taken: Taken) -> _Decoded:
-        """Return the groups that were drawn, and why those failed that can't be decoded; on an error they go back."""
+        """Return the drawn groups, and the errors of undecodable ones by uid; on an exception all are put back."""
         try:
             items, failed = await (self._decoding or self._decoded(taken))
             if failed:
@@ -128,7 +128,7 @@ class Drawing:
         return items, failed
 
     def _leaves(self, row: GroupRow) -> bool:
-        """Return whether a group has left with this draw: of others, somebody else may have begun to read since."""
+        """Return whether this draw removed the group; kept groups may be read by another taker by now."""
         draw = drawn(row, self._transactions.scope.rules.limits)
         return self._seconds is None and draw.moves and draw.after is None
 
@@ -143,19 +143,19 @@ class Drawing:
         return taken
 
     def _brief(self) -> bool:
-        """Return whether the draw takes milliseconds at most, if its groups are as large as the last ones."""
+        """Return whether the draw takes milliseconds at most, assuming groups as large as the last ones."""
         groups = sum(self._draw.sizes.values())
         looks_at_others = self._draw.where is not None or self._draw.probabilities
         return groups <= BRIEF_GROUPS and groups * self._draws.group_bytes <= BRIEF_BYTES and not looks_at_others
 
     async def _give_back_if_taken(self, doubt: OutcomeUnknownError) -> None:
-        """Give back groups that may have been taken although the caller was told otherwise."""
+        """Put back groups that were taken by a commit whose outcome was reported to the caller as unknown."""
         if await doubt.was_committed():
-            with contextlib.suppress(StorageError):  # it is being repeated then
+            with contextlib.suppress(StorageError):  # `undo` then retries in the background
                 await self.undo(cast("Taken | None", doubt.result))
 
     async def undo(self, taken: Taken | None) -> None:
-        """Put back the groups, which nobody received (database's thread)."""
+        """Put back groups that never reached the caller (database's thread)."""
         if taken is not None:
             self._draws.presence.of(self._draw.worker).taken -= len(taken.rows)
             self._segments.unread(row.uid for row in taken.rows)
@@ -163,7 +163,7 @@ class Drawing:
 
     def _transact(self, tx: Transaction) -> Taken | None:
         rows, ended = draw_behind_fence(tx, self._codec, self._draw, self._set_aside, self._draws.lanes)
-        # When groups leave, only puts that wait for room need to know; groups set aside have become FAILED.
+        # Removed groups matter only to puts that wait for room; groups set aside have become FAILED.
         makes_room = rows is not None and tx.scope.rules.limits.slows_puts
         self._news = ended or bool(self._set_aside) or makes_room
         if rows is None:
@@ -177,13 +177,13 @@ class Drawing:
             hold(tx, rows, taken.token, taken.until, self._draw.worker)
         if rows and self._draws.history != 0:
             taken.batch = add_batch(tx, self._draw, rows, step, taken.token or None)
-        if tx.dialect.is_remote:  # until the answer to COMMIT comes, this thread has nothing else to do
+        if tx.dialect.is_remote:  # decoded while the answer to COMMIT is awaited
             self._stop_decoding()
             self._decoding = asyncio.ensure_future(self._decoded(taken))
         return taken
 
     def _stop_decoding(self) -> None:
-        """Forget what was decoded of a transaction that wasn't committed, or has been received."""
+        """Drop the decoding of a transaction that wasn't committed, or whose groups were returned."""
         if self._decoding is not None:
             self._decoding.cancel()
             self._decoding = None
@@ -196,7 +196,7 @@ class Drawing:
             left, reasons = None, failed
             if taken.batch is not None:
                 remove_batch(tx, taken.batch)
-            if tx.scope.epoch != taken.epoch:  # a restore has decided what became of them
+            if tx.scope.epoch != taken.epoch:  # a restore has replaced the state of these groups
                 return
             if self._seconds is None:
                 left, lost = _unconsume(tx, taken)
@@ -208,21 +208,21 @@ class Drawing:
 
         async def write() -> None:
             await self._transactions.write(put_back)
-            if left is not None:  # without waiting for the checkpoint that is being made
+            if left is not None:  # in the background, since a checkpoint is being made
                 self._transactions.thread.keep_trying(partial(self._correct, left, taken.epoch))
 
-        work = Insistent(write)
+        work = until_committed(write)
         try:
             await work()
         except FencedError:  # as above
             return
         except StorageError:
-            # Locked for too long, or out of reach: until it succeeds, the groups are only here.
+            # Lock timeout or unreachable: until the retry succeeds, these groups exist only in this process.
             self._transactions.thread.keep_trying(work)
             raise
 
     async def _correct(self, undone: Undone, epoch: int) -> None:
-        """Undo a draw in the checkpoint that was being made when it was undone, once that is there."""
+        """Undo a draw in the checkpoint that was being made at its undo, once that checkpoint is complete."""
 
         def undo(tx: Transaction) -> Undone | None:
             return undo_draw(tx, undone) if tx.scope.epoch == epoch else None
@@ -232,7 +232,7 @@ class Drawing:
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
     async def _decoded(self, taken: Taken) -> _Decoded:
-        """Return the groups, and why those failed that can't be decoded; in this thread if that takes no longer."""
+        """Return the groups, and the errors of undecodable ones by uid; light batches are decoded in this thread."""
         compute = self._transactions.compute
         await self._segments.reader.fetch(taken.rows, self._codec, compute, self._draw.deferred)
         if not self._codec.runs_code and len(taken.rows) * self._draws.group_seconds <= LIGHT_SECONDS:
@@ -262,14 +262,14 @@ class Drawing:
 
 
 def _unconsume(tx: Transaction, taken: Taken) -> tuple[Undone | None, dict[int, str]]:
-    """Put back groups; return what is left to do in a checkpoint, and which groups can't be read any more, and why."""
+    """Put back groups; return the part left to undo in a checkpoint, and the errors of unreadable groups by uid."""
     counts, lost = unconsume(tx, taken.rows)
     drawn = {row.uid: row.times_sampled for row in taken.rows}
     return undo_draw(tx, Undone.now(tx, taken.checkpoint, drawn, counts)), lost
 
 
 def _fail(tx: Transaction, reasons: dict[int, str], worker: str | None) -> None:
-    """Set aside groups that turned out to be undecodable, after they were put back."""
+    """Set aside undecodable groups after they were put back."""
     rows = [row for row in rows_of(tx, list(reasons)) if row.lane == row.home.id]
     for home, members in by_home(rows):
         set_aside(tx, home, {row.uid: reasons[row.uid] for row in members}, worker)
@@ -283,7 +283,7 @@ def _by_task(items: Sequence[StorageItem]) -> dict[str, list[StorageItem]]:
 
 
 class Claiming:
-    """Puts groups that are leased from the beginning, and moves a cursor."""
+    """Moves a cursor and stores groups already leased to the caller."""
 
     def __init__(
         self,
@@ -325,7 +325,7 @@ class Claiming:
         return taken
 
     async def undo(self, taken: Taken | None) -> None:
-        """Free prompts that nobody received, for the next claim or lease (database's thread)."""
+        """Release prompts that never reached the caller, for the next claim or lease (database's thread)."""
         if taken is not None:
             lease, uids = taken.lease(), [row.uid for row in taken.rows]
             await self._transactions.write(lambda tx: unhold(tx, lease, uids))

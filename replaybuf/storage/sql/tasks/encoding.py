@@ -13,7 +13,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.eviction import told
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
-from replaybuf.storage.sql.tasks.segments import Segments
+from replaybuf.storage.sql.tasks.buffer_segments import Segments
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
 
@@ -39,7 +39,11 @@ class Encoding:
         while True:
             try:
                 encoded = await self.encode(groups)
-                return await self._transactions.write(partial(_called, function, encoded))
+
+                def work(tx: Transaction, encoded: list[EncodedGroup] = encoded) -> T:
+                    return function(tx, encoded)
+
+                return await self._transactions.write(work)
             except SegmentLostError:
                 self.segments.lost()
 
@@ -73,9 +77,3 @@ class Encoding:
         """Return groups that were fetched as `rows.decode_leniently` does, with handles in the fields `deferred`."""
         decode = partial(decode_leniently, codec=self.codec, deferral=self.segments.reader.deferral(deferred))
         return await self._transactions.compute(decode, rows)
-
-
-def _called(
-    function: Callable[[Transaction, list[EncodedGroup]], T], encoded: list[EncodedGroup], tx: Transaction
-) -> T:
-    return function(tx, encoded)

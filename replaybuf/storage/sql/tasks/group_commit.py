@@ -1,6 +1,6 @@
-"""Group commit: puts that wait at the same time are committed in one transaction.
+"""Group commit: puts that are pending at the same time are committed in one transaction.
 
-Each put returns only after its own commit, a lone put waits for nobody, and a put that can't be stored fails alone.
+Each put returns only after its own commit, a lone put isn't delayed, and a put that can't be stored fails alone.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.put_at_once import PutBatch
 from replaybuf.storage.sql.tasks.encoding import Encoding
+from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.open_segments import SegmentBatch
-from replaybuf.storage.sql.tasks.presence import Presence
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
 
 #: The most groups, and bytes of payloads, of one commit.
 MAX_GROUPS = 512
 MAX_BYTES = 16 * 1024 * 1024
-#: How much has to wait for a concurrent transaction to be worth it, and how much one holds.
+#: Pending bytes from which a concurrent transaction pays off, and the bytes of one.
 ENOUGH_BYTES, SHARE_BYTES = 256 * 1024, 4 * 1024 * 1024
 #: Up to this size, a batch is written in milliseconds.
 BRIEF_BYTES = 4 * 1024 * 1024
-#: How often the arrays of a group are written when the segment is lost each time.
+#: Attempts to write the arrays of a group when the segment is lost each time.
 ATTEMPTS = 5
-#: Encoding takes less than handing it to another thread and back.
+#: Encoding up to this long costs less than a thread switch and back.
 LIGHT_SECONDS = 0.0005
 
 Outcome = int | Stored | BaseException
-#: What a commit calls when the next one may begin; otherwise that begins when it ends.
+#: Called by a commit to let the next one begin before its own end.
 Passed = Callable[[], None]
 
 
 class _Reply:
-    """What a caller waits for: the outcomes of so many groups."""
+    """The future of one call, resolved when all its groups have outcomes."""
 
     __slots__ = ("future", "left", "loop")
 
@@ -70,7 +70,7 @@ class _Pending:
 
 
 class GroupCommit:
-    """The queue of puts, and the task that commits them."""
+    """The queue of pending puts, and the task that commits them."""
 
     def __init__(self, transactions: Transactions, encoding: Encoding, presence: Presence, lanes: KnownLanes) -> None:
         self._transactions = transactions
@@ -87,15 +87,15 @@ class GroupCommit:
         self._scheduled = False
         self._closed = False
         self._pipeline: CommitPipeline | None = None
-        self._listening = False  # for enough puts
-        self._seconds = 1.0  # that encoding a group took the last time
-        self._bytes = 0.0  # of its payload
+        self._listening = False  # whether the flush waits for enough pending bytes
+        self._seconds = 1.0  # to encode a group, in the last batch
+        self._bytes = 0.0  # of a payload, in the last batch
 
     async def put(self, groups: Sequence[NewGroup]) -> list[int | BaseException]:
-        """Commit groups with other puts that wait; return the uid of each, or why it was not stored.
+        """Commit groups together with other pending puts; return the uid or the error of each.
 
-        Those of one call are in as few transactions as their sizes allow. Cancelled, each is committed wholly or not at
-        all.
+        The groups of one call are in as few transactions as their sizes allow. When the call is cancelled, each group
+        is committed wholly or not at all.
         """
         reply = _Reply(len(groups))
         pending = [_Pending(group, reply) for group in groups]
@@ -113,7 +113,7 @@ class GroupCommit:
         except BaseException:
             for one in pending:
                 one.cancelled = True
-            with contextlib.suppress(ClosedError):  # they have been committed then, or never will be
+            with contextlib.suppress(ClosedError):  # then each has been committed, or never will be
                 self._thread.post(self._hold, pending)
             raise
         for one in pending:
@@ -137,16 +137,16 @@ class GroupCommit:
             self._pipeline.wake.set()
 
     def _hold(self, pending: Sequence[_Pending]) -> None:
-        """Make later operations wait until the puts of a caller that has gone are committed or dropped."""
+        """Block later operations until the puts of a cancelled caller are committed or dropped."""
         for one in pending:
             if not one.finished:
                 one.settled = self._thread.loop.create_future()
                 self._thread.hold(one.settled)
 
     async def _flush(self) -> None:
-        """Commit batches until the queue is empty, encoding the next while others are being committed.
+        """Commit batches until the queue is empty, encoding the next one while others are being committed.
 
-        A light batch, such as a lone small group, is encoded in this thread: passing it on would take longer.
+        A light batch, such as a lone small group, is encoded in this thread: a thread switch would cost more.
         """
         most = self._writers
         pipeline = self._pipeline = CommitPipeline(most)
@@ -172,7 +172,7 @@ class GroupCommit:
         return not (self._codec.runs_code or self._segments.writes)
 
     async def _wait(self, pipeline: CommitPipeline) -> None:
-        """Wait until a commit has ended, or enough puts wait for a concurrent one."""
+        """Wait until a commit has ended, or enough puts are pending for a concurrent one."""
         pipeline.wake.clear()
         with self._lock:
             self._listening = not self._is_enough()
@@ -180,7 +180,7 @@ class GroupCommit:
             await pipeline.wake.wait()
 
     def _is_enough(self) -> bool:
-        """Return whether enough waits for a concurrent transaction."""
+        """Return whether enough bytes are pending for a concurrent transaction."""
         return self._writers > 1 and len(self._queue) * self._bytes >= ENOUGH_BYTES
 
     def _stop_if_empty(self) -> bool:
@@ -238,7 +238,7 @@ class GroupCommit:
             try:
                 pending.encoded = encode_group(self._codec, pending.group, apart)
                 size += pending.encoded.nbytes
-            except UnfetchedError as error:  # of no interest to anyone, and the frames of a traceback hold the objects
+            except UnfetchedError as error:  # without traceback, whose frames would keep the objects alive
                 failed.append((pending, error.with_traceback(None)))
             except Exception as error:
                 failed.append((pending, error))
@@ -251,7 +251,7 @@ class GroupCommit:
         return failed
 
     async def _commit_batch(self, batch: list[_Pending], passed: Passed = lambda: None) -> None:
-        """Commit a batch. When the database refuses it, try its groups one by one, so that only the bad ones fail."""
+        """Commit a batch. If the database refuses it, commit its groups one by one, so that only the bad ones fail."""
         wanted = self._still_wanted(batch)
         groups = [pending.encoded for pending in wanted if pending.encoded is not None]
         try:
@@ -287,18 +287,18 @@ class GroupCommit:
         self._presence.count_puts(filter(None, stored))
 
     async def _add_dropped(self, results: Sequence[tuple[_Pending, Outcome]]) -> None:
-        """Decode the groups that left, for the puts that asked for them."""
+        """Decode the removed groups, for puts with a `dropped` list."""
         for pending, outcome in results:
             if isinstance(outcome, Stored):
                 pending.dropped = await self._encoding.told(outcome.leaving)
 
     def _fail(self, batch: list[_Pending], error: BaseException) -> None:
-        """Answer the puts of an interrupted batch, so that none waits for ever."""
+        """Resolve the puts of an interrupted batch with the error, so that none waits for ever."""
         problem = ClosedError() if isinstance(error, asyncio.CancelledError) else error
         self._answer([(pending, problem) for pending in batch if not pending.finished])
 
     def _answer(self, results: Sequence[tuple[_Pending, Outcome]]) -> None:
-        """Give puts their outcomes, with one call for each of the loops that wait for them."""
+        """Resolve puts with their outcomes, with one call into each of their event loops."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Pending, Outcome]]] = {}
         for pending, outcome in results:
             _finish(pending)
@@ -306,12 +306,12 @@ class GroupCommit:
         for loop, answers in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_resolve, answers)
-            except RuntimeError:  # that loop was closed: nobody is waiting
+            except RuntimeError:  # that loop was closed: no caller is left
                 continue
 
 
 def _unwritten(batch: Sequence[_Pending], error: Exception) -> list[tuple[_Pending, Outcome]]:
-    """Return the groups of a batch whose arrays could not be written; they aren't stored."""
+    """Return the groups of a batch whose arrays could not be written, with the error; they aren't stored."""
     failed: list[tuple[_Pending, Outcome]] = []
     for pending in batch:
         if pending.encoded is not None and pending.encoded.extent is not None:
@@ -335,7 +335,7 @@ def _resolve(answers: Sequence[tuple[_Pending, Outcome]]) -> None:
 
 
 class CommitPipeline:
-    """The commits under way, at most so many (database's thread). `wake` is set whenever one ends."""
+    """At most `most` concurrent commits (database's thread). `wake` is set whenever one ends."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -347,7 +347,7 @@ class CommitPipeline:
         return bool(self._tasks)
 
     async def begin(self, commit: Callable[[Passed], Coroutine[Any, Any, None]]) -> None:
-        """Begin `commit(passed)` when there is room for it, and its predecessor has called its `passed`."""
+        """Start `commit(passed)` once fewer than `most` run and the previous commit has called its `passed`."""
         while len(self._tasks) >= self._most:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         if self._tasks:

@@ -11,20 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 import numpy as np
 
 from replaybuf.checks import check_seconds
-from replaybuf.codec.arrays_apart import DeferredArray, StandIn, checked_array
+from replaybuf.codec.arrays_apart import DeferredArray, Replacing, StandIn, checked_array
 from replaybuf.codec.payload_header import has_tail, head_size
-from replaybuf.codec.replacing import Replacing
 from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
-from replaybuf.segments.extents import Extent
-from replaybuf.segments.frames import ALIGNMENT, Frame, GoneError
-from replaybuf.segments.markers import in_frames
-from replaybuf.segments.places import open_place, url_here
-from replaybuf.segments.store import Range, SegmentStore
+from replaybuf.segments.places import in_frames, open_place, url_here
+from replaybuf.segments.store import ALIGNMENT, Extent, Frame, GoneError, Range, SegmentStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.urls import url_or_path
@@ -91,8 +87,8 @@ def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> li
         by_place.setdefault((type(one.source), one.source.place), []).append(place)
     found: list[Any] = [None] * len(wanted)
     for places in by_place.values():
-        chosen = [wanted[place] for place in places]
-        for place, raw in zip(places, chosen[0].source.read(chosen, seconds), strict=True):
+        chosen = [(wanted[place].source, wanted[place].array) for place in places]
+        for place, raw in zip(places, chosen[0][0].read(chosen, seconds), strict=True):
             found[place] = _made(wanted[place], raw, seconds)
     return found
 
@@ -107,7 +103,7 @@ def _made(handle: ArrayHandle, raw: Any, timeout: float) -> Any:
         raise _lost(error) from None
     except DecodeError as error:
         # The space may have been written over while it was being read: then it says so now.
-        [again] = handle.source.read([handle], timeout)
+        [again] = handle.source.read([(handle.source, handle.array)], timeout)
         if isinstance(again, GoneError):
             raise _lost(again) from error
         raise
@@ -146,13 +142,13 @@ class ByteSource(ABC):
     """Where the bytes of an array are. Sources of the same `place` are read together."""
 
     @property
-    @abstractmethod
     def place(self) -> Any:
         """What tells places apart."""
+        return None
 
     @abstractmethod
-    def read(self, handles: Sequence[ArrayHandle], timeout: float) -> list[Any]:
-        """Return the bytes of these handles, whose sources are of this place, or the errors for which they can't be."""
+    def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
+        """Return the bytes of these arrays, whose sources are of this place, or the errors for which they can't be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +157,8 @@ class HeldSource(ByteSource):
 
     raw: bytes
 
-    @property
-    def place(self) -> Any:
-        return None
-
-    def read(self, handles: Sequence[ArrayHandle], timeout: float) -> list[Any]:
-        return [bytearray(one.source.raw) for one in handles if isinstance(one.source, HeldSource)]
+    def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
+        return [bytearray(source.raw) for source, _ in wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +173,8 @@ class SegmentSource(ByteSource):
     def place(self) -> Any:
         return self.url, self.extent.place, self.database
 
-    def read(self, handles: Sequence[ArrayHandle], timeout: float) -> list[Any]:
-        ranges = [
-            Range(one.source.extent, one.array.at, one.nbytes)
-            for one in handles
-            if isinstance(one.source, SegmentSource)
-        ]
+    def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
+        ranges = [Range(source.extent, array.at, array.nbytes) for source, array in wanted]
         store = _store(url_here(self.database, self.extent.place, self.url), self.database, timeout)
         store.forget()
         return [_checked(store, one.extent, raw) for one, raw in zip(ranges, store.read(ranges, timeout), strict=True)]
@@ -216,16 +204,12 @@ class DatabaseSource(ByteSource):
     def place(self) -> Any:
         return self.url
 
-    def read(self, handles: Sequence[ArrayHandle], timeout: float) -> list[Any]:
-        wanted = [
-            (one.source.uid, one.source.start + one.array.at, one.nbytes)
-            for one in handles
-            if isinstance(one.source, DatabaseSource)
-        ]
-        parts = _read_parts(self.url, wanted, timeout)
+    def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
+        places = [(source.uid, source.start + array.at, array.nbytes) for source, array in wanted]
+        parts = _read_parts(self.url, places, timeout)
         return [
             GoneError(f"group {uid} is gone") if part is None else bytearray(part)
-            for (uid, _, _), part in zip(wanted, parts, strict=True)
+            for (uid, _, _), part in zip(places, parts, strict=True)
         ]
 
 
@@ -286,11 +270,8 @@ def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None
         finally:
             await engine.dispose()
 
-    async def read_in_time() -> list[bytes | None]:
-        return await asyncio.wait_for(read(), timeout)
-
     with ThreadPoolExecutor(1) as executor:  # a loop of its own: the caller may be inside one
-        reading = executor.submit(asyncio.run, read_in_time())
+        reading = executor.submit(asyncio.run, asyncio.wait_for(read(), timeout))
         try:
             return reading.result()
         except TimeoutError as error:

@@ -66,7 +66,7 @@ class Making:
             except Exception:
                 # If that fails, too, others drop it once it has been silent for long enough.
                 with contextlib.suppress(ReplayBufError):
-                    await self._write(partial(_drop, mark=made))
+                    await self._write(partial(forget, ids=[made.id]))
                 raise
 
     async def _begin(self) -> Mark | Checkpoint:
@@ -115,7 +115,3 @@ def _copy(tx: Transaction, mark: Mark, up_to: int) -> tuple[Mark, float]:
     started = time.monotonic()
     mark = copy_groups(tx, mark, up_to, time.time())
     return mark, time.monotonic() - started
-
-
-def _drop(tx: Transaction, mark: Mark) -> None:
-    forget(tx, [mark.id])

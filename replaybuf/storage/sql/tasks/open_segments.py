@@ -11,9 +11,16 @@ from typing import Any
 
 from replaybuf.codec.payload_format import SplitPayload
 from replaybuf.errors import PayloadStoreError
-from replaybuf.segments.extents import Extent, file_name
-from replaybuf.segments.frames import ALIGNMENT, Frame
-from replaybuf.segments.store import SegmentLostError, SegmentStore, SegmentWriter, TakenError
+from replaybuf.segments.store import (
+    ALIGNMENT,
+    Extent,
+    Frame,
+    SegmentLostError,
+    SegmentStore,
+    SegmentWriter,
+    TakenError,
+    file_name,
+)
 from replaybuf.storage.sql.statements.segments import Segment
 
 #: A segment in a folder takes no more payloads when it has so many bytes.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from replaybuf.errors import ClosedError, FencedError
 from replaybuf.segments.store import SegmentLostError
@@ -15,8 +14,7 @@ from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import BRIEF_BYTES
-from replaybuf.storage.sql.tasks.open_segments import SegmentBatch
-from replaybuf.storage.sql.tasks.presence import Presence
+from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup
 
@@ -69,7 +67,10 @@ async def _put(apart: Sequence[_Puts]) -> _Outcomes:
     batches = {place: await one.transactions.thread.run(one.encoding.segments.ready) for place, one in here.items()}
 
     async def put() -> _Outcomes:
-        encoded = await lead.compute(partial(_encode, batches), here)
+        def encode(puts: _Puts) -> dict[int, EncodedGroup]:
+            return {at: encode_groups(one.encoding.codec, batches[at], [one.group])[0] for at, one in puts.items()}
+
+        encoded = await lead.compute(encode, here)
         each = {place: statements.BufferGroup(here[place].transactions.scope, one) for place, one in encoded.items()}
         elsewhere: _Outcomes = {}
         if others:
@@ -84,10 +85,6 @@ async def _put(apart: Sequence[_Puts]) -> _Outcomes:
         return stored | elsewhere
 
     return await lead.thread.run(put)
-
-
-def _encode(batches: Mapping[int, SegmentBatch | None], puts: _Puts) -> dict[int, EncodedGroup]:
-    return {place: encode_groups(one.encoding.codec, batches[place], [one.group])[0] for place, one in puts.items()}
 
 
 def _count(put: BufferPut, group: EncodedGroup) -> None:

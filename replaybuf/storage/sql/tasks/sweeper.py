@@ -23,7 +23,7 @@ from replaybuf.storage.sql.statements.checkpoints import sweep_forgotten
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.upkeep import Chores, any_to_prune, find_chores, forget_old, prune, sweep
-from replaybuf.storage.sql.tasks.presence import Presence
+from replaybuf.storage.sql.tasks.heartbeats import Presence
 
 #: Seconds for which the payloads of taken groups are kept, for a take that is undone.
 GRACE_SECONDS = 2.0

@@ -1,4 +1,4 @@
-"""Transactions of one buffer behind its fence, and CPU work beside them."""
+"""Fenced transactions of one buffer, and a thread pool for the CPU work beside them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from replaybuf.storage.sql.statements.restore import restore
 from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import Checkpoint
 
-#: Pause between short transactions of one long piece of work, in which other processes get to the write lock.
+#: Pause between the short transactions of a long operation, in which other processes can take the write lock.
 _BETWEEN_SECONDS = 0.005
 
 S = TypeVar("S")
@@ -36,9 +36,9 @@ T = TypeVar("T")
 class Transactions:
     """Runs transactions of one buffer, all in the database's thread.
 
-    Writes are refused with FencedError when another process has restored the buffer since it was opened here, and with
-    CommitsLostError when the database was taken over by a server that lacks what this process saw committed. `scope` is
-    the buffer in its present epoch.
+    Writes raise FencedError when another process has restored the buffer since it was opened here, and CommitsLostError
+    after a failover to a server that lacks commits which this process has seen. `scope` is the buffer in its current
+    epoch.
     """
 
     def __init__(self, engine: Database, thread: DatabaseThread, watch: Watch, scope: Scope) -> None:
@@ -90,7 +90,7 @@ class Transactions:
                 return result
 
     async def _begin(self, races: Sequence[Race]) -> None:
-        """Begin races in short transactions, between which others go on."""
+        """Give existing groups their sampling keys for new races, in short transactions so that others can write."""
         epoch = self.scope.epoch
         await self.write(partial(prepare_races, races=races), alone=True)
         for name, race in races:
@@ -102,7 +102,7 @@ class Transactions:
         await self.write(partial(begin_races, races=races, epoch=epoch))
 
     async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
-        """Run `function(tx)`, one brief statement that checks the fence. Raises what `check_fence` raises."""
+        """Run `function(tx)`, one brief statement that checks the fence. Raises FencedError."""
         while True:
             scope = self.scope
             try:
@@ -111,7 +111,7 @@ class Transactions:
                 await self._rejoin(scope, error)
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
-        """Make a checkpoint in one transaction, while others go on writing (PostgreSQL)."""
+        """Make a checkpoint in one transaction, without blocking writers (PostgreSQL)."""
 
         def copy(tx: Transaction) -> Checkpoint:
             return make_checkpoint(tx, step, keep, time.time())
@@ -124,12 +124,12 @@ class Transactions:
                 await self._rejoin(scope, error)
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
-        """Restore a checkpoint, and go on in the epoch that begins with it."""
+        """Restore a checkpoint, and continue in the epoch that begins with it."""
 
         def work(tx: Transaction) -> tuple[Checkpoint, Scope]:
             return restore(tx, step, time.time(), keep_new=keep_new), tx.scope
 
-        # A draw that is still to be undone in a checkpoint has to be, before that is restored.
+        # Draws still to be undone in a checkpoint must be undone before it is restored.
         await self.thread.catch_up(self.engine.lock_timeout)
         async with self._restoring:
             made, self.scope = await self.engine.write(
@@ -139,13 +139,13 @@ class Transactions:
         return made
 
     async def _rejoin(self, scope: Scope, error: FencedError) -> None:
-        """Return if the buffer was fenced off by a restore of this object; otherwise raise the error."""
+        """Return if the buffer was fenced off by a restore through this object; otherwise raise the error."""
         async with self._restoring:  # a restore may be committed, but not yet known to be
             if self.scope.epoch == scope.epoch:
                 raise error
 
     def committed(self) -> None:
-        """Wake those who wait for a change of the buffer."""
+        """Wake callers that wait for a change of the buffer."""
         self._watch.committed()
 
     async def compute(self, function: Callable[[S], T], argument: S) -> T:
@@ -157,7 +157,7 @@ class Transactions:
         return await future
 
     def replace_threads(self) -> None:
-        """Let new threads do what comes from now on: those of `compute` hang."""
+        """Replace the threads of `compute`, which hang, for all later work."""
         self._executor.shutdown(wait=False)
         self._executor = _threads()
 

@@ -18,17 +18,15 @@ from typing import Any, TypeVar
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_format import SplitPayload
 from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError, ReplayBufError
-from replaybuf.segments.extents import EXTENT_BYTES, Extent, file_name
-from replaybuf.segments.markers import in_frames
-from replaybuf.segments.store import MARKER, SegmentStore
+from replaybuf.segments.places import in_frames
+from replaybuf.segments.store import EXTENT_BYTES, MARKER, Extent, SegmentStore, file_name
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import segments as statements
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, SILENT_SECONDS, Segment
 from replaybuf.storage.sql.tasks.open_segments import OpenSegment, OpenSegments, SegmentBatch
-from replaybuf.storage.sql.tasks.own_place import OwnPlace, claimed
-from replaybuf.storage.sql.tasks.segment_reader import Compute, SegmentReader, in_thread
+from replaybuf.storage.sql.tasks.segment_reader import Compute, OwnPlace, SegmentReader, claimed, in_thread
 
 _SPARE = 2
 _SPARE_OBJECTS = 64
@@ -328,7 +326,7 @@ class Segments:
         return moved
 
     async def _move_some(self, old: int, compute: Compute, codec: Codec) -> bool:
-        found = await self._engine.read(lambda tx: statements.movable(tx, old, 0, _MOVED_GROUPS), self._scope)
+        found = await self._engine.read(lambda tx: statements.movable(tx, old, _MOVED_GROUPS), self._scope)
         rows, size = [], 0
         for uid, data in found:
             if size > _MOVED_BYTES:

@@ -20,7 +20,7 @@ from functools import partial
 
 from replaybuf.errors import ReplayBufError
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.presence import EventKind, Waiting, WorkerEvent, kind_of_wait
+from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent, kind_of_wait
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.schema.records import HISTORY_SECONDS
@@ -148,37 +148,36 @@ class Presence:
 
     async def _write(self, *, all_names: bool, ended: bool = False) -> None:
         async with self._writing:
-            await self._write_alone(all_names=all_names, ended=ended)
-
-    async def _write_alone(self, *, all_names: bool, ended: bool) -> None:
-        waits = self._shown_waits()
-        done, self._done = self._done, {}
-        events = [self._events.popleft() for _ in range(len(self._events))]
-        active = [*done, *(one.worker for one in waits), *(one.worker for one in events)]
-        for name in active:
-            self._names.pop(name, None)
-            self._names[name] = None
-        while len(self._names) > _MOST_NAMES:
-            del self._names[next(iter(self._names))]
-        named = self._names if all_names else ()
-        workers = {name: done.get(name) or Activity() for name in (*named, *active)}
-        numbers = {one.number for one in waits}
-        draws = any(one.taken for one in done.values()) or any(one.wait.kind == "groups" for one in waits)
-        draws = draws or any(kind_of_wait(one.detail) == "groups" for one in events if one.kind == EventKind.GAVE_UP)
-        noted = {draws, False}
-        beat = Beat(workers, waits, sorted(self._shown - numbers), events, ended, noted - self._limits_noted)
-        try:
-            write = partial(write_beat, process=self._process, beat=beat)
-            await self._engine.write(write, self._scope, brief=True, patience=_PATIENCE, fenced=False)
-        except BaseException:
-            for name, counts in done.items():
-                self.of(name).add(counts)
-            self._events = deque([*events, *self._events], _MOST_WAITS)
-            raise
-        self._limits_noted |= noted
-        self._shown = numbers
-        if all_names:
-            self._sign_at = time.monotonic()
+            waits = self._shown_waits()
+            done, self._done = self._done, {}
+            events = [self._events.popleft() for _ in range(len(self._events))]
+            active = [*done, *(one.worker for one in waits), *(one.worker for one in events)]
+            for name in active:
+                self._names.pop(name, None)
+                self._names[name] = None
+            while len(self._names) > _MOST_NAMES:
+                del self._names[next(iter(self._names))]
+            named = self._names if all_names else ()
+            workers = {name: done.get(name) or Activity() for name in (*named, *active)}
+            numbers = {one.number for one in waits}
+            draws = any(one.taken for one in done.values()) or any(one.wait.kind == "groups" for one in waits)
+            draws = draws or any(
+                kind_of_wait(one.detail) == "groups" for one in events if one.kind == EventKind.GAVE_UP
+            )
+            noted = {draws, False}
+            beat = Beat(workers, waits, sorted(self._shown - numbers), events, ended, noted - self._limits_noted)
+            try:
+                write = partial(write_beat, process=self._process, beat=beat)
+                await self._engine.write(write, self._scope, brief=True, patience=_PATIENCE, fenced=False)
+            except BaseException:
+                for name, counts in done.items():
+                    self.of(name).add(counts)
+                self._events = deque([*events, *self._events], _MOST_WAITS)
+                raise
+            self._limits_noted |= noted
+            self._shown = numbers
+            if all_names:
+                self._sign_at = time.monotonic()
 
     async def _note_minute(self) -> None:
         minute = int((time.time() - self._behind) // HISTORY_SECONDS)
