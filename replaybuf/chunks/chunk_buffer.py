@@ -355,22 +355,20 @@ _OWN = ("name", "fragments_per_chunk", "max_staleness", "on_problem", "begin_ses
 
 
 class ChunkBufferConfig(ReadableConfig):
-    """Where chunks are stored, how large they are, and when they are removed.
+    """The database of a chunk buffer, the size of chunks, and the rules for their removal.
 
     `url`, `seed`, `durability`, `compression`, `lock_timeout`, `reconnect_timeout`, `password` and
-    `allow_network_filesystem` are those of ReplayBufferConfig; `name` (`chunks`) tells several chunk buffers in one
-    database apart (`replaybuf ls URL --buffer chunks`). All processes that open the same name should have the same
-    rules.
+    `allow_network_filesystem` are those of ReplayBufferConfig; `name` (`chunks`) distinguishes several chunk buffers in
+    one database (`replaybuf ls URL --buffer chunks`). All processes that open the same name should have the same rules.
 
     - `fragments_per_chunk`: the number of consecutive fragments of a worker in a chunk.
     - `max_chunks` (None): beyond it the chunks of the lowest version are evicted.
     - `max_staleness` (None): a chunk is removed when the model is more than this many versions ahead of it.
     - `max_reuse` (1): a chunk is removed by its n-th draw; 0 keeps it.
-    - `on_problem` (`error`): what `put` does with a fragment that doesn't follow the ones before it: raise
-      FragmentError, or count it and go on (`drop`).
+    - `on_problem` (`error`): a put of a fragment out of sequence raises FragmentError, or counts and drops it (`drop`).
     - `begin_sessions` (`advance`): a session is begun by `advance` only, or also by its first fragment (`put`): then
-      one worker that names a wrong one empties the buffer.
-    - `lease_seconds` (as of leases): if a process dies within `fetch`, the chunks that it drew are back after it.
+      one worker with a wrong session empties the buffer.
+    - `lease_seconds` (as of leases): if a process dies within `fetch`, its chunks come back after this time.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_CHUNKS_"

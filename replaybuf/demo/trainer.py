@@ -50,7 +50,7 @@ from replaybuf.segments.places import IN_DATABASE
 from replaybuf.storage.sql.engine.urls import hosts_as_options, is_memory, parse_url, url_or_path, written
 
 _COMMAND = (sys.executable, "-m", "replaybuf.demo.worker")
-_PATIENCE_SECONDS = 3.0  # for a worker to end by itself
+_PATIENCE_SECONDS = 3.0  # time for a worker to end by itself
 _LOOK_SECONDS = 0.2  # poll interval for dead workers while waiting for a batch
 _STARVED_SECONDS = 60.0
 
