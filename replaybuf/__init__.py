@@ -1,7 +1,7 @@
 """A durable, shared, queryable replay buffer for LLM reinforcement learning, on SQLite and PostgreSQL.
 
-These are the names that users need; each is imported when it is first used. Rarer names are imported from their
-modules: `replaybuf.produce`, `replaybuf.chunks`, `replaybuf.errors`. `docs/backends.md` is for authors of policies.
+The main public names; each is imported at its first use. Rarer names are imported from their modules:
+`replaybuf.produce`, `replaybuf.chunks`, `replaybuf.errors`. `docs/backends.md` is for authors of policies.
 """
 
 import sys
@@ -57,7 +57,7 @@ _PUBLIC = {
     "storage.sql.tasks.handles": "ArrayHandle load_all load_into",
     "storage.values": "StorageItem",
 }
-# Names that people may look for here: the error says where they are.
+# Names that users may look for here; the error names their modules.
 _ELSEWHERE = {
     "chunks": "Chunk ChunkBuffer ChunkBufferConfig OldestVersionPolicy Selection",
     "codec.payload": "Codec",
@@ -98,7 +98,7 @@ def _modules(names: dict[str, str]) -> dict[str, str]:
 
 _MODULES = _modules(_PUBLIC)
 
-if not TYPE_CHECKING:  # type checkers go by the imports above
+if not TYPE_CHECKING:  # type checkers use the imports above
     __all__ = sorted(_MODULES)
 
 

@@ -1,4 +1,4 @@
-"""Files that get their name only when they are complete."""
+"""Atomic writes of files: a file gets its name only when it is complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def publish(partial: str, path: str) -> None:
-    """Rename a complete file, so that it is whole even after a power cut."""
+    """Rename a complete file, with fsync, so that it is whole even after a power cut."""
     with open(partial, "rb") as file:
         os.fsync(file.fileno())
     os.replace(partial, path)
@@ -20,9 +20,9 @@ def publish(partial: str, path: str) -> None:
 
 @contextlib.contextmanager
 def partial_file(path: str) -> Iterator[str]:
-    """Yield the name of a file to write before it is renamed to `path`; it is unique, so that several may save at once.
+    """Yield a unique name of a temporary file for `path`, so that concurrent writers don't collide.
 
-    The file is removed at the end if it is still there, and so are files that killed processes of this host left.
+    A file of this name is removed at the end of the block, and so are files left by killed processes of this host.
     """
     prefix = f"{Path(path).name}.{socket.gethostname()}-"
     for file in Path(path).parent.glob(f"{glob.escape(prefix)}*.partial"):

@@ -1,6 +1,6 @@
-"""Validates arguments, and imports optional packages. Each returns the checked value.
+"""Validation of arguments, and imports of optional packages. Each function returns the checked value.
 
-Its error names the wrong value and what is expected.
+Errors name the wrong value and the expected one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MAX_NAME = 200
 _INT32 = 2**31
 _INT64 = 2**63
 _EXACT = 2**53
-#: Steps and staleness are below this, so that no difference of two overflows in a database.
+#: Steps and staleness are below this, so that differences don't overflow in a database.
 MAX_STEP = 2**53
-# No store holds more groups, and every database can count as far.
+# More groups than any store holds, and within the integers of every database.
 _MANY = 2**53
 _HIGHEST = sys.float_info.max
 _LONGEST_TIME = 10**9
@@ -35,7 +35,7 @@ _MAX_REASON = 2000
 
 
 def refused(message: str) -> Callable[..., NoReturn]:
-    """Return a method that raises InputError with this message: for a protocol that a class doesn't have."""
+    """Return a method that raises InputError with this message, for a protocol that a class lacks."""
 
     def refuse(self: object, *arguments: object) -> NoReturn:
         raise InputError(message)
@@ -44,21 +44,21 @@ def refused(message: str) -> Callable[..., NoReturn]:
 
 
 def needed(module: str, message: str) -> Any:
-    """Return a module of a package that may be missing. Raises MissingDriverError with this message then."""
+    """Import a module of an optional package. Raises MissingDriverError with this message if it is missing."""
     try:
         return import_module(module)
     except ImportError as error:
         raise MissingDriverError(message) from error
 
 
-#: `with` on a buffer whose calls are coroutines.
+#: `__enter__` and `__exit__` of classes that need `async with`.
 ENTERED_ASYNC = refused(
     "the calls of this buffer are coroutines: open it by `async with`; for `with`, make one by build_sync()"
 )
 
 
 def check_task_name(name: Any, what: str = "task_name") -> str:
-    """Check the name of a task or a buffer: a non-empty text that both databases can hold."""
+    """Check the name of a task or a buffer: a non-empty text that both databases can store."""
     if type(name) is str and name in _good_names:
         return name
     good = _check_text(name, what)
@@ -76,21 +76,21 @@ def check_key(key: Any) -> str | None:
 
 
 def check_storable(text: str, what: str) -> str:
-    """Check a text of any length: one that both databases can hold."""
+    """Check that both databases can store a text, of any length."""
     if not _storable(text):
         raise InputError(f"{what} {text!r:.100} holds a NUL or a lone surrogate, which no database can store")
     return text
 
 
 def check_count(number: int, what: str) -> int:
-    """Check how often something happened: a number that a column of 32 bits can hold."""
+    """Check a count: a whole number that fits into a column of 32 bits."""
     if not 0 <= number < _INT32:
         raise InputError(f"{what} is {number!r:.60}; it must be from 0 to {_INT32 - 1}")
     return number
 
 
 def check_staleness(staleness: int, what: str = "staleness") -> int:
-    """Check the staleness of a group or a rollout: the difference of two training steps."""
+    """Check the staleness of a group or a rollout: the difference of two train steps."""
     if abs(staleness) >= MAX_STEP:
         raise InputError(f"{what} is {staleness!r:.60}, which is no difference of training steps")
     return staleness
@@ -142,7 +142,7 @@ def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
     if isinstance(number, int) and -_INT64 <= number < _INT64:
         return number
     if isinstance(number, float) and math.isfinite(number):
-        # PostgreSQL's JSON would compare large whole floats by shortened decimals.
+        # PostgreSQL's JSON would compare large whole floats by their shortest decimal representation.
         return int(number) if _EXACT <= abs(number) < _INT64 and number.is_integer() else number
     if isinstance(value, str) and _storable(value):
         return str(value)
@@ -169,7 +169,7 @@ def check_priorities(priorities: Any) -> dict[int, float]:
 
 def check_uids(uids: Any, what: str) -> tuple[int, ...]:
     """Check several uids."""
-    if type(uids) is tuple and not uids:  # as of most puts
+    if type(uids) is tuple and not uids:  # fast path, for most puts
         return ()
     numbers = tuple(map(whole, check_list(uids, what)))
     for number in numbers:
@@ -212,7 +212,7 @@ def check_sizes(sizes: Any) -> dict[str, int]:
 
 
 def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Check the least numbers of groups of a draw: one for all tasks of which any are asked for, or some by task."""
+    """Check the minimum numbers of groups of a draw: one for all tasks with a size above 0, or a dict by task."""
     if isinstance(at_least, Mapping):
         checked = check_sizes(at_least)
     elif (number := whole(at_least)) is not None:
@@ -265,7 +265,7 @@ def check_whole(number: Any, what: str, least: int = 0, error: type[ReplayBufErr
 
 
 def check_train_step(step: Any, what: str) -> int:
-    """Check the number of a train step that is trained on groups: never below 0."""
+    """Check the train step of a draw or an acknowledgement: at least 0."""
     if (number := check_step(step, what)) < 0:
         raise InputError(f"{what} must be a whole number of at least 0 (a training step), got {number!r:.100}")
     return number
@@ -356,7 +356,7 @@ def check_no_url(folder: Path) -> None:
 
 
 def check_timeout(timeout: Any) -> float:
-    """Check a timeout in seconds; None means for ever."""
+    """Check a timeout in seconds; None means no timeout."""
     if timeout is None:
         return math.inf
     number = _number(timeout)
@@ -366,7 +366,7 @@ def check_timeout(timeout: Any) -> float:
 
 
 def check_reason(reason: Any) -> str | None:
-    """Check the reason why groups are given back: a text that every database can store, or None."""
+    """Check the reason for giving groups back: a text that every database can store, or None."""
     if reason is not None and not isinstance(reason, str):
         raise InputError(f"failed must be a text that says why, or None, got {reason!r:.100}")
     return None if reason is None else reason.encode("utf-8", "replace").decode().replace("\x00", "?")[:_MAX_REASON]

@@ -1,4 +1,4 @@
-"""The configs of replay buffers, as sections of a training config."""
+"""Configs of replay buffers, for sections of a training config."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ R = TypeVar("R", default=RolloutState)
 
 
 def _listed(types: Any) -> Any:
-    """Return one class, or a text from an environment variable, as a list."""
+    """Return a list for one class, or for a text from an environment variable."""
     if isinstance(types, str):
         return [name.strip() for name in types.split(",") if name.strip()]
     return [types] if isinstance(types, type) else types
 
 
 def _from_json(mapping: Any) -> Any:
-    """Return a mapping that may be a text from an environment variable."""
+    """Return a mapping; a text from an environment variable is parsed as JSON."""
     if not isinstance(mapping, str):
         return mapping
     try:
@@ -49,7 +49,7 @@ def _from_json(mapping: Any) -> Any:
 
 
 def _error_buffer(value: Any) -> Any:
-    """Return a tolerance, or two errors as a tuple; they may be a text from an environment variable, as JSON."""
+    """Return a tolerance, or the two bounds as a tuple; a text from an environment variable is parsed as JSON."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -59,7 +59,7 @@ def _error_buffer(value: Any) -> Any:
 
 
 def _kept(bound: Any) -> Any:
-    """Refuse what would be read as another number, or as seconds: `archive: true`, `unfit: 2.5`."""
+    """Refuse booleans and floats, which pydantic would read as numbers or seconds: `archive: true`, `unfit: 2.5`."""
     if isinstance(bound, bool | float):
         raise ValueError(f"expected a number of groups, a timedelta or a time such as '12h' or '7d', got {bound!r}")
     return bound
@@ -75,7 +75,7 @@ _IMPORT: TypeAdapter[Any] = TypeAdapter(ImportString[Any])
 
 
 def _converters(value: Any) -> Any:
-    """Return converters with the classes and functions that texts name; `Codec` checks what they are."""
+    """Return converters with classes and functions imported by their names; `Codec` validates them."""
     converters = _from_json(value)
     if not isinstance(converters, dict):
         return converters
@@ -88,14 +88,14 @@ def _converters(value: Any) -> Any:
 
 
 def _imported(value: Any) -> Any:
-    """Return what a "module:name" names, or anything else as it is. Raises ValueError."""
+    """Import the object named by "module:name"; return anything else as it is. Raises ValueError."""
     try:
         return _IMPORT.validate_python(value)
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"]) from None
 
 
-#: The fields that are passed on under their own names: to the type of rollouts, the codec, the store, ...
+#: Fields passed on under their own names: to the rollout type, the codec, the storage, ...
 _OF_TYPE = ("types", "fields", "statuses", "reward_key")
 _OF_CODEC = ("compression", "tensors", "object_refs", "object_ref_timeout", "converters")
 _OF_STORAGE = (
@@ -110,55 +110,54 @@ _OF_LIMITS = (
 
 
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
-    """Where groups are kept, in which order they are drawn, and how many, how often and how fast.
+    """The database of a buffer, the order of its draws, and its limits on sizes, reuse and rates.
 
     `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` (also `pandas://`) for a SQLite
-    database in memory, which is private to this buffer and gone with it. `name` tells several buffers in one database
-    apart. `policy` is a name (`fifo`, `lifo`, `staleness`, `uniform`, `prioritized`) or a ReplayPolicy; `seed` makes
+    database in memory, which is private to this buffer and ends with it. `name` distinguishes several buffers in one
+    database. `policy` is a name (`fifo`, `lifo`, `staleness`, `uniform`, `prioritized`) or a ReplayPolicy; `seed` makes
     random ones reproducible.
 
-    `max_times_sampled`: a completed group leaves with its n-th draw; 0 keeps it. `capacity` bounds the groups of a
-    task; beyond it the policy `remover` chooses which are evicted (`on_full="evict"`). Or it bounds the completed
+    `max_times_sampled`: a completed group is removed with its n-th draw; 0 keeps it. `capacity` bounds the groups of a
+    task; beyond it the policy `remover` selects groups for eviction (`on_full="evict"`). Or it bounds the completed
     groups, and the put of one more waits for up to `put_timeout` seconds ("block") or is refused ("reject").
-    `min_size`: nothing is drawn while there are fewer completed groups. `samples_per_insert` holds back puts and draws
-    so that each completed group that is put gets about this many draws, to within `error_buffer` draws in all (set it
-    to at least the size of a batch; the default is enough for a batch of min_size). Two numbers bound the error itself,
+    `min_size`: draws block while there are fewer completed groups. `samples_per_insert` blocks puts and draws so that
+    each completed group that is put gets about this many draws, to within `error_buffer` draws in all (set it to at
+    least the size of a batch; the default is enough for a batch of min_size). Two numbers bound the error itself,
     completed groups put * samples_per_insert - draws, which min_size doesn't shift then: `error_buffer=(0, 64)`.
 
-    `archive`: completed groups that leave by being drawn stay as ARCHIVED for SQL: a number of groups of each task, or
-    for a time (a timedelta, or a text such as "12h" or "7d"). `unfit` is the same for FILTERED and FAILED groups, which
-    take no room and are never evicted, of each status. By default, those that are put or set aside stay, and those that
-    a produce strategy filters aren't stored. `max_deliveries`: a group is set aside as FAILED after
-    this many failed deliveries; 0 means no limit.
+    `archive`: the retention of completed groups that are removed by their draw, as ARCHIVED, for SQL: a number of
+    groups per task, or an age (a timedelta, or a text such as "12h" or "7d"). `unfit` is the same for FILTERED and
+    FAILED groups, per status, which don't count for the capacity and are never evicted. By default, groups that are put
+    or set aside stay, and groups that a produce strategy filters aren't stored. `max_deliveries`: a group is set aside
+    as FAILED after this many failed deliveries; 0 means no limit.
 
-    `durability="full"` makes SQLite survive even a power cut. `lock_timeout` bounds the wait for a lock, in seconds.
-    An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds, and a commit
-    waits for so long for a synchronous standby that is away.
+    With `durability="full"`, commits to SQLite survive a power cut. `lock_timeout` bounds the wait for a lock, in
+    seconds. An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds,
+    which also bounds the wait of a commit for a missing synchronous standby.
     `password` is a function without arguments, or a coroutine function, itself or as "module:function", that returns
-    PostgreSQL's password; it is asked before each new connection, in a thread or loop of the buffer's own.
+    PostgreSQL's password; it is called before each new connection, in a thread or loop of the buffer's own.
     SQLite files on network file systems are refused, unless `allow_network_filesystem` is set.
 
-    `payloads` is where large payloads are kept: in the `"database"`, in a folder (a path or `file:///scratch/run1`, on
-    a local disk or one that all hosts mount), or in an object store (`s3://bucket/prefix`, `gs://...`, `az://...`).
-    Elsewhere than in the database are the arrays, tensors and images of groups with `payload_threshold` bytes of them
-    or more; all that is asked for in SQL stays in the database.
+    `payloads` is the place of large payloads: the `"database"`, a folder (a path or `file:///scratch/run1`, on a local
+    disk or one that all hosts mount), or an object store (`s3://bucket/prefix`, `gs://...`, `az://...`). Arrays,
+    tensors and images go there, from groups that have at least `payload_threshold` bytes of these; all values for SQL
+    stay in the database.
 
     `rollout_type` is the class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass, an attrs
-    class, a msgspec Struct, a TypedDict or dict. What its annotations declare can be stored; `types` are classes for
-    the fields that declare Any. `fields` gives our names of its fields where it has others, {"response_ids": "tokens",
-    "status": None}, and `statuses` what its own statuses mean, {"truncated": "completed"}. A text "module:Class"
-    imports that module: configs are trusted input. Of a reward that is a dict, the part `reward_key` is the number that
-    means, orders and SQL know; all parts stay in it, and in SQL.
+    class, a msgspec Struct, a TypedDict or dict. Values of the types in its annotations can be stored; `types` are
+    further classes for fields that declare Any. `fields` maps our names to those of its fields, {"response_ids":
+    "tokens", "status": None}, and `statuses` its own statuses to ours, {"truncated": "completed"}. A text
+    "module:Class" imports that module: configs are trusted input. If a reward is a dict, means, orders and SQL use its
+    part `reward_key`; all parts are stored, and are in SQL, too.
 
-    torch tensors come back as such, or as arrays (`tensors="numpy"`). Ray ObjectRefs are stored by value and come back
-    as new ones, or as values (`object_refs="value"`); a put waits for their objects for up to `object_ref_timeout`
-    seconds. With `free_object_refs` it then replaces the ObjectRefs in the rollouts that it was given by None, so that
-    Ray can delete their objects. `converters` store values of other classes: `{MyClass: ("name", encode, decode)}`,
-    where each class and function may be a "module:name".
+    torch tensors are read as tensors, or as arrays (`tensors="numpy"`). Ray ObjectRefs are stored by value and read as
+    new ones, or as values (`object_refs="value"`); a put waits for their objects for up to `object_ref_timeout`
+    seconds. With `free_object_refs` it then replaces the ObjectRefs in the caller's rollouts by None, so that Ray can
+    delete their objects. `converters` store values of other classes: `{MyClass: ("name", encode, decode)}`, where each
+    class and function may be a "module:name".
 
-    `worker` is the name under which this process puts and draws groups, for `worker` in queries and SQL; by default
-    that of its host and its number. `history`: a database keeps of the last so many draws who drew what, for which
-    train step (None: of all).
+    `worker` is the name recorded with this process's puts and draws, for `worker` in queries and SQL; by default
+    "host:pid". `history`: the number of last draws whose groups, worker and train step stay on record (None: all).
     """
 
     url: str
@@ -202,7 +201,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     history: int | None = HISTORY
 
     def __hash__(self) -> int:
-        return hash((type(self), self.url, self.name))  # other fields may hold dicts
+        return hash((type(self), self.url, self.name))  # other fields may have unhashable values
 
     def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; it connects at first use.
@@ -269,7 +268,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _parse_kept(name: str, kept: int | timedelta | str | None) -> tuple[int | None, float | None]:
-    """Return a bound of what is kept for SQL: a number of groups, or a time in seconds."""
+    """Parse a retention bound: return a number of groups, or a time in seconds."""
     if isinstance(kept, timedelta):
         return None, kept.total_seconds()
     if isinstance(kept, str):

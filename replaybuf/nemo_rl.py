@@ -21,9 +21,9 @@ _TASK = "trajectories"
 class TrajectoryBuffer:
     """The calls of NeMo-RL's `ReplayBuffer`, for `ray.remote`: a trajectory is the rollouts of one prompt, batched.
 
-    `weight_version` is that of the weights which generated it, `target_weight_version` the train step that it is for.
-    They are the tags `version` and `target` of its group. `max_size` bounds the trajectories. Other `options` are those
-    of ReplayBufferConfig. Raises ConfigError for those that this buffer decides itself.
+    `weight_version` is that of the generating weights, `target_weight_version` the train step that the trajectory is
+    for. They are the tags `version` and `target` of its group. `max_size` bounds the trajectories. Other `options` are
+    those of ReplayBufferConfig. Raises ConfigError for options that this class sets itself.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TrajectoryBuffer:
         return "success"
 
     def sample(self, num_prompt_groups: int, current_weight_version: int, max_age_steps: int) -> dict[str, Any] | None:
-        """Take the oldest trajectories for this step; None while there are too few. Too old ones are deleted.
+        """Take the oldest trajectories for this step, and delete too old ones; return None while there are too few.
 
         The result has `trajectories` and `avg_trajectory_age`, in steps.
         """
@@ -65,7 +65,7 @@ class TrajectoryBuffer:
         }
 
     def close(self) -> None:
-        """Close the buffer in this process. What is in it stays."""
+        """Close the buffer in this process. Its groups stay in the database."""
         self._buffer.close()
 
     def size(self) -> int:
@@ -79,7 +79,7 @@ class TrajectoryBuffer:
     def get_trajectories_needed(
         self, target_step: int, num_prompts_per_step: int, max_age_steps: int | None = None
     ) -> int:
-        """Return how many more trajectories the step needs."""
+        """Return the number of trajectories that the step still needs."""
         return max(0, num_prompts_per_step - self._buffer.count_where(_usable(target_step, max_age_steps)))
 
     def has_complete_batch(self, target_step: int, num_prompts_per_step: int, max_age_steps: int | None = None) -> bool:
@@ -95,7 +95,7 @@ class TrajectoryBuffer:
         return {target for _, _, target in self._places()}
 
     def get_debug_info(self) -> dict[str, Any]:
-        """Return the versions and targets of all trajectories. `replaybuf ls URL` shows the rest."""
+        """Return the versions and targets of all trajectories. `replaybuf ls URL` shows more."""
         places = self._places()
         return {
             "total_trajectories": len(places),
@@ -105,7 +105,7 @@ class TrajectoryBuffer:
         }
 
     def save_to_path(self, path: str) -> int:
-        """Make a step checkpoint in the database, and name it in this small file. Return the number of trajectories."""
+        """Make a step checkpoint in the database, and write its step to a file. Return the number of trajectories."""
         step = self._last + 1
         self._buffer.checkpoint(step)
         Path(path).write_text(json.dumps({"checkpoint": step}), "utf-8")
@@ -118,11 +118,11 @@ class TrajectoryBuffer:
         current_training_step: int | None = None,
         max_age_steps: int | None = None,
     ) -> dict[str, int]:
-        """Take the database back to the checkpoint that the file names, exactly; then drop what NeMo-RL drops.
+        """Restore the database exactly to the file's checkpoint; then drop the trajectories that NeMo-RL drops.
 
-        That is: trajectories too old for their targets, those of past steps, and with
+        These are trajectories too old for their targets, those of past steps, and with
         `drop_incomplete_targets_on_restore` those of incomplete ones. Raises InputError for another file, such as one
-        that NeMo-RL's own buffer has pickled, and CheckpointError if the database has no such checkpoint any more.
+        pickled by NeMo-RL's own buffer, and CheckpointError if the database no longer has the checkpoint.
         """
         try:
             step = int(json.loads(Path(path).read_text("utf-8"))["checkpoint"])
@@ -160,7 +160,7 @@ def _tags(item: StorageItem[Any]) -> dict[str, Any]:
 
 
 def _usable(target: int, max_age: int | None) -> Query:
-    """Return the query for trajectories of a step, of weights that aren't too old for it."""
+    """Return the query for trajectories of a step whose weights aren't too old for it."""
     versions = {} if max_age is None else {"tags.version": {"$gte": max(0, target - max_age), "$lte": target}}
     return {"tags.target": target, **versions}
 

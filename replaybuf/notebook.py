@@ -1,4 +1,4 @@
-"""Tables for notebooks: what `_repr_html_` returns."""
+"""HTML tables for notebooks (`_repr_html_`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_ROWS = 50
 
 
 def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table as HTML: at most 50 rows, texts cut after 200 characters, nothing of them read as HTML."""
+    """Return a table as HTML: at most 50 rows, texts escaped and cut after 200 characters."""
     rows = list(rows)
     head = "".join(f"<th>{_shown(one)}</th>" for one in headers)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows[:_MOST_ROWS])

@@ -1,6 +1,6 @@
-"""Passwords that may change while a run goes on: answered by a function of the user's, or read from a password file.
+"""Passwords that may change during a run: returned by a user's function, or read from a password file.
 
-Both are asked before each new connection. What they answer is kept nowhere, and is in no message.
+Both are used before each new connection. Passwords aren't cached, and appear in no message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 #: Returns a password, or a coroutine that does.
 PasswordFunction = Callable[[], str | Awaitable[str]]
 
-#: The environment's variable that names a function for all that has only a URL.
+#: The environment variable that names a function, for commands and readers that have only a URL.
 VARIABLE = "REPLAYBUF_PASSWORD"
 
 _EXPECTED = (
@@ -41,7 +41,7 @@ class NoPasswordError(UnreachableError):
 
 
 def password_function(given: Any) -> PasswordFunction:
-    """Return a function, or the one that a text names. Raises ConfigError, without the text: it may be a password."""
+    """Return a function, or import one named by a text. Raises ConfigError, which doesn't quote the text."""
     if callable(given):
         return given  # type: ignore[no-any-return]
     module, colon, name = given.partition(":") if isinstance(given, str) else ("", "", "")
@@ -62,7 +62,7 @@ def password_function(given: Any) -> PasswordFunction:
 
 
 def name_of(function: PasswordFunction) -> str:
-    """Return how messages call a function. (The repr of a partial one would show its arguments.)"""
+    """Return the name of a function for messages. (The repr of a partial function would show its arguments.)"""
     named: Any = function
     while (inner := getattr(named, "func", None)) is not None:
         named = inner
@@ -72,7 +72,7 @@ def name_of(function: PasswordFunction) -> str:
 
 
 async def ask(function: PasswordFunction, seconds: float) -> str:
-    """Return the answer of a function, which may block for up to so many seconds. Raises NoPasswordError."""
+    """Return the password from a function, which may block for up to `seconds`. Raises NoPasswordError."""
     name = name_of(function)
     try:
         async with asyncio.timeout(seconds) as limit:
@@ -91,9 +91,9 @@ async def ask(function: PasswordFunction, seconds: float) -> str:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Return what a function returns that may block, in a thread that nobody waits for at the end of the process."""
+    """Return the result of a blocking function, run in a daemon thread, which doesn't delay the end of the process."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
-    answers: list[T] = []  # not the result of a future: asyncio's debug log shows those
+    answers: list[T] = []  # not a future's result, which asyncio's debug log would show
     errors: list[BaseException] = []
 
     def call() -> None:
@@ -118,8 +118,8 @@ _FIELD = re.compile(r"((?:\\.|[^\\:])*)(?::|$)")
 
 
 def default_passfile() -> Path | None:
-    """Return the file that is read where none is named, if it is there and nobody else may read it."""
-    with contextlib.suppress(RuntimeError, KeyError, OSError):  # there is no home
+    """Return the path of the default password file, if it exists and other users can't read it."""
+    with contextlib.suppress(RuntimeError, KeyError, OSError):  # no home directory
         path = Path(os.environ.get("PGPASSFILE") or Path.home() / ".pgpass")
         if path.is_file() and not _is_open(path):
             return path
@@ -127,7 +127,7 @@ def default_passfile() -> Path | None:
 
 
 def check_passfile(path: str | os.PathLike[str]) -> None:
-    """Raise ConfigError where a password file isn't there, can't be read, or can be read by others."""
+    """Raise ConfigError for a password file that is missing, unreadable, or readable by other users."""
     try:
         with open(path, "rb"):
             pass
@@ -144,7 +144,7 @@ def _is_open(path: Path) -> bool:
 def password_in(
     path: str | os.PathLike[str], places: Sequence[tuple[str, str]], database: str, user: str
 ) -> str | None:
-    """Return the password of the first of some hosts and ports that a password file has; None when it has none.
+    """Return the password of the first of these hosts and ports that a password file lists; None if it lists none.
 
     Raises ConfigError as `check_passfile` does.
     """
@@ -162,7 +162,7 @@ def password_in(
 
 
 def _lines(text: str) -> Iterator[list[str]]:
-    """Yield the five fields of each line; a backslash before a colon or a backslash is taken off."""
+    """Yield the five fields of each line, with escaped colons and backslashes decoded."""
     for line in text.splitlines():
         fields = [re.sub(r"\\(.)", r"\1", field) for field in _FIELD.findall(line)]
         if len(fields) >= 5 and fields[4] and not line.startswith("#"):

@@ -1,4 +1,4 @@
-"""The progress of long operations: reports to a function, and a bar on stderr where that is a terminal."""
+"""The progress of long operations: reports to a callback, and a bar on stderr if that is a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = 0.2
 class Progress:
     """The progress of a copy: groups done, groups in total, and the bytes of the payloads done.
 
-    `total` is 0 while it isn't known, as in the first pass of an import, which reads its file to the end.
+    `total` is 0 while it is unknown, as in the first pass of an import, which reads its file to the end.
     """
 
     groups: int
@@ -29,7 +29,7 @@ OnProgress = Callable[[Progress], object]
 class ProgressReporter:
     """Reports progress at the beginning, at the end, and in between at most five times a second.
 
-    A `total` of None isn't known before the end.
+    A `total` of None is unknown before the end.
     """
 
     def __init__(self, on_progress: OnProgress | None, total: int | None) -> None:
@@ -47,7 +47,7 @@ class ProgressReporter:
             self._report()
 
     def finish(self) -> None:
-        """Report that all groups are done; their number is the total, whatever was expected."""
+        """Report that all groups are done; their number becomes the total."""
         self._total = self._groups
         self._report()
 
@@ -62,7 +62,7 @@ class ProgressReporter:
 def progress_bar(what: str, *, counting: str = "") -> Iterator[Callable[[int, int], None]]:
     """Yield a function `report(done, total)` that shows a bar, which disappears at the end of the block.
 
-    While the total isn't known (0), the bar only counts what is done, named `counting`. `report` may be called from any
+    While the total is unknown (0), the bar has the title `counting` and only counts. `report` may be called from any
     thread.
     """
     if not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""Configs that are read from files and environment variables. Their errors fit on one line."""
+"""Configs that can be read from files and environment variables, with one-line errors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from replaybuf.redact import redact, redact_words
 _SIMILAR = 0.8
 
 if TYPE_CHECKING:
-    # Checkers know the fields as arguments of the class only where its metaclass is pydantic's own.
+    # Type checkers derive the constructor's arguments from the fields only for pydantic's own metaclass.
     from pydantic._internal._model_construction import ModelMetaclass as _OneLine
 else:
 
     class _OneLine(type(BaseModel)):
-        """Turns validation errors into ConfigErrors of one line when the class is called.
+        """Converts validation errors of the constructor into one-line ConfigErrors.
 
-        A config inside another pydantic model is validated without this call: there pydantic names the place.
+        Validation inside another pydantic model doesn't call the constructor: there pydantic reports the location.
         """
 
         def __call__(cls, *args: Any, **values: Any) -> Any:
@@ -46,23 +46,23 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 
     env_prefix: ClassVar[str] = "REPLAYBUF_"
 
-    #: Variables of the command line whose names are nearly those of fields.
+    #: Environment variables of the command line with names similar to those of fields.
     not_misspelt: ClassVar[frozenset[str]] = frozenset({"REPLAYBUF_STATUS", "REPLAYBUF_FIELD", "REPLAYBUF_WORKERS"})
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_booleans_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse `capacity: yes`, which would be 1."""
+        """Refuse booleans for numbers: `capacity: yes` would be 1."""
         if isinstance(value, bool) and not _takes_booleans(cls.model_fields[info.field_name or ""].annotation):
             raise ValueError(f"expected a number, got {value}")
         return value
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any] | Any) -> Self:
-        """Read the config from a section of a training config, whose names are those of the fields.
+        """Read the config from a section of a training config, with the fields' names as keys.
 
-        A mapping, OmegaConf's as well (also structured ones; interpolations are resolved), or an instance of a
-        dataclass, such as TRL's and verl's arguments. A `_target_` may name this class. Raises ConfigError.
+        The section is a mapping, an OmegaConf container (also a structured one; interpolations are resolved), or an
+        instance of a dataclass, such as TRL's and verl's arguments. `_target_` may name this class. Raises ConfigError.
         """
         if dataclasses.is_dataclass(values) and not isinstance(values, type):
             values = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
@@ -85,7 +85,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
             text = file.read_text("utf-8")
             values: Any = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
         except yaml.MarkedYAMLError as error:
-            # Without the text of the error, which quotes the file: it may hold a password.
+            # Without the error's text, which quotes the file, and perhaps a password.
             mark = error.problem_mark
             where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
             raise ConfigError(
@@ -99,7 +99,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
             if not isinstance(values, Mapping) or name not in values:
                 raise ConfigError(f"{file} has no section {section!r} (at {name!r})")
             values = values[name]
-        if values is None and section:  # the section is there, and empty
+        if values is None and section:  # the section exists, and is empty
             values = {}
         if not isinstance(values, Mapping):
             raise ConfigError(f"{file}: expected a mapping with {', '.join(cls.model_fields)}")
@@ -113,7 +113,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
         """Read the config from environment variables, such as REPLAYBUF_URL. Raises ConfigError.
 
-        Other variables with this prefix are ignored, unless their name is nearly that of a field.
+        Other variables with this prefix are ignored, except that a name similar to a field's raises ConfigError.
         """
         environ = os.environ if environ is None else environ
         names = {name: cls.env_prefix + name.upper() for name in cls.model_fields}
@@ -138,9 +138,9 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 
 
 def _problems(config: type[BaseModel], error: ValidationError, called: Callable[[str], str] = lambda name: name) -> str:
-    """Return the mistakes on one line, without the values, which may hold a password."""
+    """Return the errors on one line, without the values, which may contain a password."""
     lines: dict[str, list[str]] = {}
-    strange = False  # a name that is like none: only then the list of all helps
+    strange = False  # whether a name resembles no field: only then all fields are listed
     for one in error.errors(include_input=False, include_url=False):
         name = str(one["loc"][0]) if one["loc"] else ""
         known = name in config.model_fields
@@ -158,7 +158,7 @@ def _problems(config: type[BaseModel], error: ValidationError, called: Callable[
 
 def _plain(value: Any, name: str) -> Any:
     """Return OmegaConf's containers as dicts and lists, with interpolations resolved. Raises ConfigError."""
-    omegaconf = sys.modules.get("omegaconf")  # a value can only be one of its containers where it has been imported
+    omegaconf = sys.modules.get("omegaconf")  # without its import, no value is one of its containers
     if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
         return value
     try:
@@ -169,10 +169,10 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def _takes_booleans(annotation: Any) -> bool:
-    """Return whether True may be a value of the annotation: it isn't one of numbers alone."""
+    """Return whether the annotation admits booleans: it has other types than numbers."""
     return not {*(get_args(annotation) or (annotation,))} <= {int, float, NoneType}
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that was probably meant. Variables of the command line are no typos."""
+    """Return the most similar of some names, or None."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=_SIMILAR)), None)

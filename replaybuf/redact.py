@@ -1,7 +1,7 @@
 """Texts that are safe to show: without passwords, and without characters that control a terminal or reorder a page.
 
-Control characters could move a cursor, set colours, switch modes, reorder or hide text. They are shown as escapes
-(`\x1b`), in a terminal and on a page.
+Control characters could move a cursor, set colours, switch modes, reorder or hide text. They are escaped (`\x1b`),
+in a terminal and on a page.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Up to the last @: a password that contains an unquoted one must not be shown in part.
+# Up to the last @, so that no part of a password with an unquoted @ is shown.
 _CREDENTIALS = re.compile(r"(://[^:]*?):.*@", re.DOTALL)
 _OPTION = re.compile(r"(?i)((?:pass(?!file)\w*|pwd|\w*password)\s*=\s*)[^&\s]*")
-# What follows :// in a URL without a user: a host and perhaps a port, or several of them.
+# The authority of a URL without a user: one or several hosts, each perhaps with a port.
 _PLACE = r"(?:\[[^\]]*\]|[^:/?,]*)(?::\d{1,5})?"
 _HOST = re.compile(rf"{_PLACE}(?:,{_PLACE})*(?:[/?].*)?", re.DOTALL)
-# What comes before the @ of one that has a user: no more, or a colon.
+# The user before the @: up to a colon, if any.
 _USER = re.compile(r"(?i)(?:[^:/?#%\s]|%(?!3a))*(?::|$)")
 _PATHS = ("sqlite", "memory", "pandas")
-# In a sentence: a word that holds a colon, and all up to the last @; or a word that begins like the URL of a server.
+# In a sentence: a word with a colon, and everything up to the last @; or a word that begins like a server's URL.
 _IN_WORDS = re.compile(r"[^\s'\"(]*:[^\s].*@[^\s'\")]*", re.DOTALL)
 _SERVER = re.compile(r"postgres\w*[:/]")
 _LIKE_URL = re.compile(r"[^\s'\"(]*(?:://|postgres\w*:)[^\s'\")]*")
@@ -27,7 +27,7 @@ _LIKE_URL = re.compile(r"[^\s'\"(]*(?:://|postgres\w*:)[^\s'\")]*")
 def redact(text: str) -> str:
     """Return the text of a URL or path without passwords, for messages.
 
-    Of a text that is neither, perhaps because of a slip in typing, what may be a password is hidden too.
+    In any other text, such as a mistyped URL, parts that may be a password are hidden, too.
     """
     text = _OPTION.sub(r"\1***", text)
     scheme, separator, rest = text.partition("://")
@@ -50,12 +50,12 @@ def redact_words(sentence: str) -> str:
 
 
 def redact_path(path: str) -> str:
-    """Return a path for messages, without passwords if it is the URL of a server in the wrong place."""
+    """Return a path for messages, without passwords if it is a server's URL passed as a path."""
     return redact(path) if may_hold_password(path) or _SERVER.match(path) else path
 
 
 def may_hold_password(path: str) -> bool:
-    """Return whether a path looks like the rest of a server's URL: with an option, or a colon and an @ after it."""
+    """Return whether a path looks like part of a server's URL: it has an option, or a colon followed by an @."""
     return re.search(r":.*@", path, re.DOTALL) is not None or _OPTION.search(path) is not None
 
 
@@ -67,7 +67,7 @@ _ASCII_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def is_unsafe(character: str) -> bool:
-    """Return whether a character is a control, a format character, a lone surrogate, or none that is assigned."""
+    """Return whether a character is a control or format character, a lone surrogate, or unassigned."""
     return unicodedata.category(character) in _HIDDEN and character not in _HARMLESS
 
 

@@ -1,7 +1,7 @@
-"""The tokens of a response, coloured by log-probability, mask or model step, as far as the rollout has them.
+"""The tokens of a response, coloured by log-probability, mask or model step, if the rollout has these.
 
-Without its tokenizer, a response can be cut into tokens only where the data says how: texts of tokens in one of its
-fields, or ids that are bytes or characters. Else the tokens are shown by their ids.
+Without its tokenizer, a response can be split into tokens only if the data suffices: token texts in one of its fields,
+or ids that are bytes or characters. Otherwise the tokens' ids are shown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from replaybuf.files.foreign_rows import SYNONYMS
 
-#: What tokens can be coloured by, in order of preference.
+#: The colourings of tokens, in order of preference.
 SHADES = ("logprob", "mask", "step")
 _FIELDS = {
     "ids": ("response_ids", *SYNONYMS["response_ids"]),
@@ -27,7 +27,7 @@ _STEP_CLASSES = 6
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as it is shown: its text or its id, the class of its colour, and all that is known of it."""
+    """A token for display: its text or its id, the class of its colour, and its values."""
 
     text: str
     shade: str
@@ -38,8 +38,8 @@ class Token:
 class Strip:
     """The tokens of a response, or the first of them.
 
-    `texts` is true where they are the response's text. `shades` are those that there are data for, `by` the one
-    chosen, and `legend` what its colours mean.
+    `texts` is true if the tokens' texts are known. `shades` are the colourings with data, `by` is the selected one, and
+    `legend` explains its colours.
     """
 
     tokens: list[Token]
@@ -51,12 +51,12 @@ class Strip:
 
 
 def strip(rollout: Mapping[str, Any], response: Any, by: str | None, limit: int) -> Strip | None:
-    """Return the tokens of a rollout's response, coloured by one of its shades; None when it has no ids."""
+    """Return the tokens of a rollout's response, coloured by one of its shades; None without ids."""
     values = {name: _listed(rollout, fields) for name, fields in _FIELDS.items()}
     ids = values.pop("ids")
     if not ids:
         return None
-    # A value for each token; some have them for the prompt, too, before those of the response.
+    # One value for each token of the response; some rollouts also have values for the prompt, before these.
     values = {name: found[-len(ids) :] for name, found in values.items() if found and len(found) >= len(ids)}
     shades = tuple(name for name in SHADES if name in values)
     chosen = by if by in shades else next(iter(shades), "")
@@ -93,7 +93,7 @@ def _legend(by: str, steps: Mapping[Any, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _listed(rollout: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    """Return the numbers in the first of these fields that has a list or an array of numbers; [] where none has."""
+    """Return the numbers in the first of these fields with a list or an array of numbers; [] if there is none."""
     for name in names:
         value = rollout.get(name)
         if value is not None and hasattr(value, "tolist"):
@@ -104,7 +104,7 @@ def _listed(rollout: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
 
 
 def _texts(ids: Sequence[Any], response: Any, rollout: Mapping[str, Any]) -> list[str] | None:
-    """Return the text of each token, together the response; None where it isn't known."""
+    """Return the texts of the tokens, which together are the response; None if unknown."""
     if not isinstance(response, str) or not response:
         return None
     extra = rollout.get("extra_fields")
@@ -116,15 +116,15 @@ def _texts(ids: Sequence[Any], response: Any, rollout: Mapping[str, Any]) -> lis
             and "".join(value) == response
         ):
             return value
-    if list(response.encode(errors="replace")) == list(ids):  # bytes: a character stands at the first of its own
+    if list(response.encode(errors="replace")) == list(ids):  # bytes: each character is shown at its first byte
         return [piece for one in response for piece in (one, *[""] * (len(one.encode(errors="replace")) - 1))]
     return _characters(ids, response)
 
 
 def _characters(ids: Sequence[Any], response: str) -> list[str] | None:
-    """Return the characters where each token is one: each id stands for one character, and each for one id.
+    """Return the characters if each token is one: ids and characters correspond one to one; else None.
 
-    A last token without a character is the end of the response.
+    One further token is the end of the response.
     """
     end = [""] if len(ids) == len(response) + 1 else []
     if len(ids) - len(end) != len(response):

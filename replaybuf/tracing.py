@@ -1,7 +1,7 @@
-"""Spans of OpenTelemetry, where the application has set a tracer provider; otherwise nothing, at next to no cost.
+"""OpenTelemetry spans, if the application has set a tracer provider; otherwise nothing, at almost no cost.
 
-This imports nothing: an application that has set a provider has imported `opentelemetry.trace`. A failure there (of a
-sampler, a processor, an exporter) is logged, and changes nothing of the calls.
+This doesn't import OpenTelemetry: an application that has set a provider has imported `opentelemetry.trace`. Failures
+there (of a sampler, a processor, an exporter) are logged, and don't affect calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 Attributes = Mapping[str, Any]
 
-#: Errors whose texts may quote the content of a rollout: of these a span has only the type.
+#: Errors whose texts may quote the content of a rollout: spans record only their types.
 _QUOTING = (RolloutError, DecodeError, InputError)
 _LONGEST = 200
 _MODULE = "opentelemetry.trace"
@@ -36,9 +36,9 @@ def traced(
 ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
     """Make each call of a coroutine a span.
 
-    Its attributes are what `before` says of the arguments and `after` of the result, each with the prefix `replaybuf.`;
-    those that are None are left out. They must hold nothing of rollouts and no URLs. An error is recorded with its
-    type, and with its text unless that may quote a rollout; a cancelled call has the attribute `replaybuf.cancelled`.
+    Its attributes are returned by `before(arguments)` and `after(result)`, and get the prefix `replaybuf.`; None is
+    left out. They must not contain content of rollouts, or URLs. An error is recorded with its type, and with its text
+    unless that may quote a rollout; a cancelled call has the attribute `replaybuf.cancelled`.
     """
 
     def decorate(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -62,7 +62,7 @@ def traced(
 
 @contextmanager
 def waiting(kind: str) -> Iterator[Callable[[], None]]:
-    """Make a span of a wait, from when the yielded function is first called."""
+    """Make a span of a wait, which starts at the first call of the yielded function."""
     started: list[Any] = []
 
     def begin() -> None:
@@ -85,7 +85,7 @@ def waiting(kind: str) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _spanned(tracer: Any, name: str) -> Iterator[Any]:
-    """Make a current span of the block; None where none could be begun."""
+    """Make a current span of the block; yield None if that fails."""
     current = span = None
     with _harmless():
         current = tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False)
@@ -107,7 +107,7 @@ def _harmless() -> Iterator[None]:
 
 
 _NONE: tuple[Any, Any] = (None, None)
-_known = _NONE  # a provider and its tracer, replaced at once: threads come here
+_known = _NONE  # a provider and its tracer, replaced as one tuple for thread safety
 
 
 def _tracer() -> Any:
@@ -120,17 +120,17 @@ def _tracer() -> Any:
         provider = trace.get_tracer_provider()
         known, tracer = _known
         if provider is not known:
-            # Until a provider is set there is a proxy.
+            # Before a provider is set, this is a proxy.
             nothing = isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider))
             tracer = None if nothing else provider.get_tracer("replaybuf", __version__)
             _known = provider, tracer
         return tracer
-    except AttributeError:  # another thread is still importing it
+    except AttributeError:  # another thread is still importing opentelemetry.trace
         return None
 
 
 def _describe(span: Any, describe: Callable[..., Attributes], *args: Any, **kwargs: Any) -> None:
-    with suppress(Exception):  # of arguments that are wrong: the call says so
+    with suppress(Exception):  # invalid arguments, for which the call itself raises
         if span is not None and span.is_recording():
             for name, value in describe(*args, **kwargs).items():
                 if value is not None:
@@ -147,7 +147,7 @@ def _recording(span: Any) -> Iterator[None]:
 
 
 def _record(span: Any, error: BaseException) -> None:
-    """Record an error in a span. Tracebacks and causes are left out: drivers quote parameters in theirs."""
+    """Record an error in a span, without traceback and causes, in which drivers quote parameters."""
     if span is None:
         return
     with _harmless():

@@ -1,4 +1,4 @@
-"""How values are shown, on a terminal, on a page and to programs: numbers, times, histograms, texts, JSON."""
+"""Formats of values for the terminal, the page and programs: numbers, times, histograms, texts, JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def number(value: float | int | None, digits: int = 0) -> str:
 
 
 def figure(value: float | int | None, digits: int = 3) -> str:
-    """Return a number: whole ones with commas, others with so many digits; a dash for None."""
+    """Format a number: whole ones with commas, others with `digits` digits; a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, float) and not math.isfinite(value):
@@ -85,29 +85,29 @@ def time_of(seconds: None) -> None: ...
 @overload
 def time_of(seconds: float | None) -> datetime | None: ...
 def time_of(seconds: float | None) -> datetime | None:
-    """Return a time that is given in seconds since the epoch."""
+    """Convert seconds since the epoch into a datetime; None for None."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 def moment(value: datetime | None) -> str:
-    """Return a time in UTC, to the second."""
+    """Format a time in UTC, to the second."""
     return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def iso(moment: datetime) -> str:
-    """Return a time in UTC to the millisecond."""
+    """Format a time in UTC, to the millisecond."""
     if moment.tzinfo is None:
         return moment.isoformat()
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def clock(moment: datetime | float) -> str:
-    """Return a time of day in UTC, of a time or of seconds since the epoch."""
+    """Format the time of day in UTC, of a datetime or of seconds since the epoch."""
     return (time_of(moment) if isinstance(moment, int | float) else moment.astimezone(UTC)).strftime("%H:%M:%S")
 
 
 def ago(moment: datetime | None, now: datetime) -> str:
-    """Return how long ago a time was, or in how long it will be."""
+    """Format the time since a moment, or until one in the future."""
     if moment is None:
         return "-"
     seconds = (now - moment).total_seconds()
@@ -120,9 +120,9 @@ def ago(moment: datetime | None, now: datetime) -> str:
 def bins(
     values: Sequence[float], most: int, *, one: str = "{:g}", two: str = "{:.3g} to {:.3g}"
 ) -> list[tuple[str, int]]:
-    """Return the numbers of values in `most` bins of equal width; of few distinct values, a bin for each.
+    """Return the counts of values in `most` bins of equal width; up to `most` distinct values have a bin each.
 
-    Each has its name, by `one` of a value or by `two` of the bounds. Infinities and NaN are left out.
+    The names of bins are made by `one` from a value, or by `two` from the bounds. Infinities and NaN are left out.
     """
     finite = [value for value in values if math.isfinite(value)]
     distinct = sorted(set(finite))
@@ -140,17 +140,17 @@ def bins(
 
 
 def as_text(value: Any, indent: int | None = None) -> str:
-    """Return a text as it is, and anything else as JSON, or as Python writes it where JSON can't."""
+    """Return a text as it is, anything else as JSON, or as its repr() if JSON can't encode it."""
     if isinstance(value, str):
         return value
     try:
         return json.dumps(value, ensure_ascii=False, default=repr, indent=indent)
-    except (TypeError, ValueError):  # such as keys of a dict that JSON doesn't have
+    except (TypeError, ValueError):  # such as dict keys that JSON doesn't support
         return repr(value)
 
 
 def cell(value: Any) -> str:
-    """Return a value of a database in one line for people."""
+    """Format a value of a database on one line."""
     if value is None:
         return ""
     if isinstance(value, bytes | bytearray | memoryview):
@@ -165,19 +165,19 @@ def cell(value: Any) -> str:
 
 
 def is_there(value: Any) -> bool:
-    """Return whether there is something to show: arrays have no truth."""
+    """Return whether a value isn't None or empty; arrays, which have no truth value, count as present."""
     return value is not None and not (isinstance(value, str | list | tuple | dict | set) and not value)
 
 
 def joined_parts(content: Any) -> Any:
-    """Return the content of a message as one text if it is a list of parts with texts."""
+    """Join the content of a message into one text if it is a list of text parts; else return it as it is."""
     if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
         return "\n".join(as_text(part["text"]) for part in content)
     return content
 
 
 def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
-    """Return a value of what JSON has: NaN and infinities, which it lacks, are None, and bytes are in base64."""
+    """Convert a value for JSON: NaN and infinities become None, bytes base64."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
@@ -206,9 +206,9 @@ def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
 
 
 def csv_lines(rows: Sequence[Mapping[str, Any]], *, for_spreadsheets: bool = False) -> Iterator[str]:
-    """Yield the lines of rows with the same names as CSV, those of names first; of no rows, nothing.
+    """Yield the lines of a CSV file: a header, then rows, which have the same keys; nothing without rows.
 
-    Texts that a spreadsheet would take for formulas begin with an apostrophe there, if it is for those.
+    With `for_spreadsheets`, texts that a spreadsheet would evaluate as formulas are prefixed with an apostrophe.
     """
     writer = csv.writer(SimpleNamespace(write=str), lineterminator="\n")
     for values in (rows[0], *(row.values() for row in rows)) if rows else ():

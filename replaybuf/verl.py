@@ -1,8 +1,8 @@
 """verl: its batches as groups of rollouts, and its message queue over a buffer. `docs/frameworks/verl.md`.
 
-Batches are stored without their padding, and given back as they were. A DataProto holds the rollouts of many prompts as
-tensors of one width: prompts padded on the left, responses on the right. Here each row becomes a RolloutState and the
-rows of a prompt become a group, so that a buffer can hold, count and show them:
+Batches are stored without padding, and restored exactly. A DataProto holds the rollouts of many prompts as tensors of
+one width: prompts padded on the left, responses on the right. Here each row becomes a RolloutState and the rows of a
+prompt become a group:
 
 | RolloutState | DataProto |
 |---|---|
@@ -13,7 +13,7 @@ rows of a prompt become a group, so that a buffer can hold, count and show them:
 | `reward` | the sum of `rm_scores`, or else of `token_level_scores` |
 | `response_model_steps` | `min_global_steps`, for every token |
 
-All else is in `extra_fields["verl"]`.
+Everything else is in `extra_fields["verl"]`.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _OURS = {
 }
 _REWARDS = ("rm_scores", "token_level_scores")
 
-#: Where the tokens of a row are: the first one, and the one after the last. The others are padding.
+#: The half-open range of a row's tokens; the rest is padding.
 Span = tuple[int, int]
 
 
 def to_groups(batch: DataProto, *, by: str = "uid") -> list[list[RolloutState]]:
-    """Return the rows of a batch as COMPLETED groups: one of each run of rows with the same value of `by`.
+    """Return the rows of a batch as COMPLETED groups: one for each run of rows with the same value of `by`.
 
-    Rows of a prompt are neighbours, as `DataProto.repeat(interleave=True)` makes them. The rollouts share no memory
-    with the batch. Its tensors are on the CPU, `prompts`, `responses` and `attention_mask` among them.
+    Rows of a prompt must be adjacent, as after `DataProto.repeat(interleave=True)`. The rollouts share no memory with
+    the batch. Its tensors, among them `prompts`, `responses` and `attention_mask`, must be on the CPU.
 
-    Raises RolloutError for a batch without these or without `by`, and for rows of a prompt that aren't neighbours.
+    Raises RolloutError for a batch without these or without `by`, and for rows of a prompt that aren't adjacent.
     """
     missing = {"prompts", "responses", "attention_mask"} - set(batch.batch.keys() if batch.batch is not None else ())
     missing |= {by} - set(batch.non_tensor_batch)
@@ -73,13 +73,13 @@ def to_groups(batch: DataProto, *, by: str = "uid") -> list[list[RolloutState]]:
 
 
 def from_groups(groups: Iterable[Sequence[RolloutState]]) -> DataProto:
-    """Return the batch of groups that `to_groups` made, in the order of the groups, padded as it was.
+    """Return the batch of groups made by `to_groups`, in the order of the groups, with the original padding.
 
-    Every value, dtype, width and key is that of the batch. `meta_info` is that of the groups, with the `metrics` of
-    each row.
+    Every value, dtype, width and key is that of the original batch. `meta_info` is that of the groups, with the
+    `metrics` of each row.
 
-    Raises InputError for groups of batches that don't fit together, and RolloutError for others than those of
-    `to_groups`. Raises MissingDriverError without verl.
+    Raises InputError for groups of incompatible batches, and RolloutError for groups that `to_groups` didn't make.
+    Raises MissingDriverError without verl.
     """
     try:
         import torch  # type: ignore[import-not-found, unused-ignore]
@@ -135,7 +135,7 @@ def _rollout(batch: DataProto, value: Any, row: int) -> RolloutState:
 
 
 def _moved(stored: dict[str, Any]) -> Any:
-    """Take the tokens out, as an array. Those of a dtype that numpy lacks stay, and are shown as float32."""
+    """Remove the tokens, and return them as an array; dtypes that numpy lacks aren't removed, and return float32."""
     try:
         array = stored["tokens"].numpy()
     except TypeError:
@@ -145,7 +145,7 @@ def _moved(stored: dict[str, Any]) -> Any:
 
 
 def _stored(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return a row's tensor without its padding, with what restores that; nothing for one that follows from others."""
+    """Return a row's tensor without its padding, and the padding's shape and values; {} for a derivable tensor."""
     row, prompts, responses = tensors[name], tensors["prompts"], tensors["responses"]
     width = prompts.shape[0]
     if name == "input_ids" and row[:width].equal(prompts) and row[width:].equal(responses):
@@ -172,12 +172,12 @@ def _span(mask: Tensor) -> Span:
 
 
 def _is_padding(part: Tensor, axis: int) -> bool:
-    """Return whether it is one value, repeated along the axis."""
+    """Return whether a tensor is one value, repeated along the axis."""
     return not part.shape[axis] or bool((part == part.narrow(axis, 0, 1)).all())
 
 
 def _batch_of(group: Sequence[RolloutState]) -> dict[str, Any]:
-    """Return the fields of its batch that a group keeps."""
+    """Return the fields of its batch that are stored with a group."""
     try:
         kept: dict[str, Any] = group[0].extra_fields["verl"]["batch"]
     except (AttributeError, IndexError, KeyError, TypeError):
@@ -194,9 +194,9 @@ def _stacked(torch: Any, name: str, rollouts: list[RolloutState]) -> Tensor:
 
 
 def _restored(torch: Any, name: str, rollout: RolloutState) -> Tensor:
-    """Return a row's tensor, padded as it was."""
+    """Return a row's tensor with its original padding."""
     stored = rollout.extra_fields["verl"]["tensors"][name]
-    if not stored:  # input_ids
+    if not stored:  # input_ids, derived from prompts and responses
         return torch.cat([_restored(torch, part, rollout) for part in ("prompts", "responses")])
     tokens = stored["tokens"] if "tokens" in stored else torch.from_numpy(getattr(rollout, _OURS[name]))
     if "axis" not in stored:
@@ -211,7 +211,7 @@ def _array(name: str, rollouts: list[RolloutState], kind: str) -> Any:
     if kind != "|O":
         return np.array(values, dtype=kind)
     array = np.empty(len(values), dtype=object)
-    for place, value in enumerate(values):  # all at once, equally long lists would be taken for an array
+    for place, value in enumerate(values):  # one by one, since numpy would make lists of equal length an array
         array[place] = value
     return array
 
@@ -232,14 +232,14 @@ _PAUSE = 0.25  # seconds between two polls for the end
 
 
 class BufferQueueClient:
-    """Stands in for the MessageQueueClient of verl's `fully_async_policy`; there is no actor.
+    """Replaces the MessageQueueClient of verl's `fully_async_policy`, without an actor.
 
-    Each process that uses it opens the buffer of `config` for itself, so it may be pickled and sent to actors. A sample
-    is the group of a prompt's rollouts, in the task `task_name`. `required_samples` is how many samples verl's trainer
-    takes for a step: `ppo_mini_batch_size * require_batches`.
+    Each process opens the buffer of `config` by itself, so the client may be pickled and sent to actors. A sample is
+    the group of a prompt's rollouts, in the task `task_name`. `required_samples` is the number of samples per step of
+    verl's trainer: `ppo_mini_batch_size * require_batches`.
 
-    A sample is leased, and acknowledged when the trainer asks for the first one of its next step. If the trainer dies
-    before, the samples of its step come back `seconds` later, in their old place.
+    Samples are leased, and acknowledged when the trainer requests the first sample of its next step. If the trainer
+    dies before, the samples of its step come back `seconds` later, in their old order.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class BufferQueueClient:
         task_name: str = "train",
         seconds: float = LEASE_SECONDS,
     ) -> None:
-        """Raise ConfigError for options with which this is no queue of samples."""
+        """Raise ConfigError for options of the config that are incompatible with a queue."""
         check_whole(required_samples, "required_samples", 1, ConfigError)
         for option, wanted in (("max_times_sampled", 1), ("rollout_type", RolloutState), ("tensors", "torch")):
             if getattr(config, option) != wanted:
@@ -269,7 +269,7 @@ class BufferQueueClient:
 
     @cached_property
     def buffer(self) -> ReplayBuffer[RolloutState]:
-        """The buffer, as this process has it open."""
+        """The buffer, opened in this process."""
         return self.config.build()
 
     @property
@@ -277,7 +277,7 @@ class BufferQueueClient:
         return f"{self.task_name}/end"
 
     async def put_sample(self, sample: bytes | None) -> bool:
-        """Store a pickled RolloutSample, or None for the end. Return False if it was dropped.
+        """Store a pickled RolloutSample, or None as the end marker. Return False if it was dropped.
 
         Waits while the buffer is full, if its `on_full` is "block"; verl's own queue drops the oldest sample.
         """
@@ -291,11 +291,11 @@ class BufferQueueClient:
         return await self.buffer.put(group, self.task_name) is not None
 
     async def get_sample(self) -> tuple[bytes | None, int]:
-        """Return the next sample, pickled, and the number that are left; None when the rollouter has come to its end.
+        """Wait for the next sample; return it, pickled, and the number left; None after the rollouter's end marker.
 
-        The end is when nothing is left, also none that a dead trainer holds. Waits as long as that takes.
+        The end marker is returned when no sample is left, not even one leased by a dead trainer. No timeout.
         """
-        pickle, rollout_sample = _verl()  # before there is a lease: the first import may take longer than that
+        pickle, rollout_sample = _verl()  # before the lease, which a slow first import could outlast
         if len(self._leases) == self.required_samples:
             for lease in self._leases:
                 await lease.acknowledge()
@@ -318,11 +318,11 @@ class BufferQueueClient:
         return dict(metrics["tasks"].get(self.task_name, {}))
 
     async def get_queue_size(self) -> int:
-        """Return the number of samples that wait."""
+        """Return the number of samples in the queue."""
         return await self.buffer.count(self.task_name, Status.COMPLETED)
 
     def get_queue_size_sync(self) -> int:
-        """Return the number of samples that wait; for callers outside an event loop."""
+        """Return the number of samples in the queue; for callers outside an event loop."""
         return run(self.get_queue_size())
 
     async def get_statistics(self) -> dict[str, Any]:
@@ -336,11 +336,11 @@ class BufferQueueClient:
         }
 
     async def clear_queue(self) -> None:
-        """Remove the samples that wait."""
+        """Remove all samples from the queue."""
         await self.buffer.delete({"task_name": {"$in": [self.task_name, self._end]}})
 
     async def shutdown(self) -> None:
-        """Close the buffer in this process. What is in it stays."""
+        """Close the buffer in this process. Its groups stay in the database."""
         if "buffer" in self.__dict__:
             await self.buffer.close()
 

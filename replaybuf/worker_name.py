@@ -15,15 +15,15 @@ _working_as: ContextVar[str | None] = ContextVar("replaybuf_worker", default=Non
 
 
 def worker_name(configured: str | None = None) -> str:
-    """Return the name of `working_as`, else the `configured` one, else "host:pid" of this process."""
+    """Return the name set by `working_as`, else the `configured` one, else "host:pid" of this process."""
     return _working_as.get() or configured or _of_process()
 
 
 @contextmanager
 def working_as(name: str | None) -> Iterator[None]:
-    """Put and draw under this name in the block, and in tasks that are started there; None changes nothing.
+    """Put and draw under this name in the block, and in tasks started there; None changes nothing.
 
-    Raises InputError for a name that no database could hold.
+    Raises InputError for a name that a database can't store.
     """
     if name is None:
         yield
@@ -36,13 +36,13 @@ def working_as(name: str | None) -> Iterator[None]:
 
 
 def check_worker(name: str) -> str:
-    """Check the name of a worker: a non-empty text that both databases can hold."""
+    """Check the name of a worker: a non-empty text that both databases can store."""
     return check_task_name(name, "worker")
 
 
 @cache
 def _of_process() -> str:
-    """Return the name of the process. Kept, because asking the system for the number costs 3 % of a small put."""
+    """Return the name of the process. Cached, because the system call for the pid costs 3 % of a small put."""
     return f"{host_name()}:{os.getpid()}"
 
 
@@ -51,5 +51,5 @@ if hasattr(os, "register_at_fork"):
 
 
 def host_name() -> str:
-    """Return the name of this machine, as a text that both databases can hold."""
+    """Return the host name, as a text that both databases can store."""
     return socket.gethostname().encode(errors="replace").decode()

@@ -1,6 +1,6 @@
-"""What is counted in the processes of a load, to be added up exactly (latencies, uid ledgers, errors), and elsewhere.
+"""Counters of a load's processes, which add up exactly (latencies, uid ledgers, errors), and the database's statistics.
 
-The database tells its sizes, WAL and dead rows before and after a load, and what its sessions wait for meanwhile.
+The latter are sizes, WAL and dead rows before and after a load, and the wait events of sessions during it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
-#: The calls whose latencies are kept, by their names in JSON, with what people read.
+#: The calls whose latencies are recorded: their names in JSON, and in the text.
 CALLS = {
     "put": "put",
     "put_waited": "put that waited for room",
@@ -31,12 +31,12 @@ CALLS = {
     "take": "take, less its wait",
     "acknowledge": "acknowledge",
 }
-#: The quantiles that are told of, by their names in JSON.
+#: The reported quantiles, by their names in JSON.
 QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999}
 
-#: A quantile differs from that of the values themselves by at most this part of it (between LEAST and MOST).
+#: Maximum relative error of a quantile (between LEAST and MOST).
 RELATIVE_ERROR = 0.01
-#: Seconds: shorter and longer ones count as these; the longest is known exactly as well.
+#: Seconds; shorter and longer latencies count as these. The longest is also recorded exactly.
 LEAST, MOST = 1e-6, 1e4
 # The middle of a bucket is at most RELATIVE_ERROR from both of its ends.
 _LOG_GROWTH = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
@@ -44,9 +44,9 @@ _LOG_GROWTH = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of seconds in buckets that grow by a constant factor, so that quantiles have a constant relative error.
+    """Latencies in buckets that grow by a constant factor, so that quantiles have a bounded relative error.
 
-    `total` is the sum of all in nanoseconds, so that adding up is exact in any order, `longest` is in seconds.
+    `total` is the sum in nanoseconds, an integer, so that sums are exact in any order; `longest` is in seconds.
     """
 
     counts: Counter[int] = field(default_factory=Counter)
@@ -61,15 +61,15 @@ class Histogram:
         self.longest = max(self.longest, seconds)
 
     def merge(self, other: Histogram) -> None:
-        """Add the counts of another one: exactly what this one would have, had it counted both."""
+        """Add the counts of another histogram, exactly as if this one had counted both."""
         self.counts.update(other.counts)
         self.total += other.total
         self.longest = max(self.longest, other.longest)
 
     def quantile(self, q: float) -> float | None:
-        """Return the seconds that the part `q` of the latencies doesn't exceed, within RELATIVE_ERROR; None for none.
+        """Return the quantile `q` in seconds, within RELATIVE_ERROR; None without latencies.
 
-        It is a latency that was measured (the lowest of those with that rank), not one between two.
+        By nearest rank, not interpolated.
         """
         count = self.counts.total()
         rank = max(1, math.ceil(q * count - 1e-9))
@@ -81,7 +81,7 @@ class Histogram:
         return min(LEAST * math.exp(place * _LOG_GROWTH) * (1 + RELATIVE_ERROR), self.longest)
 
     def figures(self) -> dict[str, float | None]:
-        """Return mean, quantiles and maximum, in milliseconds; None where there is no latency."""
+        """Return mean, quantiles and maximum, in milliseconds; None without latencies."""
         count = self.counts.total()
         if not count:
             return dict.fromkeys(("mean_ms", *QUANTILES, "max_ms"))
@@ -93,14 +93,14 @@ class Histogram:
 class UidSums:
     """The uids of groups, in constant memory: their number, and the sum of their hashes.
 
-    Two ledgers that are equal have, but for one chance in 2^64, the same uids, each as often.
+    Two equal ledgers have the same uids with the same multiplicities, with an error probability of 2^-64.
     """
 
     count: int = 0
     total: int = 0
 
     def add(self, *uids: int) -> UidSums:
-        """Write down uids; return this ledger."""
+        """Add uids; return this ledger."""
         self.count += len(uids)
         self.total = (self.total + sum(xxh64_intdigest(uid.to_bytes(8, "big")) for uid in uids)) % (1 << 64)
         return self
@@ -111,7 +111,7 @@ class UidSums:
 
 @dataclass(slots=True)
 class Said:
-    """An error or a warning: how often, and its first text."""
+    """An error or a warning: its count, and its first text."""
 
     count: int
     first: str
@@ -119,13 +119,12 @@ class Said:
 
 @dataclass(slots=True)
 class Report:
-    """The counters of a process since it began, but for `latencies`, which are those since its last report.
+    """The counters of a process since its start, except `latencies`, which are those since its last report.
 
-    `refused`: puts that found no room within their time, and were put again. `starved`: takes that found no batch
-    within theirs. `late`: puts that were due, and weren't begun when the time was over. `in_doubt`: puts of which it
-    isn't known whether they were stored. `waits` are those of the buffer's calls, `waited` their seconds; `pauses` are
-    those of workers while there were enough groups. `cpu` is in seconds, `memory` in bytes; `last` says that the
-    process ends, as it should.
+    `refused`: puts that timed out waiting for room, and were retried. `starved`: takes that timed out. `late`: puts
+    that were due but not started at the end. `in_doubt`: puts that may or may not be stored. `waits` are the waits
+    inside the buffer's calls, `waited` their seconds; `pauses` are those of workers while there were enough groups.
+    `cpu` is in seconds, `memory` in bytes; `last` marks the final report of a process that ends normally.
     """
 
     put: UidSums = field(default_factory=UidSums)
@@ -147,24 +146,24 @@ class Report:
 
 
 class LoadCounter:
-    """Counts in a process: `report` is what is sent, and its latencies begin anew then."""
+    """The counters of a process. `report` is sent to the parent, and its latencies are cleared each time."""
 
     def __init__(self) -> None:
         self.report = Report()
-        #: The time from which latencies count: those of the first calls are of caches and connections.
+        #: Latencies before this time don't count: the first calls fill caches and open connections.
         self.counts_from = 0.0
 
     def latency(self, call: str, begun: float, seconds: float) -> None:
-        """Count the latency of a call that began, or was due, at a time of the monotonic clock."""
+        """Count the latency of a call that began, or was due, at `begun` of the monotonic clock."""
         if begun >= self.counts_from:
             self.report.latencies.setdefault(call, Histogram()).add(seconds)
 
     def held(self, waits: int, seconds: float) -> None:
-        """Note how often the calls of this process have waited until now, and for how long."""
+        """Record the total number of waits inside this process's calls, and their seconds."""
         self.report.waits, self.report.waited = waits, seconds
 
     def error(self, call: str, error: BaseException) -> None:
-        """Count an error that a user would have seen."""
+        """Count an error that a user would see."""
         said = self.report.errors.setdefault((call, type(error).__name__), Said(0, str(error)))
         said.count += 1
         self.report.in_doubt += bool(getattr(error, "in_doubt", False))
@@ -174,13 +173,13 @@ class LoadCounter:
         self.report.warnings.setdefault(logger, Said(0, text)).count += 1
 
 
-# By the database
+# The database's statistics
 
-#: Buffers of loads have names that begin so: groups of others are somebody's.
+#: Prefix of the names of loads' buffers; other buffers may hold a user's groups.
 PREFIX = "replaybuf-bench-"
 _SAMPLE_SECONDS = 1.0
 
-# Whose database is it?
+# Other users of the database
 
 _GROUPS = """
 SELECT l.buffer, EXISTS (SELECT 1 FROM rb_group g WHERE g.lane = l.id) AS groups
@@ -189,15 +188,15 @@ _CHECKPOINTS = "SELECT DISTINCT buffer FROM rb_checkpoint WHERE buffer NOT LIKE 
 
 
 def refuse_others(url: str) -> None:
-    """Raise InputError for a database that holds groups or checkpoints of anybody else than a load."""
+    """Raise InputError for a database with groups or checkpoints in buffers other than those of loads."""
     try:
         reader = open_reader(url)
     except UnreachableError:
-        return  # a file that is made
+        return  # a file that will be created
     try:
         found = reader.read(_of_others)
     except NotADatabaseError:
-        return  # it has no tables, or whoever opens it says what it is
+        return  # without tables, or invalid, which opening the buffer reports
     if found:
         raise InputError(
             f"{reader.where} holds groups of {units.some(sorted(found))}: a load would take disk and locks from them. "
@@ -263,9 +262,9 @@ def _size(path: str) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-# Meanwhile
+# During the load
 
-# Sessions that work or hold a transaction, by what they wait for; the others only count as connections.
+# Active sessions and those in a transaction, by wait event; idle ones only count as connections.
 _SESSIONS = """
 SELECT CASE WHEN state = 'idle' THEN '' WHEN state LIKE 'idle in transaction%' THEN 'the client (in a transaction)'
     ELSE coalesce(wait_event_type || ' ' || wait_event, 'nothing (it runs)') END AS wait, count(*) AS sessions
@@ -274,10 +273,11 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type 
 
 
 class ActivitySampler:
-    """Looks at the database every second, in a thread of its own, until it is stopped.
+    """Samples the database's activity every second in a thread, inside a `with` block.
 
-    `groups` are those that could be taken then; `waits` counts how often sessions of PostgreSQL were seen waiting for
-    what; `connections` is the most that there were at once, `log_bytes` the longest log of SQLite.
+    `groups` is the number of groups available to take in the last sample; `waits` counts the sampled wait events of
+    PostgreSQL's sessions; `connections` is the maximum number of connections, `log_bytes` the maximum size of SQLite's
+    WAL.
     """
 
     def __init__(self, reader: Reader, buffer: str) -> None:
@@ -301,7 +301,7 @@ class ActivitySampler:
             try:
                 seen = self._reader.read_any(self._look, timeout=5)
             except ReplayBufError:
-                continue  # what the processes meet is counted
+                continue  # the processes count their own errors
             self.samples += 1
             if self._reader.path is not None:
                 self.log_bytes = max(self.log_bytes, _size(f"{self._reader.path}-wal"))

@@ -1,4 +1,4 @@
-"""A load: its settings, its groups, and what workers (puts) and trainers (takes, leases) do by a buffer's calls."""
+"""A load: its settings, its groups, and the loops of workers (puts) and trainers (takes, leases) over a buffer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 TASK = "bench"
 _GROUP = re.compile(r"(\d{1,4})x(\d{1,7})")
-_POOL = 1 << 20  # tokens that responses are cut out of
+_POOL = 1 << 20  # tokens from which responses are sliced
 _PROMPT_TOKENS = 64
 
 
@@ -32,11 +32,10 @@ class BenchSettings:
     """A load: `workers` processes put, `trainers` processes take `take` groups at a time, for `seconds`.
 
     A group has `rollouts` responses of `tokens` tokens each, as arrays or `lists`, and `extra` bytes in one array. A
-    worker puts `rate` groups a second (0: as fast as it can), up to `concurrency` of them at once, and `groups` at the
-    most (0: any number); when all have, the load ends. While there are more than `most` groups, which is looked at once
-    a second, workers pause (0: never). With a `capacity` the buffer itself holds puts back, exactly. Trainers train for
-    `step_seconds` after each batch. `joined`: others put into this buffer and take from it, too, and what is left there
-    stays.
+    worker puts `rate` groups a second (0: as fast as possible), up to `concurrency` concurrently, and at most `groups`
+    (0: any number); the load ends when all workers have. Workers pause while there are more than `most` groups, polled
+    once a second (0: never). With a `capacity` the buffer itself blocks puts, exactly. Trainers train for
+    `step_seconds` after each batch. `joined`: other loads use the same buffer, which isn't emptied at the end.
     """
 
     url: str
@@ -61,7 +60,7 @@ class BenchSettings:
     keep: bool = False
 
     def check(self) -> None:
-        """Raise InputError for settings with which nothing could be measured."""
+        """Raise InputError for settings that can't be measured."""
         if not self.workers and not self.trainers:
             raise InputError("neither workers nor trainers: nothing would be done; give --workers or --trainers")
         if not self.seconds > 0:
@@ -74,7 +73,7 @@ class BenchSettings:
             raise InputError("without --workers there is nothing to take, unless this load is to --join another one")
 
     def config(self, worker: str | None = None) -> ReplayBufferConfig:
-        """Return the config of the buffer, in the name of a worker."""
+        """Return the config of the buffer, with the name of a worker."""
         return ReplayBufferConfig(
             url=self.url,
             name=self.buffer,
@@ -87,7 +86,7 @@ class BenchSettings:
 
 
 def parse_group(text: str) -> tuple[int, int]:
-    """Return the rollouts of a group and the tokens of each: `8x4000`. Raises InputError."""
+    """Parse `8x4000`: return the rollouts of a group, and the tokens of each. Raises InputError."""
     found = _GROUP.fullmatch(text.strip().lower().replace(",", "").replace("_", ""))
     if found is None or not int(found[1]):
         raise InputError(f"{text!r:.50} is no group: write ROLLOUTSxTOKENS, as in 8x4000")
@@ -97,7 +96,7 @@ def parse_group(text: str) -> tuple[int, int]:
 
 
 class GroupMaker:
-    """Makes groups of new rollouts around arrays that are there already, so that making takes little of the time."""
+    """Makes groups of new rollouts over slices of preallocated arrays, which takes little time."""
 
     def __init__(self, settings: BenchSettings, number: int) -> None:
         random = np.random.default_rng(number)
@@ -109,7 +108,7 @@ class GroupMaker:
         self._made = 0
 
     def make(self) -> list[RolloutState]:
-        """Return a new group; no two of a load have the same tokens from the first on, or the same rollout ids."""
+        """Return a new group; no two groups of a load begin with the same tokens or have the same rollout ids."""
         self._made += 1
         group = [self._rollout(place) for place in range(self._settings.rollouts)]
         if self._settings.extra:
@@ -139,9 +138,9 @@ class GroupMaker:
 
 # Calls
 
-#: How long a put waits for room, and a take for a batch, before it is counted and made again.
+#: Timeouts of puts and takes, in seconds; timeouts are counted, and the calls retried.
 PUT_SECONDS, TAKE_SECONDS = 5.0, 30.0
-#: How long to pause after an error, so that a database that is gone isn't asked all the time.
+#: Pause after an error, in seconds, so that an unreachable database isn't called in a busy loop.
 PAUSE_SECONDS = 0.2
 _LOOK_SECONDS = 0.5
 MODEL_STEP, TRAIN_STEP = 1, 2
@@ -162,7 +161,7 @@ class Load:
 
     @property
     def over(self) -> bool:
-        """Whether the load has ended: no call begins after that."""
+        """Whether the load has ended: no further call begins."""
         return self.stop.is_set() or time.monotonic() >= self.until
 
     async def at(self, due: float) -> bool:
@@ -178,10 +177,10 @@ class Load:
 
 
 async def work(load: Load) -> None:
-    """Put groups, as fast as possible or each when it is due, and count.
+    """Put groups, as fast as possible or on schedule, and count.
 
-    With a rate, latency is that from when a put was due as well: a put that waits because another one is slow counts
-    with its wait, as a worker that isn't slowed down by the database would see it.
+    With a rate, latencies are also measured from when a put was due, so that the wait of a put behind a slow one counts
+    (no coordinated omission).
     """
     maker = GroupMaker(load.settings, load.number)
     arrivals = islice(_arrivals(load), load.settings.groups or None)
@@ -199,7 +198,7 @@ async def work(load: Load) -> None:
 
 
 def _arrivals(load: Load) -> Iterator[float]:
-    """Yield when puts are due: at a steady rate, with the workers out of step; without a rate always now."""
+    """Yield the due times of puts: at a constant rate, with an offset per worker; without a rate always now."""
     if not load.settings.rate:
         while time.monotonic() < load.until:
             yield time.monotonic()
@@ -212,7 +211,7 @@ def _arrivals(load: Load) -> Iterator[float]:
 
 
 async def _put(load: Load, maker: GroupMaker, due: float) -> None:
-    """Put a group, again if there was no room for it within PUT_SECONDS."""
+    """Put a group; retry if there is no room within PUT_SECONDS."""
     counter, room, group = load.counter, load.buffer.waits.for_room, maker.make()
     if not await _room(load):
         counter.report.late += bool(load.settings.rate)
@@ -243,7 +242,7 @@ async def _put(load: Load, maker: GroupMaker, due: float) -> None:
 
 
 async def _room(load: Load) -> bool:
-    """Wait while there are too many groups; return False if the load is over before."""
+    """Wait while there are too many groups; return False if the load ends first."""
     if load.room.is_set():
         return True
     begun = time.monotonic()
@@ -260,7 +259,7 @@ async def _room(load: Load) -> bool:
 
 
 async def train(load: Load) -> None:
-    """Take batches until `stop`, at first for as long as workers put, and count."""
+    """Take batches until the parent sets `stop` after the workers have ended, and count."""
     while not load.stop.is_set():
         try:
             await _train_step(load)
@@ -304,7 +303,7 @@ async def _train_step(load: Load) -> None:
 
 
 async def _unless_stopped(load: Load, call: Awaitable[T]) -> T | None:
-    """Return the result of a call; when the load is stopped it is cancelled, which leaves its groups in the store."""
+    """Return the result of a call; cancel it when the load is stopped, which leaves its groups in the store."""
     calling, stopping = asyncio.ensure_future(call), asyncio.create_task(load.stop.wait())
     try:
         await asyncio.wait((calling, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -321,7 +320,7 @@ async def _unless_stopped(load: Load, call: Awaitable[T]) -> T | None:
 
 
 def _check(settings: BenchSettings, items: list[StorageItem[object]]) -> None:
-    """Raise ReplayBufError for a group that isn't what was put."""
+    """Raise ReplayBufError for a group that differs from the one put."""
     for item in items:
         lengths = {len(rollout.response_ids) for rollout in item.item}  # type: ignore[attr-defined]
         if len(item.item) != settings.rollouts or lengths != {settings.tokens}:

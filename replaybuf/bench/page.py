@@ -130,7 +130,7 @@ def _processes(found: Mapping[str, Any]) -> str:
 def _database(results: Results) -> Iterator[str]:
     before, after, seen = (results[f"database_{when}"] for when in ("before", "after", "meanwhile"))
     if not after:
-        return  # it can't be read any more: the notes say so
+        return  # the database can't be read any more, as a note says
     sizes = f"{units.size(before['bytes'])} before, {units.size(after['bytes'])} after"
     if after["kind"] == "sqlite":
         yield (
@@ -173,7 +173,7 @@ _STYLE = " ".join(
 
 
 def check_picture() -> None:
-    """Raise MissingDriverError where a picture can't be drawn: better before a load than after it."""
+    """Raise MissingDriverError where a picture can't be drawn; called before the load."""
     needed("markupsafe", "the picture needs the package markupsafe: pip install markupsafe")
 
 

@@ -1,7 +1,7 @@
-"""A process of a load: a worker or a trainer, which reports to its parent once a second, and ends when that ends.
+"""A process of a load: a worker or a trainer, which reports to its parent once a second, and ends with its parent.
 
-Its parent sends `Go`, and `STOP` to end early or, to trainers, once the workers have ended. The end of the connection
-means that the parent is gone, also by kill -9: then the process ends, and the first one removes the load's groups.
+The parent sends `Go`, and `STOP` to end early or, to trainers, once the workers have ended. A closed connection means
+that the parent is dead, also by kill -9: then the process ends, and the first one removes the load's groups.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from replaybuf.errors import ReplayBufError
 
 Role = Literal["worker", "trainer"]
 
-#: From a process that has opened the buffer.
+#: Message from a process that has opened the buffer.
 READY = "ready"
 STOP = "stop"
-#: To workers: that there are enough groups, and that there is room again.
+#: Messages to workers: there are enough groups, and there is room again.
 PAUSE, GO_ON = "pause", "go on"
 _REPORT_SECONDS = 1.0
-#: How long a process without a parent may take to end, and how long the first one waits for the others.
+#: Seconds in which a process without a parent must end, and for which the first one waits for the others.
 _ORPHAN_SECONDS, _OTHERS_SECONDS = 40.0, 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Begin: times of the monotonic clock, which all processes of a machine share."""
+    """The message to begin: times of the monotonic clock, which all processes of a machine share."""
 
     start: float
     until: float
@@ -46,7 +46,7 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The process ends because of this."""
+    """The message from a process that ends with an error."""
 
     why: str
 
@@ -72,7 +72,7 @@ class _Child:
         self._stop, self._room = asyncio.Event(), asyncio.Event()
         self._room.set()
         self._orphaned = False
-        self._cpu = 0.0  # of this process until it was told to begin
+        self._cpu = 0.0  # CPU time of this process before `Go`
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -80,7 +80,7 @@ class _Child:
         logging.getLogger("replaybuf").addHandler(_Warnings(self._counter))
         threading.Thread(target=self._listen, args=(loop,), daemon=True).start()
         async with self._settings.config(f"{self._role}-{self._number}").build() as buffer:
-            await buffer.count(TASK, "completed")  # opens it
+            await buffer.count(TASK, "completed")  # opens the buffer
             await self._send(READY)
             go = await self._go
             await self._load(buffer, go)
@@ -103,7 +103,7 @@ class _Child:
     async def _report(self, *, last: bool = False) -> None:
         counted, cpu = self._counter.report, time.process_time() - self._cpu
         report = replace(counted, cpu=cpu, memory=_resident(), last=last)
-        counted.latencies = {}  # the others are pickled in another thread
+        counted.latencies = {}  # a new dict, since the old one is pickled in another thread
         await self._send(report)
 
     async def _send(self, message: Any) -> None:
@@ -114,14 +114,14 @@ class _Child:
                 self._hear(None)
 
     async def _clean_up(self, buffer: ReplayBuffer) -> None:
-        """Remove the groups of a load whose parent is gone: by the first process, when the others have ended."""
+        """If this is the first process, remove the groups of a load whose parent is dead, after the others' end."""
         first = self._number == 0 and (self._role == "worker" or not self._settings.workers)
         if first and not (self._settings.keep or self._settings.joined):
             await asyncio.sleep(_OTHERS_SECONDS)
             await buffer.delete({})
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hear what the parent says, in a thread of its own."""
+        """Receive the parent's messages, in a thread."""
         while True:
             try:
                 message = self._connection.recv()
@@ -134,7 +134,7 @@ class _Child:
                 os._exit(1)
 
     def _hear(self, message: Go | str | None) -> None:
-        """Do what the parent says; None means that it is gone."""
+        """Handle a message of the parent; None means that the parent is dead."""
         if isinstance(message, Go):
             if self._go is not None and not self._go.done():
                 self._go.set_result(message)
@@ -152,7 +152,7 @@ class _Child:
 
 
 class _Warnings(logging.Handler):
-    """Counts what the log says, so that sixty processes don't write it to one terminal."""
+    """Counts the log's warnings, so that sixty processes don't write them to one terminal."""
 
     def __init__(self, counter: LoadCounter) -> None:
         super().__init__(logging.WARNING)
@@ -163,7 +163,7 @@ class _Warnings(logging.Handler):
 
 
 def _resident() -> int:
-    """Return the resident memory of this process in bytes, where the system says it; else the most it ever had."""
+    """Return the resident memory of this process in bytes; its maximum where the system reports only that."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

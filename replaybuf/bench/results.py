@@ -1,4 +1,4 @@
-"""Results of a load as plain values for JSON: rates, quantiles, waits, and the bottleneck as far as it is known."""
+"""Results of a load as plain values for JSON: rates, quantiles, waits, and the bottleneck if it was found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replaybuf.redact import redact_words
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import fill_model_steps
 
-#: From these parts on, something is the limit: of time waited, of processors used, of the puts that were due.
+#: Thresholds of a bottleneck, as fractions: of time waited, of processors used, of the due puts that were made.
 _MUCH_WAITING, _MUCH_BUSY, _ENOUGH = 0.2, 0.9, 0.98
 _FEW_SAMPLES = 20
 
@@ -85,14 +85,14 @@ def results_of(outcome: Outcome) -> Results:
 
 
 def passed(results: Results) -> bool:
-    """Return whether no user would have seen an error, and no group was lost or doubled."""
+    """Return whether there were no errors, and no group was lost or duplicated."""
     return (
         not (results["errors"] or results["failed"] or results["notes"]) and results["ledger"]["balanced"] is not False
     )
 
 
 def bytes_of_group(settings: BenchSettings) -> int:
-    """Return the bytes that the store keeps for a group, without its metadata."""
+    """Return the stored bytes of a group, without its metadata."""
     codec = Codec(RolloutType(RolloutState))
     group = GroupMaker(settings, 0).make()
     for rollout in group:
@@ -135,15 +135,15 @@ def _told(one: Said) -> dict[str, Any]:
 
 
 def _part(seconds: float, children: Sequence[Child], outcome: Outcome, at_once: int) -> float:
-    """Return the fraction of the time of processes with so many concurrent calls that these seconds are."""
+    """Return `seconds` as a fraction of the processes' time, with `at_once` concurrent calls each."""
     time = outcome.seconds * len(children) * at_once
     return min(1.0, seconds / time) if time else 0.0
 
 
 def ledger_of(put: UidSums, taken: UidSums, outcome: Outcome) -> dict[str, Any]:
-    """Return whether the groups that were put are those that were taken or are left; None where others joined in.
+    """Return the ledger: counts of groups, and whether those put are exactly those taken or left (`balanced`).
 
-    A put whose answer was lost, or whose process was killed, may have been stored: so many groups more may be there.
+    `balanced` is None if that is unknown: with other loads, unreadable groups, puts in doubt or killed processes.
     """
     left, in_doubt = outcome.left or UidSums(), _sum(outcome.children, "in_doubt")
     killed = sum(child.why is not None for child in outcome.children)
@@ -187,11 +187,11 @@ def _second(one: Second, before: Second) -> dict[str, Any]:
     return found
 
 
-# What held it back
+# Bottlenecks
 
 
 def limits_of(results: Results) -> list[str]:
-    """Return sentences about what held the load back."""
+    """Return sentences about the bottlenecks of the load."""
     found, waits = _of_puts(results), results["waits"]["for_groups"]
     if results["processes"]["trainers"] is not None and waits["part_of_time"] >= _MUCH_WAITING:
         found.append(f"Trainers waited for groups {waits['part_of_time']:.0%} of their time: takes could be more.")

@@ -23,15 +23,15 @@ from replaybuf.storage.sql.inspection.measures import count_unswept
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.writer import forget_buffer
 
-#: Seconds: for processes to open the buffer (and for each of them), and to end when they are told to.
+#: Timeouts in seconds: for the processes to open the buffer (in all, and more for each), and to end after `STOP`.
 _OPENING, _OPENING_EACH, _ENDING = 60.0, 1.0, 60.0
-_SOON = 0.3  # from the moment when all are ready to the first call
-#: At the beginning of a load all processes connect and prepare statements at once. The latencies of these seconds
-#: don't count: so many, or so many for each process if that is more, but no more than this part of the load.
+_SOON = 0.3  # seconds from when all processes are ready to the first call
+#: At the beginning of a load all processes connect and prepare statements at once. Latencies of this warm-up don't
+#: count: seconds, or seconds per process if that is more, but at most this fraction of the load.
 _WARM_UP, _WARM_UP_EACH, _WARM_UP_PART = 3.0, 0.1, 0.15
 _LOOK_SECONDS = 0.2
 _SWEEP_SECONDS = 60.0
-#: What is imported once, by the process that all others are forked from.
+#: Modules that the fork server imports once, before it forks the processes.
 PRELOADED = ["replaybuf.bench.process"]
 
 Tell = Callable[[str], object]
@@ -39,7 +39,7 @@ Tell = Callable[[str], object]
 
 @dataclass(slots=True)
 class Child:
-    """A process: what it reported last, and how it ended (`why`; None if as it should)."""
+    """A process: its last report, and the reason of its end (`why`; None after a normal one)."""
 
     role: Role
     number: int
@@ -59,7 +59,7 @@ class Child:
 
 @dataclass(slots=True)
 class Second:
-    """A second of a load, when it was over: totals until then, and the latencies within it, by call."""
+    """A second of a load: its end, the totals until then, and the latencies within it, by call."""
 
     at: float
     put: int
@@ -69,12 +69,12 @@ class Second:
 
 @dataclass(slots=True)
 class Outcome:
-    """All that is known of a load when it is over.
+    """The measurements of a load.
 
-    `began` is in seconds since the epoch; `seconds` is how long puts were begun. `left` are the groups in the buffer at
-    the end, None if they can't be read; `notes` say so. `signalled`: the number of the signal that ended it early, 0
-    for none. `busy`: the part of this machine's processors that was used, None where the system doesn't say. `load`:
-    the system's load average at the end.
+    `began` is in seconds since the epoch; `seconds` is the time in which puts were begun. `left` are the groups in the
+    buffer at the end, None if they can't be read, with the reason in `notes`. `signalled`: the number of the signal
+    that ended the load early, 0 for none. `busy`: the used fraction of this machine's processors, None if unknown.
+    `load`: the system's load average at the end.
     """
 
     settings: BenchSettings
@@ -96,10 +96,10 @@ class Outcome:
 
 
 def run(settings: BenchSettings, tell: Tell) -> Outcome:
-    """Run a load, clean up, and return what came out; `tell` gets a line of progress every few seconds.
+    """Run a load, clean up, and return its outcome; `tell` gets a line of progress every few seconds.
 
-    Ctrl-C and SIGTERM end it early, with what was measured until then. Raises InputError for a database that holds
-    groups of others, and ReplayBufError if the processes can't begin.
+    Ctrl-C and SIGTERM end it early, with the measurements so far. Raises InputError for a database with other groups
+    than those of loads, and ReplayBufError if a process can't open the buffer.
     """
     settings.check()
     refuse_others(settings.url)
@@ -119,7 +119,7 @@ def run(settings: BenchSettings, tell: Tell) -> Outcome:
 
 
 def _open(settings: BenchSettings) -> None:
-    """Make the database and its schema if they aren't there."""
+    """Create the database and its schema if they don't exist."""
 
     async def look() -> None:
         async with settings.config("bench").build() as buffer:
@@ -130,7 +130,7 @@ def _open(settings: BenchSettings) -> None:
 
 @contextmanager
 def _signals(outcome: Outcome) -> Iterator[None]:
-    """Note Ctrl-C and SIGTERM in this block, instead of ending at once; a second one ends the process."""
+    """Record SIGINT and SIGTERM in the block instead of ending; a second signal ends the process."""
 
     def note(number: int, _: FrameType | None) -> None:
         if outcome.signalled:
@@ -171,12 +171,12 @@ def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
 
 
 def _start(settings: BenchSettings) -> list[Child]:
-    # Forked from a process that has imported everything: 64 interpreters that start take a minute of two processors.
+    # Forked from a process that has imported everything: starting 64 interpreters takes a minute on two processors.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(PRELOADED)
-    # Read when numpy is imported: the threads of a linear algebra library would be of no use here.
+    # Read at the import of numpy: BLAS threads would be useless here.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     children = []
     roles: Sequence[tuple[Role, int]] = (("worker", settings.workers), ("trainer", settings.trainers))
@@ -246,12 +246,12 @@ def _let_go(outcome: Outcome, sampler: ActivitySampler, tell: Tell) -> None:
 
 
 def _send(child: Child, message: Any) -> None:
-    with suppress(OSError):  # it has ended; its end is heard
+    with suppress(OSError):  # the process has ended, which `_hear` handles
         child.connection.send(message)
 
 
 def _hear(outcome: Outcome) -> None:
-    """Read what processes have sent, for a moment."""
+    """Handle messages of processes, for at most `_LOOK_SECONDS`."""
     open_ones = {child.connection: child for child in outcome.children if not child.ended}
     for connection in wait([*open_ones], _LOOK_SECONDS):
         child = open_ones[connection]  # type: ignore[index]
@@ -284,7 +284,7 @@ def _take_in(outcome: Outcome, child: Child, report: Report) -> None:
 
 
 def _note_second(outcome: Outcome, start: float, *, last: bool = False) -> None:
-    """Begin a new second of the load, if the one before is over."""
+    """Update the current second of the load, and begin the next one when it is over."""
     at, seconds = time.monotonic() - start, outcome.over_time
     if seconds:
         seconds[-1].put, seconds[-1].taken = totals(outcome)
@@ -294,7 +294,7 @@ def _note_second(outcome: Outcome, start: float, *, last: bool = False) -> None:
 
 
 def totals(outcome: Outcome) -> tuple[int, int]:
-    """Return how many groups were put and taken until now."""
+    """Return the numbers of groups put and taken so far."""
     reports = [child.report for child in outcome.children]
     return sum(one.put.count for one in reports), sum(one.taken.count for one in reports)
 
@@ -308,7 +308,7 @@ def _progress(outcome: Outcome, at: float) -> str:
 
 
 def _end(children: Sequence[Child]) -> None:
-    """See to it that no process is left."""
+    """Terminate the remaining processes, or kill them."""
     for child in children:
         if not child.ended:
             child.process.terminate()
@@ -321,7 +321,7 @@ def _end(children: Sequence[Child]) -> None:
 
 
 def said(outcome: Outcome, what: str) -> dict[Any, Said]:
-    """Return all `errors` or `warnings`."""
+    """Return the `errors` or `warnings` of all processes."""
     every: dict[Any, Said] = {}
     for child in outcome.children:
         for key, one in getattr(child.report, what).items():
@@ -333,7 +333,7 @@ def said(outcome: Outcome, what: str) -> dict[Any, Said]:
 
 
 def _clean_up(settings: BenchSettings, reader: Reader, tell: Tell) -> None:
-    """Remove the groups of the load, wait until their payloads are swept, and forget the buffer."""
+    """Remove the groups of the load, wait until their payloads are swept, and remove the buffer's records."""
 
     async def remove() -> None:
         async with settings.config("bench").build() as buffer:
@@ -351,7 +351,7 @@ def _clean_up(settings: BenchSettings, reader: Reader, tell: Tell) -> None:
 
 
 def _processor_times() -> tuple[int, int] | None:
-    """Return the time that all processors were idle, and all their time, in ticks; None where it isn't known."""
+    """Return the idle time of all processors, and their total time, in ticks; None if unknown."""
     if not sys.platform.startswith("linux"):
         return None
     try:

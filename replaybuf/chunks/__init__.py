@@ -1,4 +1,4 @@
-"""Chunks of worker fragments: a thin layer over `ReplayBuffer`, which it uses by its public methods only."""
+"""Chunks of worker fragments: a thin layer over the public methods of `ReplayBuffer`."""
 
 from replaybuf.chunks.chunk_buffer import ChunkBuffer, ChunkBufferConfig, SyncChunkBuffer
 from replaybuf.chunks.fragments import Chunk, OldestVersionPolicy, Selection

@@ -1,4 +1,4 @@
-"""The chunk buffer: fragments in, each of which has to follow the one before it, and chunks out. And its config."""
+"""The chunk buffer, which joins consecutive fragments into chunks, and its config."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ OnProblem = Literal["error", "drop"]
 BeginSessions = Literal["advance", "put"]
 
 _POLL_SECONDS = 0.02
-# The number of workers whose progress is remembered between puts; that of others is read.
+# Maximum number of workers whose progress is cached between puts.
 _REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A worker's progress as last seen here, and the groups that it was read from; valid while these are all there."""
+    """A worker's cached progress, and the groups from which it was read; valid while all these groups exist."""
 
     label: Session
     session: int
@@ -64,8 +64,8 @@ class ChunkBuffer:
     than `max_staleness` ahead of it. If the first fragments of a chunk are too stale when it is complete, they are
     removed, and the chunk begins after them.
 
-    Sessions are numbers that grow, or texts. `begin_sessions` says who begins one: only `advance`, so that a worker
-    with a wrong session does no harm; or also the first fragment of a session ("put").
+    Sessions are increasing numbers, or texts. `begin_sessions` selects the calls that begin a session: only `advance`,
+    so that a worker with a wrong session does no harm; or also the put of its first fragment ("put").
     """
 
     def __init__(
@@ -120,21 +120,20 @@ class ChunkBuffer:
     # Putting
 
     async def put(self, data: Any, *, worker: str, index: int, session: Session, version: int) -> bool:
-        """Store a fragment, and make the chunk that it completes. Return False if it was dropped and counted.
+        """Store a fragment, and make the chunk that it completes, if any. Return False if it was dropped and counted.
 
         `data` is a value that the codec can write: numpy arrays, dicts, lists, numbers, texts, bytes. `index` is the
-        fragment's place among those of the worker, `session` the training session (a number or a text), `version` the
-        version of the model that made it. The first fragment of all begins its session, with the model at the
+        fragment's position among those of the worker, `session` the training session (a number or a text), `version`
+        the version of the generating model. The very first fragment begins its session, with the model at the
         fragment's version; later sessions are begun by `advance`, or with `begin_sessions="put"` by any fragment.
 
-        When this returns True, the fragment is committed, and so is the chunk that it completed. After a put that
-        failed or was cancelled, the fragment may or may not be stored: put it again.
+        When this returns True, the fragment and the chunk that it completed are committed. After a failed or cancelled
+        put, the fragment may or may not be stored: put it again.
 
-        A fragment that doesn't follow the ones before it is a problem: a "duplicate" has an index below the one
-        expected, a "gap" one above it, and a "session" is over or hasn't begun. With `on_problem="error"` the put
-        raises FragmentError and changes nothing. With "drop" the fragment is counted (`dropped`) and not stored. At a
-        gap, the unfinished fragments before it are dropped instead, because nothing can follow them any more, and the
-        next chunk starts at this one.
+        A fragment out of sequence is a problem: a "duplicate" has an index below the expected one, a "gap" one above
+        it, and with a "session" problem its session is over or hasn't begun. With `on_problem="error"` the put raises
+        FragmentError and changes nothing. With "drop" the fragment is counted (`dropped`) and not stored. At a gap, the
+        unfinished fragments before it are dropped instead, and the next chunk starts at this one.
 
         Also raises InputError, EncodeError and StorageError; then nothing is stored.
         """
@@ -148,7 +147,7 @@ class ChunkBuffer:
         uid = await self._ledger.store(fragment, known.session, last=last)
         if last:
             progress = await self._ledger.join(worker, known.session)
-            if progress is None:  # the session is over
+            if progress is None:  # the session has ended meanwhile
                 return True
             known = replace(known, next=progress.next, end=progress.end, worker=progress.uids)
         else:
@@ -159,7 +158,7 @@ class ChunkBuffer:
         return True
 
     async def forget(self, worker: str) -> int:
-        """Remove the unfinished fragments of a worker that starts anew; its next one may have any index.
+        """Remove the unfinished fragments of a restarted worker; its next one may have any index.
 
         Return the number removed.
         """
@@ -168,7 +167,7 @@ class ChunkBuffer:
         return await self._ledger.forget(worker)
 
     async def expected(self, worker: str) -> int | None:
-        """Return the index expected of a worker's next fragment, or None if any will do."""
+        """Return the expected index of a worker's next fragment, or None if any is accepted."""
         check_task_name(worker, "worker")
         state = await self._ledger.state()
         progress = state and await self._ledger.join(worker, state.session)
@@ -178,19 +177,19 @@ class ChunkBuffer:
         """Return the number of problems of each kind since the beginning, over all processes.
 
         "gap", "duplicate" and "session" are counted by `put` with `on_problem="drop"`, "stale" counts chunks that were,
-        or became, too stale, and "damaged" those with a fragment that can't be decoded.
+        or became, too stale, and "damaged" chunks with a fragment that can't be decoded.
         """
         return await self._ledger.dropped()
 
     # The model
 
     async def advance(self, version: int, *, session: Session | None = None) -> int:
-        """Move the model to this version (of this session; default: the store's). Return how many chunks were removed.
+        """Move the model to a version (of a session; default: the store's). Return the number of chunks removed.
 
-        A `session` that is above the store's, or a text that is new, begins: unfinished fragments, chunks and the
-        selection of older ones are removed, and so are chunks more than `max_staleness` versions behind. Every
-        rank may call it: a version that the store has already reached or passed changes nothing. Raises InputError if
-        the session is over, or isn't known yet.
+        A `session` above the store's, or a new text, begins: unfinished fragments, chunks and the selection of older
+        sessions are removed, and so are chunks more than `max_staleness` versions behind. Idempotent, so that every
+        rank may call it: a version that the store has reached or passed changes nothing. Raises InputError if the
+        session is over, or isn't known yet.
         """
         version = check_number(version, "version")
         label = None if session is None else check_session(session)
@@ -206,18 +205,18 @@ class ChunkBuffer:
     async def fetch(self, n: int, *, timeout: float | None) -> Selection:
         """Draw `n` chunks uniformly at random, as soon as there are enough; each is drawn up to `max_reuse` times.
 
-        From now on `prepared()` returns this selection in every process. It is written before the draw is settled, so
-        nothing is lost if this process dies within the call, or the call is cancelled: either the chunks are back,
-        after `lease_seconds` at the latest, and the draw doesn't count, though `prepared()` may already show the
-        selection; or the draw counts, and `prepared()` has the selection.
+        Afterwards `prepared()` returns this selection in every process. It is stored before the draw is acknowledged,
+        so nothing is lost if this process dies within the call, or the call is cancelled: either the chunks come back,
+        after `lease_seconds` at the latest, and the draw doesn't count, though `prepared()` may already return the
+        selection; or the draw counts, and `prepared()` returns the selection.
 
-        Raises NotReadyError (a TimeoutError) after `timeout` seconds (None: never), saying what was missing; then
-        nothing was drawn. Raises InputError for more chunks than `max_chunks`.
+        Raises NotReadyError (a TimeoutError), with the reason, after `timeout` seconds (None: never); then nothing was
+        drawn. Raises InputError for more chunks than `max_chunks`.
         """
         n = check_number(n, "n", least=1)
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
-        for worker, session in await self._ledger.unmade():  # their processes died just then
+        for worker, session in await self._ledger.unmade():  # left by processes that died before making the chunk
             await self._ledger.join(worker, session)
         while True:
             try:
@@ -232,7 +231,7 @@ class ChunkBuffer:
                 ) from None
 
     async def prepared(self, *, after: int | None = None, timeout: float | None = 0) -> Selection:
-        """Return the selection of the last `fetch` of any process; with `after`, one with a higher number than that.
+        """Return the selection of the last `fetch` of any process; with `after`, wait for one with a higher number.
 
         Raises NotReadyError (a TimeoutError) if there is none within `timeout` seconds (None: for ever).
         """
@@ -273,7 +272,7 @@ class ChunkBuffer:
             await lease.acknowledge()
             return Selection(number, tuple(chunks))
         except BaseException:
-            with contextlib.suppress(ReplayBufError):  # otherwise they come back when the lease ends
+            with contextlib.suppress(ReplayBufError):  # on failure, they come back when the lease ends
                 await lease.give_back()
             raise
         finally:
@@ -282,14 +281,14 @@ class ChunkBuffer:
     # Joining
 
     async def _still(self, fragment: Fragment, known: _Known) -> bool:
-        """Return whether the fragment follows those that were put here, and nobody else has put any since."""
+        """Return whether the fragment follows the cached progress, and that is still current in the store."""
         if (known.label, known.next) != (fragment.session, fragment.index):
             return False
         there = await self._ledger.all_there((*known.state, *known.worker))
         return there and not await self._ledger.goes_on(fragment.worker, known.session, known.next)
 
     async def _find_place(self, fragment: Fragment) -> _Known | None:
-        """Return the place of the fragment, after the steps that come before it; None if it is to be dropped."""
+        """Return the fragment's progress entry, after finishing pending steps; None if the fragment is dropped."""
         worker, index, label = fragment.worker, fragment.index, fragment.session
         for _ in range(ATTEMPTS):
             state = await self._state_for(fragment)
@@ -305,7 +304,7 @@ class ChunkBuffer:
                 return None
             if progress is not None and not self._drops:
                 raise fragment.error("gap", progress.next)
-            # Another process may begin this worker at the same time: the next read shows it.
+            # On a conflict with another process that begins this worker, the next attempt reads its cursor.
             begun = await self._ledger.begin(worker, session, index, progress)
             if begun and progress is not None:
                 await self._ledger.drop("gap")
@@ -317,12 +316,12 @@ class ChunkBuffer:
         await self._ledger.drop(kind)
 
     async def _state_for(self, fragment: Fragment) -> ModelState:
-        """Return the model's state; the fragment's, if it begins its session."""
+        """Return the model's state, which is moved to the fragment's session if the fragment begins that."""
         state, label = await self._ledger.state(), fragment.session
         if state is None or (self._begins and label != state.label and not state.is_over(label)):
             state = await self._ledger.move(label, fragment.version)
         if self._ledger.cleared is None or self._ledger.cleared < state.session:
-            # The process that began the session may have died before this; nothing of the session is stored before.
+            # The process that began the session may have died before this, which precedes any fragment of the session.
             await self._ledger.clear(state)
         return state
 
@@ -331,14 +330,14 @@ class ChunkBuffer:
 class SyncChunkBuffer(SyncBuffer[ChunkBuffer]):
     """A `ChunkBuffer` whose calls block until they are done. Built by `ChunkBufferConfig(...).build_sync()`.
 
-    What `SyncReplayBuffer` says of threads, processes and Ctrl-C is true of it, too.
+    Threads, processes and Ctrl-C are handled as in `SyncReplayBuffer`.
     """
 
     name: str
 
     @property
     def buffer(self) -> SyncReplayBuffer:
-        """The buffer that this is a layer over."""
+        """The underlying buffer."""
         return SyncReplayBuffer(self.asynchronous.buffer)
 
     close = mirrored(ChunkBuffer.close, end)
@@ -351,27 +350,25 @@ class SyncChunkBuffer(SyncBuffer[ChunkBuffer]):
     prepared = mirrored(ChunkBuffer.prepared, run)
 
 
-# Fields that the chunk buffer has, not the store below it.
+# Fields of the chunk buffer, not of the underlying store.
 _OWN = ("name", "fragments_per_chunk", "max_staleness", "on_problem", "begin_sessions", "lease_seconds")
 
 
 class ChunkBufferConfig(ReadableConfig):
-    """Where chunks are stored, how large they are, and when they are removed.
+    """The database of a chunk buffer, the size of chunks, and the rules for their removal.
 
     `url`, `seed`, `durability`, `compression`, `lock_timeout`, `reconnect_timeout`, `password` and
-    `allow_network_filesystem` are those of ReplayBufferConfig; `name` (`chunks`) tells several chunk buffers in one
-    database apart (`replaybuf ls URL --buffer chunks`). All processes that open the same name should have the same
-    rules.
+    `allow_network_filesystem` are those of ReplayBufferConfig; `name` (`chunks`) distinguishes several chunk buffers in
+    one database (`replaybuf ls URL --buffer chunks`). All processes that open the same name should have the same rules.
 
     - `fragments_per_chunk`: the number of consecutive fragments of a worker in a chunk.
     - `max_chunks` (None): beyond it the chunks of the lowest version are evicted.
     - `max_staleness` (None): a chunk is removed when the model is more than this many versions ahead of it.
     - `max_reuse` (1): a chunk is removed by its n-th draw; 0 keeps it.
-    - `on_problem` (`error`): what `put` does with a fragment that doesn't follow the ones before it: raise
-      FragmentError, or count it and go on (`drop`).
+    - `on_problem` (`error`): a put of a fragment out of sequence raises FragmentError, or counts and drops it (`drop`).
     - `begin_sessions` (`advance`): a session is begun by `advance` only, or also by its first fragment (`put`): then
-      one worker that names a wrong one empties the buffer.
-    - `lease_seconds` (as of leases): if a process dies within `fetch`, the chunks that it drew are back after it.
+      one worker with a wrong session empties the buffer.
+    - `lease_seconds` (as of leases): if a process dies within `fetch`, its chunks come back after this time.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_CHUNKS_"
@@ -410,7 +407,7 @@ class ChunkBufferConfig(ReadableConfig):
             max_times_sampled=self.max_reuse,
             capacity=self.max_chunks,
             remover=OldestVersionPolicy,
-            # A fetch holds its chunks for the time of a write: a failure of it says nothing against them.
+            # A fetch leases its chunks for the time of a write: its failure isn't the chunks' fault.
             max_deliveries=0,
             rollout_type=dict,
             **{name: getattr(self, name) for name in shared},

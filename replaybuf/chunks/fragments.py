@@ -12,20 +12,20 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.storage.values import StorageItem
 
-#: Why a fragment is not stored; "stale" and "damaged" are chunks that can't be made.
+#: Why a fragment is not stored; DROPPED adds the reasons for chunks.
 Problem = Literal["gap", "duplicate", "session"]
 DROPPED = ("gap", "duplicate", "session", "stale", "damaged")
 
 #: A session: a number, or a text.
 Session = int | str
 
-# Keys have at most 200 characters, and also hold two numbers.
+# Characters; keys have at most 200, and also hold numbers.
 _MAX_WORKER = 150
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A fragment on its way into the store."""
+    """A fragment to be stored."""
 
     data: Any
     worker: str
@@ -42,7 +42,7 @@ class Fragment:
         object.__setattr__(self, "session", check_session(self.session))
 
     def error(self, kind: Problem, expected: Session, *, over: bool = True) -> FragmentError:
-        """Return the error for not following the fragments before it; `over` is that of its session."""
+        """Return the error for a fragment out of sequence; `over` says whether its session has ended."""
         worker, index, session = self.worker, self.index, self.session
         state = "is over" if over else "hasn't begun"
         why = {
@@ -65,10 +65,10 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Consecutive fragments of one worker, as they were put.
+    """Consecutive fragments of one worker, as put.
 
     `start` is the index of the first one, `versions` are their model versions. The chunk's `version` is the lowest of
-    them. `times_sampled` counts its draws, this one included. `uid` identifies it in the store.
+    these. `times_sampled` counts its draws, this one included. `uid` is that of its group.
     """
 
     uid: int
@@ -121,10 +121,10 @@ class Selection:
 
 
 class OldestVersionPolicy(ReplayPolicy):
-    """Lowest model version first, then oldest: the order in which chunks are evicted when there are too many.
+    """Lowest model version first, then oldest: the order of evictions beyond `max_chunks`.
 
     A chunk's priority is its version. Unlike `staleness` it doesn't depend on the time and the process of the put, so a
-    new chunk is compared fairly even if its process hasn't noticed yet that the model has moved on.
+    new chunk is compared correctly even if its process hasn't yet read the model's new version.
     """
 
     name = "oldest_version"

@@ -1,27 +1,27 @@
-"""The groups that the store holds besides chunks, and the steps that change them, each of them one transaction.
+"""The groups stored besides chunks, and the operations on them, each of which is one transaction.
 
-Every worker has the fragments that are in no chunk yet, and a *cursor*: a tiny group that says at which index its next
-chunk starts and how many fragments it will have. These give the fragment that is expected next. A chunk is made in two
-steps, because a put stores one group:
+Every worker has its fragments that are in no chunk yet, and a *cursor*: a tiny group with the start index and the
+number of fragments of its next chunk. Together they give the index that is expected next. A chunk is made in two steps,
+because a put stores one group:
 
 1. Put the chunk, in place of the cursor and of all its fragments except the last.
 2. Put the next cursor, in place of the last fragment.
 
-So a fragment without a cursor is the last of a chunk that was made, and says where the next cursor belongs. A process
-that finds all fragments of a chunk together with their cursor makes the chunk. Both steps name the groups that they
-replace, so of several processes that try the same, one succeeds and the others get a ConflictError. A process may die
-between any two steps: the next one goes on from there.
+So a fragment without a cursor is the last one of an existing chunk, and its index gives the next cursor. A process that
+reads all fragments of a chunk together with their cursor makes the chunk. Both steps name the groups that they replace,
+so of several processes that try the same step, one succeeds and the others get a ConflictError. A process may die
+between any two steps: the next process continues from there.
 
-A put that was delayed for long may store groups below the cursor. They are ignored, and removed with the next chunk.
+A put that was delayed for long may store groups below the cursor, which are ignored, and removed with the next chunk.
 
-A worker that is *forgotten* starts again: a tiny group whose uid is part of the keys of its next chunks, so that one of
-the same start is beside those from before.
+For a *forgotten* (restarted) worker there is a tiny group whose uid is part of the keys of its next chunks, so that a
+chunk with the same start doesn't replace an earlier one.
 
 The model's *state*, its session and version, is the highest of some tiny groups. A higher one replaces those that its
-writer has seen, so it never goes back. Sessions are numbered in the order in which they begin; one that is a text has
-the number after that of the session before it, and the state has its name and the names of those that are over.
+writer has read, so the state never goes back. Sessions are numbered in the order of their beginnings; a session named
+by a text gets the next number, and the state has its name and the names of ended sessions.
 
-All of these groups are ARCHIVED: they are never drawn, and neither `len` nor the capacity counts them.
+All these groups are ARCHIVED: they are never drawn, and neither `len` nor the capacity counts them.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from replaybuf.errors import ConflictError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
 
-# The number of sessions that are over whose names are kept, so that none of them begins again.
+# The number of ended sessions whose names are kept, so that none of them begins again.
 _ENDED = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The session and version of the model; `uids` are the groups that say so.
+    """The session and version of the model; `uids` are the groups that store them.
 
-    `session` is the session's number, `name` its name if it is a text; `ended` are the texts that are over.
+    `session` is the session's number, `name` its name if it is a text; `ended` are the names of ended sessions.
     """
 
     session: int
@@ -57,7 +57,7 @@ class ModelState:
 
     @property
     def label(self) -> Session:
-        """The session as its workers call it."""
+        """The session as in the workers' puts: its name, or its number."""
         return self.session if self.name is None else self.name
 
     def is_over(self, label: Session) -> bool:
@@ -68,9 +68,9 @@ class ModelState:
 
 
 def moved(state: ModelState | None, label: Session | None, version: int) -> ModelState | None:
-    """Return the state after a move to a session (None: the present one) and version; None if nothing moves.
+    """Return the state after a move to a session (None: the current one) and version; None if the state doesn't change.
 
-    Nothing moves to a session that is over, and to a version that is reached or passed.
+    It doesn't change for an ended session, or a version that was reached or passed.
     """
     if state is None:
         return ModelState(0, version, name=label) if isinstance(label, str) else ModelState(label or 0, version)
@@ -86,10 +86,10 @@ def moved(state: ModelState | None, label: Session | None, version: int) -> Mode
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """The progress of a worker: its next chunk, of `size` fragments, starts at `start`; `fragments` of it are there.
+    """The progress of a worker: its next chunk, of `size` fragments, starts at `start`, and has `fragments` so far.
 
-    `cursors` are the uids of the groups that say so. `made` is the last fragment of a chunk whose next cursor isn't
-    written yet. `obsolete` are groups of a delayed put.
+    `cursors` are the uids of its cursors. `made` is the last fragment of a chunk whose next cursor isn't written yet.
+    `obsolete` are groups of a delayed put.
     """
 
     start: int
@@ -101,7 +101,7 @@ class WorkerProgress:
 
     @property
     def next(self) -> int:
-        """The index of the fragment that is expected next."""
+        """The expected index of the next fragment."""
         return self.start + len(self.fragments)
 
     @property
@@ -111,27 +111,27 @@ class WorkerProgress:
 
     @property
     def uids(self) -> tuple[int, ...]:
-        """All groups of the worker that its progress depends on."""
+        """The uids of all groups on which the worker's progress depends."""
         made = () if self.made is None else (self.made.uid,)
         return (*self.cursors, *(row.uid for row in self.fragments), *made)
 
 
 def tag_of(row: StorageItem, name: str) -> Any:
-    """Return a tag of a group of the ledger, all of which have some."""
+    """Return a tag of one of the ledger's groups, all of which have tags."""
     return (row.tags or {})[name]
 
 
-# Every conflict, and every disturbed read, means that another process made progress.
+# Maximum number of retries; every conflict, and every repeated read, means that another process made progress.
 ATTEMPTS = 1000
 
 _ARCHIVED = {"status": Status.ARCHIVED.value}
 
 
 class Ledger:
-    """The groups that go with the chunks of the task `name`; `size` fragments make a chunk.
+    """The groups besides the chunks of the task `name`; `size` fragments make a chunk.
 
-    Chunks may be `max_staleness` versions behind the model; None for any number. `cleared` is the session in which this
-    object has removed the groups of older ones.
+    Chunks may be `max_staleness` versions behind the model; None for any number. `cleared` is the last session for
+    which this object has removed the groups of older sessions.
     """
 
     def __init__(self, buffer: ReplayBuffer, name: str, size: int, max_staleness: int | None) -> None:
@@ -152,7 +152,7 @@ class Ledger:
 
     async def state(self) -> ModelState | None:
         """Return the session and version of the model, or None before the first fragment."""
-        # Some of the groups may have been replaced meanwhile, but never the highest alone.
+        # Some of the groups may have been replaced meanwhile, but the highest only by a higher one.
         rows = await self._read({"task_name": self.state_task}, still_there=False)
         if not rows:
             return None
@@ -162,7 +162,7 @@ class Ledger:
         return ModelState(tags["session"], tags["version"], tuple(row.uid for row in rows), tags.get("name"), ended)
 
     async def move(self, label: Session | None, version: int) -> ModelState:
-        """Move to this session and version, unless the model has reached or passed it. Return its state."""
+        """Move the model to a session and version, unless it has reached or passed them. Return its state."""
         for _ in range(ATTEMPTS):
             state = await self.state()
             new = moved(state, label, version)
@@ -179,7 +179,7 @@ class Ledger:
     async def clear(self, state: ModelState) -> int:
         """Remove the groups of older sessions, and the chunks that are too stale. Return the number of chunks."""
         older = {"tags.session": {"$lt": state.session}}
-        # The fragments first: then no more chunks can be made of them.
+        # Fragments first, so that no more chunks can be made of them.
         beside = [self.fragments, self.cursors, self.prepared]
         await self.buffer.delete({"task_name": {"$in": beside}, **older})
         gone = await self.buffer.delete({"task_name": self.name, **older})
@@ -204,7 +204,7 @@ class Ledger:
     # Workers
 
     async def progress(self, worker: str, session: int) -> WorkerProgress | None:
-        """Return the progress of a worker, or None if nothing is known of it."""
+        """Return the progress of a worker, or None if none is stored."""
         tasks = {"$in": [self.fragments, self.cursors]}
         rows = await self._read({"task_name": tasks, "tags.worker": worker, "tags.session": session})
         if not rows:
@@ -226,21 +226,20 @@ class Ledger:
         return WorkerProgress(start, size, uids, tuple(following), made, obsolete)
 
     async def goes_on(self, worker: str, session: int, index: int) -> bool:
-        """Return whether another process has put this fragment of a worker, or a later one."""
+        """Return whether this fragment of a worker, or a later one, is stored."""
         of_worker = {"task_name": self.fragments, "tags.worker": worker, "tags.session": session}
         return await self.buffer.count_where({**of_worker, "tags.index": {"$gte": index}}) > 0
 
     async def all_there(self, uids: Sequence[int]) -> bool:
-        """Return whether all these groups are stored: then no chunk was made of them, and no session has begun."""
+        """Return whether all these groups exist: then no chunk was made of them, and no new session has begun."""
         return await self.buffer.count_where({"uid": {"$in": list(uids)}}) == len(uids)
 
     async def begin(
         self, worker: str, session: int, index: int, instead: WorkerProgress | None = None, kept: int = 0
     ) -> WorkerProgress | None:
-        """Let the next chunk of a worker start at this index, in place of its progress so far.
+        """Store a cursor, so that the next chunk of a worker starts at `index`, in place of its progress so far.
 
-        The last `kept` fragments stay: a chunk of the same size begins with them. Return None if that progress has
-        changed.
+        The last `kept` fragments stay: a chunk of the same size begins with them. Return None on a conflict.
         """
         size = instead.size if instead and kept else self.size
         tags: Tags = {"worker": worker, "session": session, "start": index, "size": size}
@@ -251,9 +250,9 @@ class Ledger:
         return None if uid is None else WorkerProgress(index, size, (uid,), fragments)
 
     async def store(self, fragment: Fragment, session: int, *, last: bool) -> int:
-        """Store a fragment of the session of this number, and return its uid.
+        """Store a fragment in the session of this number, and return its uid.
 
-        The `last` of a chunk is marked, to be found if the chunk isn't made.
+        The `last` one of a chunk is tagged, so that `unmade` finds it if its process dies before making the chunk.
         """
         worker, index, version = fragment.worker, fragment.index, fragment.version
         tags: Tags = {"worker": worker, "session": session, "index": index, "version": version, "last": last}
@@ -263,7 +262,7 @@ class Ledger:
         return uid
 
     async def join(self, worker: str, session: int) -> WorkerProgress | None:
-        """Join the fragments of a worker to a chunk if all are there. Return the worker's progress."""
+        """Make the next chunk of a worker if all its fragments are stored. Return the worker's progress."""
         for _ in range(ATTEMPTS):
             progress = await self.progress(worker, session)
             if progress is None:
@@ -282,15 +281,15 @@ class Ledger:
         return sorted({(tag_of(row, "worker"), tag_of(row, "session")) async for row in rows})
 
     async def _make(self, worker: str, session: int, progress: WorkerProgress) -> WorkerProgress | None:
-        """Put a chunk in place of its cursor and all fragments except the last; a damaged one is only removed.
+        """Put a chunk in place of its cursor and all fragments except the last; a damaged chunk is only removed.
 
         If its first fragments are too stale, they are removed, and the fresh ones after them begin the next chunk.
-        Return the worker's progress, or None if another process was faster or the session is over.
+        Return the worker's progress, or None on a conflict, or if the session is over.
         """
         versions = [tag_of(row, "version") for row in progress.fragments]
         version = min(versions)
         state = await self.state() or ModelState(session, version)
-        if state.session > session:  # the new session's first process hasn't removed this yet
+        if state.session > session:  # a new session has begun, and these fragments aren't removed yet
             await self.clear(state)
             return None
         problem, kept = "", 0
@@ -315,8 +314,8 @@ class Ledger:
             rollouts,
             tags=tags if state.name is None else {**tags, "session_name": state.name},
             replaces=(*progress.cursors, *(row.uid for row in others)),
-            # Made twice of the same fragments, which takes a cursor delayed for the life of a chunk, it is there once.
-            # A worker that was forgotten may complete another chunk with the same start.
+            # The key makes the put idempotent: a cursor delayed for the life of a chunk could make the chunk again.
+            # A forgotten worker may complete another chunk with the same start.
             key=f"{session}/{progress.start}/{await self._last_forgotten(worker)}/{worker}",
             priority=float(version),
             current_train_step=state.version + 1,
@@ -326,8 +325,8 @@ class Ledger:
     async def forget(self, worker: str) -> int:
         """Remove the cursor and fragments of a worker; return the number of fragments.
 
-        Its chunks have other keys from then on. It is written before, because a process may make a chunk of the first
-        fragments that come after, and again after, because one may have made a chunk of the last ones meanwhile.
+        Its later chunks have other keys. The group for these keys is put before the removal, for a chunk of the first
+        fragments after it, and again afterwards, since a process may have made a chunk of the last ones meanwhile.
         """
         await self._try_put(self.forgotten, tags={"worker": worker}, key=worker, replaces=())
         await self.buffer.delete({"task_name": self.cursors, "tags.worker": worker})
@@ -336,20 +335,20 @@ class Ledger:
         return count
 
     async def _last_forgotten(self, worker: str) -> int:
-        """Return a number that changes whenever a worker is forgotten: the uid of the group that says so, or 0."""
+        """Return a number that changes whenever a worker is forgotten: the uid of its group for that, or 0."""
         found = self.buffer.find({"task_name": self.forgotten, "tags.worker": worker})
         return max([row.uid async for row in found], default=0)
 
     # Counting
 
     async def drop(self, problem: str) -> None:
-        """Count a fragment or chunk that isn't stored, in the store: as a put that expired before it began."""
+        """Count a fragment or chunk that isn't stored in the store's tallies, by the put of an expired group."""
         rollout = {"status": Status.COMPLETED.value, "seq_staleness": 1}
         task = f"{self.name}.dropped.{problem}"
         await self.buffer.put([rollout], task, stale_threshold=1, expired_groups_retryable=False)
 
     async def dropped(self) -> dict[str, int]:
-        """Return how many of each kind were counted by all processes; "stale" includes the chunks that became so."""
+        """Return the counts by kind, over all processes; "stale" includes stored chunks that became too stale."""
         counts = {kind: await self.buffer.dropped(f"{self.name}.dropped.{kind}") for kind in DROPPED}
         counts["stale"] += await self.buffer.dropped(self.name)
         return counts
@@ -364,7 +363,7 @@ class Ledger:
         replaces: tuple[int, ...],
         **options: Any,
     ) -> int | None:
-        """Put a group in place of others. Return its uid, or None if one is gone because another process was faster."""
+        """Put a group in place of others. Return its uid, or None on a conflict (one of the others is gone)."""
         group = [dict(_ARCHIVED)] if rollouts is None else rollouts
         try:
             return await self.buffer.put(group, task_name, replaces=replaces, **options)
@@ -372,11 +371,11 @@ class Ledger:
             return None
 
     async def _read(self, query: Mapping[str, Any], *, still_there: bool = True) -> list[StorageItem]:
-        """Return all groups that match, as they were at one moment.
+        """Return all matching groups, in a consistent snapshot.
 
-        `find` reads one group after the other. If afterwards no others match, and then all those read are still there,
-        they are exactly the groups of the moment in between, because such groups never change. Without `still_there`
-        some of them may have left.
+        `find` reads one group after the other. If afterwards no other group matches, and then all groups read still
+        exist, they are exactly the groups at the time in between, because such groups never change. Without
+        `still_there`, some of them may have been removed.
         """
         began = time.monotonic()
         for _ in range(ATTEMPTS):

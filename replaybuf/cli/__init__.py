@@ -1,7 +1,7 @@
-"""The command `replaybuf`: looking into a buffer while a run goes on. Most of it only reads.
+"""The command `replaybuf`, for inspecting a buffer during a run. Most subcommands only read.
 
-Slow imports are made where they are needed: a command's module (`app`) when it is called, and rich, asyncpg, alembic
-and the codec by the commands that use them.
+Slow imports are deferred: `app` and a command's module are imported at its call, and rich, asyncpg, alembic and the
+codec only by the commands that use them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 from replaybuf import __version__
 
-_INTERRUPTED = 128 + 2  # what shells report for a program that a signal ended
+_INTERRUPTED = 128 + 2  # the exit code of a program ended by SIGINT, as shells report it
 
 
 def main() -> None:

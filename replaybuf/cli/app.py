@@ -1,4 +1,4 @@
-"""The group of all commands, how they end (errors on one line; closed pipes and Ctrl-C quietly), shared options."""
+"""The group of all commands, their exit codes (errors on one line; closed pipes and Ctrl-C quietly), shared options."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from replaybuf.rollouts.statuses import Status
     from replaybuf.storage.sql.backend import SQLStorage
 
-# click's, which typer has under names of its own, or in another package.
+# click's class, whose module depends on the version of typer.
 _UsageError: Any = typer.BadParameter.__base__
 
-# What shells report for a program that a signal ended.
+# The exit code of a program ended by SIGPIPE, as shells report it.
 _BROKEN_PIPE = 128 + 13
 _INTERRUPTED = 128 + 2
 
-# Each command is a function in a module that is imported when the command is called, and what the list of commands says
-# of it; `db` has subcommands.
+# Each command: the module and function, imported when the command is called, and its line in the list of commands;
+# `db` has subcommands.
 COMMANDS = {
     "stats": ("replaybuf.cli.stats:stats", "Show how many groups there are of each task and status."),
     "metrics": ("replaybuf.cli.stats:metrics", "Print the figures of a database for Prometheus."),
@@ -100,7 +100,7 @@ class Commands(TyperGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
-        except _UsageError as error:  # it quotes what was typed, perhaps a URL in the wrong place
+        except _UsageError as error:  # its message quotes arguments, perhaps a URL in the wrong place
             error.message = redact_words(error.message)
             if not error.message and getattr(getattr(error, "param", None), "envvar", None) == URL_VARIABLE:
                 error.message = f"Name the database here, or in the environment variable {URL_VARIABLE}."
@@ -108,7 +108,7 @@ class Commands(TyperGroup):
         except ReplayBufError as error:
             typer.echo(f"Error: {escape_line(str(error))}", err=True)
             for note in filter(None, getattr(error, "__notes__", ())):
-                typer.echo(note, err=True)  # the mistake in a query, escaped where it was made
+                typer.echo(note, err=True)  # points at the mistake in a query; already escaped
             raise typer.Exit(1) from error
         except BrokenPipeError as error:
             # The interpreter flushes stdout once more at exit; that must not fail again.
@@ -165,7 +165,7 @@ def run() -> None:
     app(prog_name="replaybuf")
 
 
-# Arguments and options that commands share. Each has an environment variable; --help tells of few.
+# Arguments and options that commands share. Each has an environment variable; --help shows few of them.
 
 
 URL_VARIABLE = "REPLAYBUF_URL"
@@ -184,7 +184,7 @@ Url = Annotated[
 
 
 class Command(TyperCommand):
-    """A command with a usage line that is true: the URL may come from its variable, a FILE after it may not."""
+    """A command whose usage line shows that the URL may come from its variable, and that a FILE after it may not."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
@@ -193,7 +193,7 @@ class Command(TyperCommand):
 
 
 def option(name: str, help: str, variable: str | None = None, **settings: Any) -> Any:
-    """Return an option with its environment variable: REPLAYBUF_ORDER_BY for --order-by. A number is shown as N."""
+    """Return an option with its environment variable: REPLAYBUF_ORDER_BY for --order-by. A number's metavar is N."""
     variable = variable or "REPLAYBUF_" + name.removeprefix("--").replace("-", "_").upper()
     if "min" in settings:
         settings.setdefault("metavar", "N")
@@ -210,7 +210,7 @@ OneBuffer = Annotated[
     str | None, buffer_option("This buffer of the database; else the only one, or the one named default.")
 ]
 
-# What chooses groups, for all commands that take a choice of them.
+# Options that select groups.
 Where = Annotated[
     str | None, option("--where", 'A query: {"reward": {"$gte": 0.9}, "tags.level": 3}.', metavar="QUERY")
 ]
@@ -246,7 +246,7 @@ def listing(command: Callable[..., None]) -> Callable[..., None]:
     def wrapper(ctx: typer.Context, **values: Any) -> None:
         chosen = [name for name in _FORMATS if values.pop(name)]
         if len(chosen) > 1:
-            # A variable is only a default: options on the command line override it.
+            # Options on the command line override those of environment variables.
             sources = {name: ctx.get_parameter_source(name) for name in chosen}
             chosen = [name for name, one in sources.items() if one and one.name == "COMMANDLINE"] or chosen[:1]
         if len(chosen) > 1:
@@ -287,12 +287,12 @@ def url_and_uids(url: str, uids: list[str] | None) -> tuple[str, list[str]]:
     return url, uids
 
 
-#: The option --yes of commands that ask.
+#: The option --yes of commands that ask for confirmation.
 YES = option("--yes", "Don't ask.")
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Ask a question on stderr, unless `yes`. Raises InputError when the answer is no, or nobody answers."""
+    """Ask for confirmation on stderr, unless `yes`. Raises InputError for another answer, or EOF."""
     if yes:
         return
     try:
@@ -311,9 +311,9 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def with_bar(what: str, work: Callable[[OnProgress], T], *, counting: str = "") -> tuple[T, Progress]:
-    """Run `work(tell)` with a progress bar. Return its result and its last progress.
+    """Run `work(on_progress)` with a progress bar. Return its result and the last progress.
 
-    `counting` is the name of the bar while the total isn't known.
+    `counting` is the bar's title while the total is unknown.
     """
     last = Progress(0, 0, 0)
     with progress_bar(what, counting=counting) as bar:
@@ -329,7 +329,7 @@ def with_bar(what: str, work: Callable[[OnProgress], T], *, counting: str = "") 
 def on_storage(
     url: str | URL, name: str, call: Callable[[SQLStorage], Awaitable[T]], codec: Codec | None = None, **settings: Any
 ) -> T:
-    """Open a buffer of a database, return what `call(storage)` does, and close it. Imports all that writes."""
+    """Open a buffer's storage, return the result of `call(storage)`, and close it. Imports the modules for writing."""
     import asyncio
 
     from replaybuf.storage.sql.backend import SQLStorage
@@ -347,7 +347,7 @@ def on_storage(
 
 
 def whole_number(text: str, name: str) -> int:
-    """Return a whole number that is an argument. Raises a usage error."""
+    """Parse an argument as a whole number. Raises a usage error."""
     try:
         return int(text)
     except ValueError:
@@ -355,7 +355,7 @@ def whole_number(text: str, name: str) -> int:
 
 
 def status_of(text: str | None) -> Status | None:
-    """Return the status of this name, or None for none. Raises InputError."""
+    """Return the status of this name; None for None. Raises InputError."""
     from replaybuf.rollouts.statuses import OUR_STATUSES, Status
 
     status = None if text is None else OUR_STATUSES.get(text)
@@ -365,7 +365,7 @@ def status_of(text: str | None) -> Status | None:
 
 
 def read_size(text: str, option: str) -> int:
-    """Return the bytes that a size such as 500M means. Raises a usage error."""
+    """Parse a size such as 500M. Return bytes. Raises a usage error."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or not float(found[1]):
         raise typer.BadParameter(f"{text!r} is no size; write 500M or 1G.", param_hint=option)

@@ -1,4 +1,4 @@
-"""`replaybuf bench`: load on a database, and what it does under it."""
+"""`replaybuf bench`: puts load on a database and reports throughput and latencies."""
 
 from __future__ import annotations
 
@@ -113,6 +113,6 @@ def bench(
 
 
 def _tell(line: str) -> None:
-    """Write a line of progress on stderr, where that is a terminal."""
+    """Print a line of progress on stderr, if that is a terminal."""
     if sys.stderr.isatty():
         typer.echo(escape_line(line), err=True)

@@ -1,4 +1,4 @@
-"""`replaybuf rm`, `replaybuf requeue`: groups that are chosen by a query, shown, and deleted or brought back."""
+"""`replaybuf rm`, `replaybuf requeue`: delete or bring back the groups that match a query, after confirmation."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Everything = Annotated[bool, option("--all", "All groups, if no condition is giv
 def _query(
     where: str | None, task: str | None, status: str | None, uids: list[int] | None, everything: bool, does: str
 ) -> Node:
-    """Return all the conditions together. Raises InputError when there is none and --all isn't given.
+    """Return the conjunction of all conditions. Raises InputError when there is none and --all isn't given.
 
-    `does` says what happens to all without any ("this deletes all").
+    `does` is the part of its message about the effect on all groups ("this deletes all").
     """
     query = query_of(where, task, status)
     if uids:
@@ -44,7 +44,7 @@ def _is_everything(query: Node) -> bool:
 
 
 def _others(found: Removable) -> str:
-    """Return which groups match, where none of them can be brought back."""
+    """Return a sentence about matching groups, none of which can be brought back."""
     numbers: dict[str, int] = {}
     for row in found.rows:
         numbers[row["status"]] = numbers.get(row["status"], 0) + row["groups"]
@@ -66,11 +66,11 @@ def _change(
     yes: bool,
     whatever: Node | None = None,
 ) -> tuple[dict[str, Any], T | None]:
-    """Show people which groups are chosen, ask, and do something with them. Raises InputError for a no.
+    """Show the selected groups, ask for confirmation, and run `work` on them. Raises InputError without it.
 
-    Returns what programs are told of them, and what `work` returned; None when there was nothing to do, or in a dry
-    run. Groups that are put after the others were counted are left alone. `whatever` is the query without the statuses
-    that the command can change.
+    Returns a row for machine-readable output, and the result of `work`; None when no group matched, or in a dry run.
+    Groups that are put after the count are left alone. `whatever` is the query without the statuses that the command
+    can change.
     """
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
@@ -92,7 +92,7 @@ def _change(
 
 
 def _tell(output: Output, row: dict[str, Any], done: str) -> None:
-    """Print the numbers for programs, and for people what was done."""
+    """Print the numbers in a machine-readable format, or a sentence about the result."""
     if not output.for_people:
         output.rows([row], [])
     elif done:

@@ -1,6 +1,6 @@
 """`replaybuf checkpoint`, `replaybuf save`, `replaybuf resume`: step checkpoints, and copies of a buffer in files.
 
-What writes is imported by the commands that do: listing takes none of it."""
+Modules for writing are imported by the commands that write, so that listing is fast."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from replaybuf.units import time_of
 if TYPE_CHECKING:
     from replaybuf.progress import OnProgress
 
-#: How checkpoints are listed.
+#: The columns of the list of checkpoints.
 COLUMNS = [
     *columns("buffer", "step"),
     Column("made", lambda r: iso(r["created_at"]), right=False),
@@ -143,7 +143,7 @@ def drop(url: Url, output: Output, step: _Step = None, buffer: OneBuffer = None,
 
 
 def _find(url: str, step: str | None, buffer: str | None) -> tuple[Reader, str, StoredCheckpoint]:
-    """Return the database, the buffer and the checkpoint that arguments name."""
+    """Return the reader of the database, the name of the buffer, and the checkpoint of the step."""
     url, number = url_and(url, step, "STEP")
     wanted = whole_number(number, "STEP")
     reader = open_reader(url)
@@ -268,7 +268,7 @@ def resume(
     except ConfigError:
         if policy:
             raise
-        rules = Rules()  # of a user's own policy only the name is known, which is enough
+        rules = Rules()  # only the name of a user's own policy is known, which is enough
 
     def load(tell: OnProgress) -> None:
         on_storage(target.url, name, lambda storage: storage.resume(file, {}, tell), rules=rules, payloads=payloads)

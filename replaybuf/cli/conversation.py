@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _LINES = "\n\t"
-#: What is shown of a rollout below its response.
+#: The fields of a rollout that are shown below its response.
 _BELOW = ("tool_calls", "error_msg", "extra_fields")
 _METADATA = frozenset({"status", "uid", "seq_staleness", "rollout_id"})
 #: Longer lists of numbers (tokens) are shown by their length.
@@ -24,14 +24,14 @@ _FEW_NUMBERS = 32
 
 
 def fields_of(rollout: dict[Any, Any]) -> dict[str, Any]:
-    """Return the fields of a rollout for programs, without those in the metadata."""
+    """Return the fields of a rollout for JSON, without those in the metadata."""
     return {str(name): value for name, value in rollout.items() if name not in _METADATA}
 
 
 def print_rollouts(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]], layout: Layout | None) -> None:
     """Print the messages, once if all rollouts share them, and every response: side by side if there is a layout.
 
-    Of rollouts that have other names for these, every field is printed.
+    Rollouts with other names for these fields are printed field by field.
     """
     if not all(map(names_are_ours, rollouts, decoded)):
         for row, rollout in zip(rollouts, decoded, strict=True):
@@ -39,7 +39,7 @@ def print_rollouts(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]], l
             _print_fields(fields_of(rollout))
         return
     prompts = [rollout.get("message") for rollout in decoded]
-    shared = len({units.as_text(prompt) for prompt in prompts}) == 1  # what is compared may be arrays
+    shared = len({units.as_text(prompt) for prompt in prompts}) == 1  # as texts, since prompts may be arrays
     if shared:
         print_prompt(prompts[0])
     if layout is not None:
@@ -66,7 +66,7 @@ def print_prompt(prompt: Any, of: str = "") -> None:
 
 
 def names_are_ours(row: Row, rollout: dict[Any, Any]) -> bool:
-    """Return whether a rollout has its prompt and response where ours have them."""
+    """Return whether a rollout has its prompt and response in the fields of RolloutState."""
     response_is_there = rollout.get("response") is not None or not row["response"]
     return rollout.get("message") is not None and response_is_there
 
@@ -97,7 +97,7 @@ def _print_messages(messages: Any) -> None:
 
 
 def _print_text(value: Any) -> None:
-    """A text as it is; anything else as JSON. Long lines are left to the terminal."""
+    """Print a text as it is, anything else as JSON. Long lines are wrapped by the terminal."""
     _say("(none)", "dim") if value is None else _say(units.as_text(units.joined_parts(value)))
 
 
@@ -123,7 +123,7 @@ def _heading_of(row: Row) -> None:
 
 
 def summary(row: Row) -> str:
-    """Return what is known of a rollout in one line: its reward with its parts, staleness, tokens."""
+    """Return a summary of a rollout in one line: its reward with its parts, staleness, tokens."""
     facts = {
         "id": row["rollout_id"],
         "reward": reward_text(row),
@@ -151,7 +151,7 @@ _CUT = 2000
 
 @dataclass(frozen=True, slots=True)
 class ShownRollout:
-    """A rollout to be shown: its title, its metadata, and its fields."""
+    """A rollout for display: its title, its metadata, and its fields."""
 
     title: str
     row: Row
@@ -160,7 +160,7 @@ class ShownRollout:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How answers are shown: so many in a row (None: as many as fit), colours of tokens, all of it or beginnings."""
+    """The layout of answers: their number per row (None: as many as fit), token colours, full or cut texts."""
 
     columns: int | None
     colour: str | None
@@ -206,14 +206,14 @@ def _print(grid: Any, width: int) -> None:
 
 
 def _cell(one: ShownRollout, layout: Layout, legend: dict[str, str]) -> Text:
-    """Return an answer as a cell; add the styles of its colours to the `legend`, by what they mean."""
+    """Return an answer as a cell; add its colours to the `legend`, which maps their meanings to styles."""
     from rich.text import Text
 
     cell = Text()
     cell.append(escape_line(one.title), style="bold")
     cell.append(f"\n{escape_line(summary(one.row))}\n", style=status_style(one.row))
     response = one.fields.get("response")
-    if response is None:  # of classes with other names the beginning is known
+    if response is None:  # for classes with other field names, the metadata has its beginning
         response = one.row["response"]
     if layout.colour is None or not _append_tokens(cell, one.fields, response, layout.colour, legend, full=layout.full):
         cell.append(shown(response, full=layout.full)).append("\n")
@@ -232,7 +232,7 @@ def shown(value: Any, *, full: bool) -> str:
     return escape(text if full else text[:_CUT], keep=_LINES) + more
 
 
-#: What --colour takes, and the names that the data has for it.
+#: The values of --colour, and their names in `replaybuf.tokens`.
 BY = {"logprobs": "logprob", "mask": "mask", "steps": "step"}
 
 _LIKELY_TO_UNLIKELY = ("green", "cyan", "blue", "yellow", "magenta", "red", "bold red")
@@ -243,7 +243,7 @@ _STYLES = {
     "mask1": "green",
     "mask0": "dim",
 }
-# Without --full. Ids tell less than texts.
+# Limits without --full; fewer ids, which are less readable than texts.
 _FEW, _FEW_IDS = 500, 50
 _MOST = 10**9
 
@@ -251,10 +251,10 @@ _MOST = 10**9
 def _append_tokens(
     cell: Text, rollout: Mapping[str, Any], response: Any, by: str, legend: dict[str, str], *, full: bool
 ) -> bool:
-    """Append the tokens of a response, or the first of them, in colours; return whether they are its text.
+    """Append the tokens of a response, or the first of them, in colours; return whether these show its text.
 
-    Where the rollout doesn't say which part of the text is which token, they are shown by their ids. Where there is
-    nothing to colour by, the text says what is missing.
+    If the rollout doesn't have the texts of its tokens, their ids are shown. Without data for the colours, a note names
+    the missing field.
     """
     from replaybuf.tokens import strip
 

@@ -1,4 +1,4 @@
-"""`replaybuf doctor`: what is wrong with a database, and what can be done about it; `replaybuf db`: its schema."""
+"""`replaybuf doctor`: checks and repairs a database; `replaybuf db`: shows and upgrades its schema."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _rescue(reader: Reader, folder: Path, output: Output) -> None:
 
 
 def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Iterator[Finding]:
-    """Yield the findings; with `mend`, those that are left after the repair."""
+    """Yield the findings; with `mend`, the remaining ones after the repair."""
     from replaybuf.doctor import CheckContext, Severity
     from replaybuf.doctor.examine import examine
 
@@ -131,7 +131,7 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Ite
 
 
 def print_finding(finding: Finding) -> None:
-    """Print a finding on one line, and how to mend it on another; on a terminal, in columns that are as wide as it."""
+    """Print a finding on one line, and its remedy on another; on a terminal, in columns that fit its width."""
     room = max(20, shutil.get_terminal_size().columns - _INDENT) if sys.stdout.isatty() else sys.maxsize
     level = typer.style(f"{finding.level!s:<7}", **_STYLES[finding.level])
     lines = textwrap.wrap(escape(finding.text), room, drop_whitespace=room < sys.maxsize) or [""]

@@ -1,4 +1,4 @@
-"""`replaybuf export`, `replaybuf import`: groups into files of rows, and from files."""
+"""`replaybuf export`, `replaybuf import`: write groups to files of rows, and read groups from files."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def import_(
         there = exists(target)
 
         def work(tell: OnProgress) -> Imported:
-            # A dry run without a database imports into nothing, which it doesn't change.
+            # A dry run without a database imports into an empty one in memory.
             into = target.url if there or not dry_run else "memory://"
             return on_storage(into, name, lambda storage: import_from(storage, read, wanted, tell))
 
@@ -192,8 +192,8 @@ def import_(
 
 
 def _check_order(url: str, file: str) -> None:
-    """Raise InputError for a file of rows in the place of the database."""
-    with suppress(OSError):  # of a file that can't be read, which opening it says better
+    """Raise InputError if the arguments are swapped: a file of rows in the place of the database."""
+    with suppress(OSError):  # an unreadable file: opening it reports the error
         if Path(url).is_file() and not is_sqlite(Path(url)):
             url, file = redact_path(url), redact_path(file)
             raise InputError(
@@ -204,7 +204,7 @@ def _check_order(url: str, file: str) -> None:
 
 @contextmanager
 def _file(file: str) -> Iterator[str]:
-    """Yield the path of the file; of what is on stdin, that of a copy, because it is read twice."""
+    """Yield the path of the file; stdin is copied to a temporary file, because the import reads it twice."""
     if file != "-":
         yield file
         return
@@ -228,7 +228,7 @@ def _fields(fields: list[str] | None) -> dict[str, str]:
 def _tell(found: Survey, output: Output, file: str) -> None:
     for what, count in found.odd.items():
         output.note(f"{what} ({units.number(count)} groups, the first at {found.examples[what]})")
-    for text in found.warnings:  # also for programs: rows of what nobody meant look like any others
+    for text in found.warnings:  # also with machine-readable output, in which wrongly imported rows don't stand out
         typer.echo(escape_line(f"Warning: {text}"), err=True)
     if found.ends is not None:
         output.note(f"{found.ends}; what is before it is imported")

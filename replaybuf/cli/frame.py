@@ -1,4 +1,4 @@
-"""A frame of `watch`: how it stands with a database, as panels."""
+"""A frame of `watch`: the state of a database, as panels."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.waits import Glance, Reading
 
 
-#: From this width on there are two columns of panels.
+#: Minimum width for two columns of panels.
 TWO_COLUMNS = 140
 _GAP = 2
 _NEWLINES = re.compile(r"\s*\n\s*")
-# No screen shows more of one text.
+# Texts are cut here: no screen shows more.
 _LONGEST = 2000
 
 
 @dataclass(slots=True)
 class Panel:
-    """A title and lines below it, of which at least `least` are shown while there is any room.
+    """A title and lines below it, at least `least` of which are shown if there is room.
 
-    Lines that are too wide are cut or, if it `wraps`, go on below. `of` is the buffer that it tells of.
+    Lines that are too wide are cut or, with `wraps`, wrapped. `of` is the panel's buffer.
     """
 
     title: str
@@ -44,14 +44,14 @@ class Panel:
     of: str = ""
 
     def fitted(self, width: int) -> list[Text]:
-        """Return the lines, none of which goes on beyond the width if it wraps."""
+        """Return the lines, wrapped to the width if the panel `wraps`."""
         if not self.wraps:
             return self.lines
         return [part for one in self.lines for part in one.wrap(console(), width, no_wrap=False, overflow="fold")]
 
 
 def line(*parts: str | tuple[str, str]) -> Text:
-    """Return a line of texts, or of pairs of a text and a style; whatever is in them, it is one line."""
+    """Return one line of texts, or of pairs of a text and a style; newlines in them are escaped."""
     from rich.text import Text
 
     made = Text(no_wrap=True, overflow="ellipsis")
@@ -62,12 +62,12 @@ def line(*parts: str | tuple[str, str]) -> Text:
 
 
 def one_line(text: str) -> str:
-    """Return a text that can't drive the terminal, without newlines."""
+    """Return a text without control characters and newlines."""
     return escape(_NEWLINES.sub(" ", text[:_LONGEST]))
 
 
 def arrange(head: Sequence[Text], panels: Sequence[Panel], foot: Text, width: int, height: int | None) -> list[Text]:
-    """Return the lines of a screen, none wider than it, and exactly as many as it has (None: as many as there are)."""
+    """Return the lines of a screen: none wider than `width`, and exactly `height` of them (None: any number)."""
     room = None if height is None else max(0, height - len(head) - 1)
     if width >= TWO_COLUMNS:
         half = (width - _GAP) // 2
@@ -86,7 +86,7 @@ def arrange(head: Sequence[Text], panels: Sequence[Panel], foot: Text, width: in
 
 
 def stack(panels: Sequence[Panel], width: int, room: int | None) -> tuple[list[Text], set[str]]:
-    """Return panels one below the other, each cut so that all have their share of the room; and whose are shown."""
+    """Return the lines of stacked panels, each cut to its share of the room, and the buffers whose panels are shown."""
     fitted = [panel.fitted(width) for panel in panels]
     shares = share([len(one) for one in fitted], [panel.least for panel in panels], room)
     lines, shown = [], set()
@@ -104,9 +104,9 @@ def stack(panels: Sequence[Panel], width: int, room: int | None) -> tuple[list[T
 
 
 def share(wanted: Sequence[int], least: Sequence[int], room: int | None) -> list[int | None]:
-    """Return how many lines each panel has below its title; None for those without room for a title and a line.
+    """Return the number of lines of each panel below its title; None for panels without room for a title and a line.
 
-    The first have their least before the last have any; what is left over goes to those that lack most of theirs.
+    Earlier panels get their minimum before later ones get any line; the rest goes to panels that lack most lines.
     """
     if room is None:
         return [*wanted]
@@ -143,9 +143,9 @@ _MOST = 20
 
 
 def panels_of(found: Sequence[Glance]) -> list[Panel]:
-    """Return the panels of each buffer; those to be seen first come first, and neighbours stand side by side.
+    """Return the panels of each buffer, the most important first; neighbours stand side by side.
 
-    Of several buffers, those in which somebody waits come first: their waits, before anything else.
+    With several buffers, those with waits come first: their waits, then all other panels.
     """
     several = len(found) > 1
     panels = [_waiting(one, several) for one in found if one.waits]
@@ -200,7 +200,7 @@ def _tasks(found: Glance) -> list[Text]:
 
 
 def rate_of(readings: Sequence[Reading], task: str, names: Sequence[str]) -> float | None:
-    """Return how many groups of a task went through in a second (`rules.transitions`)."""
+    """Return a task's groups per second, of the tallies `names` together (`rules.transitions`)."""
     return rate([(time, sum(of.get(task, {}).get(name, 0) for name in names)) for time, of in readings])
 
 
@@ -234,7 +234,7 @@ def _distributions(found: Glance) -> list[Text]:
 
 
 def binned(counts: Mapping[int, int]) -> dict[str, int]:
-    """Return counts by value, the highest values together where there are too many."""
+    """Return counts by value; the highest values share a bin where there are too many."""
     values = sorted(counts)
     kept = values if len(values) <= _BINS else values[: _BINS - 1]
     rest = values[len(kept) :]
@@ -252,11 +252,11 @@ def _bars(counts: Sequence[tuple[str, int]]) -> list[tuple[str, str, str]]:
     return [(name, "█" * max(1 if n else 0, round(_BAR * n / most)), f" {n:,}") for name, n in counts]
 
 
-# Who and what
+# Workers
 
 
 def worker_lines(about: Circumstances) -> list[Text]:
-    """Return a line for each worker: silent ones first, then those that live, then those that have ended."""
+    """Return a line for each worker: silent ones first, then live ones, then ended ones."""
 
     def place(one: Worker) -> tuple[bool, bool, float, str]:
         return one.ended_at is not None, not one.is_silent(about.now), -(one.ended_at or 0), one.name
@@ -298,7 +298,7 @@ def _event(row: Mapping[str, Any]) -> Text:
 
 
 def _cell(name: str, width: int = _NAME) -> str:
-    """Return a name that takes exactly so much of a line."""
+    """Return a name, cut or padded to exactly `width` columns."""
     shown = line(name)
     shown.truncate(width, overflow="ellipsis", pad=True)
     return shown.plain

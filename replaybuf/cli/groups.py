@@ -1,4 +1,4 @@
-"""How groups are chosen and shown: --where, --task and --status as a query; columns of tables, colours, texts."""
+"""Selecting and showing groups: --where, --task and --status as a query; columns of tables, colours, texts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _id(name: str) -> Column:
     return Column(name, lambda row: "-" if row[name] is None else str(row[name]))
 
 
-#: The columns of fields that many tables have; others are columns of whole numbers under their own names.
+#: Columns of common fields; other fields are columns of whole numbers under their own names.
 _COLUMNS = {
     **{name: _id(name) for name in ("uid", "id", "step", "batch", "last_uid")},
     **{name: _text(name, name) for name in ("buffer", "file", "worker")},
@@ -68,28 +68,28 @@ _COLUMNS = {
 
 
 def columns(*names: str, spare: Collection[str] = (), **headers: str) -> list[Column]:
-    """Return the columns of these fields, under other headers where these are given; some may be left out (`spare`)."""
+    """Return the columns of fields, with `headers` in place of their names; `spare` ones may be left out."""
     found = [(name, _COLUMNS.get(name) or _column(name, name)) for name in names]
     return [replace(one, header=headers.get(name, one.header), spare=name in spare) for name, one in found]
 
 
 def age_of(moment: datetime | None, now: datetime) -> float | None:
-    """Return the seconds since a time."""
+    """Return the seconds since a time; None for None."""
     return None if moment is None else (now - moment).total_seconds()
 
 
 def trainer_text(trainer: Mapping[str, Any], of: str = "") -> str:
-    """Return where the trainer says that it is (the fields of its `TrainState`)."""
+    """Return a sentence about the published train state (the fields of `TrainState`)."""
     step = "has finished" if trainer["finished"] else f"is at step {trainer['train_step']}"
     return f"the trainer{of} {step}, its newest weights are of step {trainer['model_step']}"
 
 
-#: How texts are kept from now on.
+#: Advice for keeping the texts of trained groups.
 ARCHIVE = 'archive=1000 in the config of the trainer (groups of each task, or a time such as "7d") keeps them'
 
 
 def gone_of(tx: ReadTransaction, buffer: str | None, task: str | None) -> str | None:
-    """Return that all groups which were trained on are gone with their texts, if so, and what would keep them."""
+    """Return a sentence, with advice, if all trained groups are gone with their texts; else None."""
     from replaybuf.storage.sql.inspection.measures import tallies_of
 
     found = [of_buffer.items() for of_buffer in tallies_of(tx, buffer).values()]
@@ -100,14 +100,14 @@ def gone_of(tx: ReadTransaction, buffer: str | None, task: str | None) -> str | 
     return f"the texts of all {taken:,} groups that were trained on are gone: {ARCHIVE}"
 
 
-# Chosen by options
+# Selected by options
 
 _TASKS_NAMED = 10
 _CONTEXT = 100
 
 
 def query_of(where: str | None, task: str | None, status: str | None, *, given_as: str = "--where") -> Node:
-    """Return the query that the options ask for. Raises QueryError and usage errors."""
+    """Return the query of the options. Raises QueryError and usage errors."""
     nodes = [_parse(where, given_as)] if where else []
     if task is not None:
         nodes.append(parse({"task_name": task}))
@@ -117,12 +117,12 @@ def query_of(where: str | None, task: str | None, status: str | None, *, given_a
 
 
 def order_of(order_by: list[str] | None) -> Order:
-    """Return the order that --order-by asks for. Raises QueryError."""
+    """Return the order of --order-by. Raises QueryError."""
     return parse_order([redact(term) for term in order_by or ()])
 
 
 def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
-    """Return why nothing was found; if there is no such task, name the tasks that there are."""
+    """Return a sentence for an empty result; it lists the existing tasks if the named one doesn't exist."""
     if task is None:
         return "no such groups"
     tasks = reader.read(lambda tx: tasks_of(tx, buffer))
@@ -132,7 +132,7 @@ def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
 
 
 def _parse(where: str, given_as: str) -> Node:
-    """Return the nodes of a query. An error has a note that points at the mistake (`pointed_at`)."""
+    """Parse a query. Raises QueryError with a note that points at the mistake (`pointed_at`)."""
     query = _read_json(where, given_as)
     try:
         return parse(query)
@@ -143,7 +143,7 @@ def _parse(where: str, given_as: str) -> Node:
 
 
 def pointed_at(text: str, start: int, end: int) -> str:
-    """Return the line of a text with a part of it, and a line below that marks this.
+    """Return the line of a text that has the span, and a line below that underlines the span.
 
     A text that may be a URL with a password, in the wrong place, isn't shown.
     """

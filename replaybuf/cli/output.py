@@ -1,7 +1,7 @@
 """Printing rows: a table for people, or JSON, newline-delimited JSON and CSV for programs.
 
-Data goes to stdout, everything else to stderr. Programs get values as they are; for a terminal, control characters in
-them are escaped.
+Data goes to stdout, everything else to stderr. Control characters are escaped in tables and on a terminal; programs
+get values as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Format = Literal["table", "json", "nl", "csv"]
 Row = Mapping[str, Any]
 
-# Without a terminal, tables are as wide as they need to be, with texts of this length.
+# Without a terminal, tables have any width, with texts of up to this length.
 _LONGEST_TEXT = 80
 _SHORTEST_TEXT = 10
 _WIDE = 100_000
@@ -46,7 +46,7 @@ class Column:
 
 
 class Output:
-    """Prints in the requested format. `asked` says whether one was asked for, where the usual one isn't a table."""
+    """Prints in a format. `asked` says whether the user requested it, for commands whose default isn't a table."""
 
     def __init__(self, format: Format, *, asked: bool = True) -> None:
         self.format = format
@@ -74,7 +74,7 @@ class Output:
         write([encode(value, indent=2) + "\n"])
 
     def printed(self, value: Callable[[], Any], rows: Callable[[], Sequence[Row]]) -> bool:
-        """Print JSON of a value, or rows for the other formats of programs; return False where a table is wanted."""
+        """Print a value as JSON, or rows as CSV or NDJSON; return False, printing nothing, if the format is a table."""
         if self.format == "json":
             self.value(value())
         elif not self.for_people:
@@ -82,7 +82,7 @@ class Output:
         return not self.for_people
 
     def note(self, text: str) -> None:
-        """Print a note about the output for people, on stderr."""
+        """Print a note about the output on stderr."""
         if self.for_people:
             sys.stdout.flush()  # the output comes before the note
             typer.echo(escape_line(text), err=True)
@@ -94,7 +94,7 @@ def write(texts: Iterable[str]) -> None:
 
 
 def console(width: int | None = None) -> Console:
-    """Return stdout for rich: data is never read as markup, and only terminals get colours."""
+    """Return rich's console for stdout: data isn't parsed as markup, and only terminals get colours."""
     from rich.console import Console
 
     if width is None and not sys.stdout.isatty():
@@ -103,7 +103,7 @@ def console(width: int | None = None) -> Console:
 
 
 def print_facts(title: str, facts: Mapping[str, object], width: int, styles: Mapping[str, str] = {}) -> None:
-    """Print a title, and below it the facts that there are, with their names; that without a name as it is."""
+    """Print a title, and below it the facts that aren't empty, with their names; one with the name "" without."""
     from rich.text import Text
 
     out = console()
@@ -144,7 +144,7 @@ def print_table(rows: Sequence[Row], columns: Sequence[Column], *, footer: bool 
 
 
 def _print_records(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """Print one line for each field."""
+    """Print each field of each row on its own line."""
     from rich.table import Table
     from rich.text import Text
 

@@ -84,7 +84,7 @@ def ls(
         output.note(f"{len(rows):,} of {found.matching:,} groups; --limit 0 shows all")
 
 
-#: Columns that many buffers don't use, which are shown only if they have other values than these.
+#: Columns that many buffers don't use: shown only if they have other values than these defaults.
 _UNUSED: dict[str, tuple[str, Any]] = {
     "leased": ("leased_until", None),
     "deliveries": ("deliveries", 0),
@@ -160,7 +160,7 @@ def explain(
         drawn, where = resolve_policy(policy).order, query_of(text, None, None, given_as="QUERY")
         if task is None:
             raise typer.BadParameter("a draw is of one task: give --task, too", param_hint="--policy")
-        parse({"task_name": task})  # raises for what no database can hold
+        parse({"task_name": task})  # raises for names that no database can store
         of = status_of(status) or Status.COMPLETED
         found = reader.read(lambda tx: explain_draw(tx, choose(tx, buffer), task, of, where, drawn, limit or 1))
         if not found:
@@ -288,7 +288,7 @@ def schema(
 
 
 def _lines_of(names: list[str]) -> Iterator[str]:
-    """Yield each view with its columns, wrapped as the terminal is wide."""
+    """Yield the lines of each view with its columns, wrapped to the width of the terminal."""
     width = min(120, shutil.get_terminal_size().columns)
     for place, name in enumerate(names):
         view = VIEW_COLUMNS[name]

@@ -1,4 +1,4 @@
-"""`replaybuf show`: groups and rollouts in full: one, several, or those with extreme rewards."""
+"""`replaybuf show`: one group in full, several side by side, or the rollouts with extreme rewards."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ Rollouts = list[dict[Any, Any]]
 
 
 def read(reader: Reader, uid: int, *, full: bool = True) -> tuple[Described, Rollouts, list[StoredArray]]:
-    """Return the metadata of a group; if `full`, also its rollouts as they were put, and what is known of their arrays.
+    """Return the metadata of a group; if `full`, also its decoded rollouts and the descriptions of their arrays.
 
-    Arrays that are kept apart and can't be read are left out, which is told on stderr. Raises InputError when the group
-    isn't there, and DecodeError.
+    Arrays outside the database that can't be read are left out, with a note on stderr. Raises InputError if the group
+    doesn't exist, and DecodeError.
     """
     if full:
         from replaybuf.storage.sql.inspection.group_payloads import arrays_of, decode_payload, read_payload
@@ -100,12 +100,12 @@ def show_extremes(
 ) -> None:
     """Show rollouts with the lowest or the highest rewards side by side, after the prompt of each.
 
-    They are of one buffer and task, or of all (None), and of groups that match a query.
+    The rollouts are of one buffer and task, or of all (None), and of groups that match a query.
     """
     if where is None:
         places = reader.read(lambda tx: extreme_rollouts(tx, buffer, task, count, worst=worst))
     else:
-        from replaybuf.storage.sql.inspection.group_queries import extremes_matching  # takes its time to import
+        from replaybuf.storage.sql.inspection.group_queries import extremes_matching  # a slow import
 
         query = query_of(where, task, None)
         places = reader.read(lambda tx: extremes_matching(tx, buffer, query, count, worst=worst))
@@ -113,11 +113,11 @@ def show_extremes(
     for uid, position in places:
         try:
             found, decoded, _ = read(reader, uid)
-        except InputError:  # taken since its place was read
+        except InputError:  # taken since the query
             left += 1
             continue
         prompt = decoded[position].get("message")
-        prompts[uid] = found.group["prompt"] if prompt is None else prompt  # of classes with other names: its beginning
+        prompts[uid] = found.group["prompt"] if prompt is None else prompt  # other field names: the metadata's prefix
         title = f"group {uid}, {found.group['task_name']}, "
         answers.append(answers_of(found.rollouts, decoded, title)[position])
     if not output.for_people:
@@ -139,14 +139,14 @@ def _print_rows(answers: list[ShownRollout], output: Output) -> None:
 
 
 def print_group(found: Described, *, with_prompt: bool) -> None:
-    """Print the metadata of a group, a field on each line."""
+    """Print the metadata of a group, one field on each line."""
     group, facts = found.group, facts_of(found.group, found.now)
     facts |= {"buffer": group["buffer"] if found.several else "", "prompt": group["prompt"] if with_prompt else ""}
     print_facts(f"group {group['uid']}", facts, 14, {"status": status_style(group)})
 
 
 class Colours(StrEnum):
-    """What tokens are coloured by."""
+    """The values of --colour."""
 
     LOGPROBS = "logprobs"
     MASK = "mask"

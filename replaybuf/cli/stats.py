@@ -24,7 +24,7 @@ from replaybuf.storage.sql.inspection.measures import (
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 
 _TOTAL = "total"
-#: Columns that are left out where no row has a number, and the numbers.
+#: Columns that are left out if no row has a value, and their keys in the rows.
 _IF_ANY = {"leased": "leased", "unreadable": "unreadable_rewards"}
 _ALWAYS = ("put", "sampled_new", "taken")
 
@@ -73,7 +73,7 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
 
 
 def _metrics(figures: BufferMeasures) -> dict[str, Any]:
-    """Return the tasks of `buffer.metrics()`, without rates, and how far the run has come."""
+    """Return the tasks of `buffer.metrics()`, without rates, and the progress of the run."""
     tasks = tasks_of(figures)
     put_of: dict[str, dict[str, int]] = {task: {} for task in tasks}
     for (task, status, tally), n in sorted(figures.tallies.items()):
@@ -114,14 +114,14 @@ def _print(found: dict[str, Any], now: datetime) -> None:
 
 
 def place_text(place: dict[str, Any]) -> str:
-    """Return what is kept apart in a place."""
+    """Return a line about the segments in a place."""
     live, dead = (units.size(place[name]) for name in ("live_bytes", "dead_bytes"))
     number = units.number_of(place["segments"], "segment")
     return f"payloads in {escape(place['url'])}: {live} live, {dead} dead, {number}"
 
 
 def _puts(put_of: dict[str, dict[str, int]], of: str) -> list[str]:
-    """Return of what statuses the groups were that were put into tasks, where they were of several."""
+    """Return a line with the puts by status, for each task with puts of several statuses."""
     return [
         f"put into {escape(task)}{of}: {', '.join(f'{units.number(n)} {status}' for status, n in numbers.items())}"
         for task, numbers in put_of.items()
@@ -130,7 +130,7 @@ def _puts(put_of: dict[str, dict[str, int]], of: str) -> list[str]:
 
 
 def _where(metrics: dict[str, Any], of: str) -> list[str]:
-    """Return how far a run has come."""
+    """Return lines about the progress of the run."""
     lines = []
     if metrics["prompts"]:
         drawn = ", ".join(f"{units.number(count)} for {escape(name)}" for name, count in metrics["prompts"].items())
@@ -146,7 +146,7 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in _ADDED_UP}
     total |= {name: max(row[name] for row in rows) for name in ("max_staleness", "newest")}
     total |= {"oldest": min(row["oldest"] for row in rows)}
-    # A mean over tasks says nothing.
+    # Means over tasks would be meaningless.
     return {"buffer": "", "task_name": _TOTAL, "status": "", "reward": None, "staleness": None, **total}
 
 
@@ -229,7 +229,7 @@ def _samples(figures: dict[str, Any], only: str) -> list[dict[str, Any]]:
 
 
 def _sample_columns(rows: list[dict[str, Any]]) -> list[Column]:
-    """Return the columns for people: without labels that none of these has."""
+    """Return the columns of a table: the labels that some row has, and the value."""
     labels = [name for name in _LABELS if any(row[name] is not None for row in rows)]
     texts = [Column(name, lambda r, name=name: r[name] or "", right=False, text=True) for name in ("name", *labels)]  # type: ignore[misc]
     return [*texts, Column("value", lambda r: f"{r['value']:.12g}")]

@@ -98,7 +98,7 @@ def trace(
 
 
 def _words(url: str, what: str | None, which: str | None) -> tuple[str, str, str | None]:
-    """Return the arguments; the URL may come from its variable."""
+    """Return URL, WHAT and WHICH; the URL may come from its environment variable."""
     known = os.environ.get(URL_VARIABLE)
     if known and url in _KINDS and (what is None or what not in _KINDS) and which is None:
         url, what, which = known, url, what
@@ -123,7 +123,7 @@ def _number(text: str | None, what: str) -> int:
 
 
 def _or(limit: int | None, default: int) -> int | None:
-    """Return the limit, None for all."""
+    """Return the limit or its default; None for 0 (all)."""
     return default if limit is None else limit or None
 
 
@@ -133,7 +133,7 @@ def _or(limit: int | None, default: int) -> int | None:
 def _steps(reader: Reader, output: Output, buffer: str | None, before: int | None, limit: int | None) -> None:
     def read(tx: ReadTransaction) -> tuple[list[StepSummary], Recorded, datetime]:
         name = choose(tx, buffer)
-        more = None if limit is None else limit + 1  # the change of the last one needs the one before
+        more = None if limit is None else limit + 1  # the last row's change is relative to the step before it
         return summarise_steps(tx, name, before=before, limit=more), recorded(tx, name), tx.now()
 
     found, known, now = reader.read(read)
@@ -172,7 +172,7 @@ def _columns(rows: list[dict[str, Any]], now: datetime) -> list[Column]:
 
 
 def _weights_text(row: Row) -> str:
-    """Return the train steps of the weights that groups were made with."""
+    """Return the range of model steps of the groups."""
     oldest, newest = row["oldest_model_step"], row["newest_model_step"]
     if oldest is None:
         return "-"
@@ -180,7 +180,7 @@ def _weights_text(row: Row) -> str:
 
 
 def _run_text(row: Row) -> str:
-    """Return which run a step is of."""
+    """Return the run of a step, by the restores before it, and whether a later restore undid the step."""
     run = f"after restore {row['restores']}" if row["resumed"] else "first"
     return f"{run}, undone" if row["undone"] else run
 
@@ -232,7 +232,7 @@ def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, lim
 
 
 def _nothing(known: Recorded, which: str) -> str:
-    """Return why there are no draws `which` are asked for."""
+    """Return a sentence for a step or worker without recorded draws."""
     if known.last is not None:
         return f"no draw {which} is recorded; those that are are for steps {known.first} to {known.last}"
     if known.batches:

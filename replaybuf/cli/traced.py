@@ -1,4 +1,4 @@
-"""What `replaybuf trace` shows: train steps, one of them, the life of a group, and what a worker made."""
+"""The output of `replaybuf trace`: train steps, one step, the life of a group, and a worker's groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def steps_rows(found: Sequence[StepSummary], limit: int | None) -> list[dict[str
 
 
 def step_value(runs: Sequence[StepTrace], lowest: Sequence[Sequence[Row]] | None = None) -> dict[str, Any]:
-    """Return a step for programs; with the lowest answers of each run if they were asked for."""
+    """Return a step for JSON; with the lowest answers of each run if they were requested."""
     values = [
         {
             **asdict(run.summary),
@@ -48,7 +48,7 @@ def step_value(runs: Sequence[StepTrace], lowest: Sequence[Sequence[Row]] | None
 
 
 def part_row(part: Part, name: str) -> dict[str, Any]:
-    """Return a worker's or a task's groups of a step as a row."""
+    """Return a row that summarises a worker's or a task's groups of a step."""
     return {name: part.name, **{one: getattr(part, one) for one in _OF_PARTS}}
 
 
@@ -71,7 +71,7 @@ def group_rows(run: StepTrace) -> list[dict[str, Any]]:
 
 
 def print_step(run: StepTrace, now: datetime, limit: int | None, lowest: Sequence[Row] = ()) -> None:
-    """Print a step: what stands out, then the workers, the groups of lowest reward, the tasks and the draws."""
+    """Print a step: the verdict, then the workers, the groups of lowest reward, the tasks and the draws."""
     from rich.text import Text
 
     out = console()
@@ -173,7 +173,7 @@ def batch_columns(now: datetime) -> list[Column]:
 
 
 def life_value(life: Life) -> dict[str, Any]:
-    """Return a group's life for programs."""
+    """Return a group's life for JSON."""
     return {
         "uid": life.uid,
         **asdict(life.origin),
@@ -191,7 +191,7 @@ def life_value(life: Life) -> dict[str, Any]:
 
 
 def print_life(life: Life) -> None:
-    """Print a group's life: where it came from, where it is, and what befell it in between."""
+    """Print a group's life: its put, its events, and where it is now."""
     of = f" of {life.origin.task_name}" if life.origin.task_name else ""
     print_facts(f"group {life.uid}{of}", _life_facts(life), 13)
     if rows := timeline(life):
@@ -230,7 +230,7 @@ def _life_columns(now: datetime) -> list[Column]:
 
 
 def worker_value(worker: str, found: WorkerTrace) -> dict[str, Any]:
-    """Return what a worker made and drew for programs."""
+    """Return a worker's groups and draws for JSON."""
     return {
         "worker": worker,
         "steps": worker_rows(found),
@@ -241,7 +241,7 @@ def worker_value(worker: str, found: WorkerTrace) -> dict[str, Any]:
 
 
 def worker_rows(found: WorkerTrace) -> list[dict[str, Any]]:
-    """Return the steps that were trained on a worker's groups as rows."""
+    """Return a row for each train step that used a worker's groups."""
     return [
         {"step": one.summary.step, "restores": one.summary.restores, "of": one.summary.groups}
         | {name: getattr(one.part, name) for name in _OF_PARTS}
@@ -250,7 +250,7 @@ def worker_rows(found: WorkerTrace) -> list[dict[str, Any]]:
 
 
 def print_worker(worker: str, found: WorkerTrace, now: datetime) -> None:
-    """Print what was trained of what a worker made, what of it is in the buffer, and what it drew itself."""
+    """Print the train steps with a worker's groups, its groups in the buffer, and its own draws."""
     from rich.text import Text
 
     console().print(Text(escape(f"worker {worker}"), style="bold"), soft_wrap=True)

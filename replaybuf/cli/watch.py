@@ -1,4 +1,4 @@
-"""`replaybuf watch`, `replaybuf serve`: a database, live, in the terminal and in the browser."""
+"""`replaybuf watch`, `replaybuf serve`: a live view of a database, in the terminal and in the browser."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
-    """Have the terminal give keys one by one; it is as it was afterwards. Without a terminal no key comes.
+    """Put the terminal into character mode in the block, and restore it. Without a terminal there are no keys.
 
-    What is yielded waits so many seconds for a key, and returns it: "" if none came, "q" if none will come any more.
+    Yields a function that waits up to some seconds for a key and returns it: "" after a timeout, "q" at EOF.
     """
 
     def pressed(seconds: float) -> str:
@@ -63,7 +63,7 @@ def keys() -> Iterator[Callable[[float], str]]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-#: The part of the time that reading may take: slow readings are made less often.
+#: The maximum fraction of the time spent reading: slow readings are made less often.
 _SHARE = 0.1
 _TICK = 0.1
 _READ_TIMEOUT = 20.0
@@ -108,7 +108,7 @@ def watch(
         out = console()
         width = _ON_A_PIPE if not out.is_terminal else out.width
         lines = arrange(state.head(width), panels_of(found), line(), width, None)
-        _print(lines[:-1])  # keys mean nothing here
+        _print(lines[:-1])  # without the line about keys
         return
     signal.signal(signal.SIGTERM, _terminate)
     _live(reader, buffer, interval)
@@ -130,12 +130,12 @@ def _read(reader: Reader, buffer: str | None) -> list[Glance]:
 
 
 def _terminate(*_: Any) -> None:
-    raise SystemExit(_TERMINATED)  # by way of what leaves the terminal clean
+    raise SystemExit(_TERMINATED)  # an exception, so that context managers restore the terminal
 
 
 @dataclass(slots=True)
 class Watched:
-    """What is on the screen."""
+    """The state of the screen: the last reading, its error, and the history for rates."""
 
     where: str
     interval: float
@@ -148,18 +148,18 @@ class Watched:
 
     @property
     def pause(self) -> float:
-        """The seconds from one reading to the next."""
+        """The seconds between two readings."""
         return max(self.interval, self.cost / _SHARE)
 
     def take(self, found: Sequence[Glance], error: str, cost: float) -> None:
-        """Take what was read, with the readings before it, or what was wrong; `cost` is the seconds that it took."""
+        """Store a reading, or its error; `cost` is its duration in seconds."""
         self.error, self.cost = error, cost
         if not error:
             self.read_at = time.monotonic()
             self.found = [self._with_readings(one) for one in found]
 
     def _with_readings(self, one: Glance) -> Glance:
-        """Return a glance whose rates go by what was read here, once that covers a minute."""
+        """Return a glance whose rates are based on the readings made here, once these cover a minute."""
         kept = self.readings.setdefault(one.buffer, deque())
         kept.append(one.readings[-1])
         now = kept[-1][0]
@@ -169,7 +169,7 @@ class Watched:
         return replace(one, readings=[*kept]) if own else one
 
     def head(self, width: int) -> list[Text]:
-        """Return the first lines: which database, how old the figures are, and what is wrong."""
+        """Return the first lines: time, interval, database, and the last reading's error."""
         at = f"{units.clock(self.found[0].about.now)} UTC" if self.found else "reading ..."
         why = f": reading takes {self.cost:.2g} s" if self.pause > self.interval else ""
         lines = [line((at, "bold"), f"  every {self.pause:.2g} s{why}  {self.where}")]
@@ -181,17 +181,17 @@ class Watched:
         return lines
 
     def lines(self, width: int, height: int) -> list[Text]:
-        """Return the screen."""
+        """Return the lines of the screen."""
         panels = [Panel("help", [line(text) for text in _HELP], least=20)] if self.helping else panels_of(self.found)
         return arrange(self.head(width), panels, line(("q quit  ? help", "dim")), width, height)
 
 
-#: What was read, what was wrong, and the seconds that it took.
+#: A reading, its error ("" for none), and its duration in seconds.
 _News = tuple[Sequence["Glance"], str, float]
 
 
 def _begin_reading(reader: Reader, buffer: str | None, news: queue.SimpleQueue[_News]) -> None:
-    """Read in a thread of its own, so that keys are answered though the database is not."""
+    """Read in a thread, so that keys work while the database doesn't answer."""
 
     def read() -> None:
         import replaybuf.storage.sql.inspection.waits  # noqa: F401  # its import isn't what a reading costs
@@ -199,7 +199,7 @@ def _begin_reading(reader: Reader, buffer: str | None, news: queue.SimpleQueue[_
         started = time.monotonic()
         try:
             news.put((_read(reader, buffer), "", time.monotonic() - started))
-        except Exception as wrong:  # whatever it is: the next reading may go well
+        except Exception as wrong:  # of any kind: the next reading may succeed
             kind = "" if isinstance(wrong, ReplayBufError) else f"{type(wrong).__name__}: "
             news.put(((), f"{kind}{wrong}", 0.0))
 
@@ -224,7 +224,7 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
             while not news.empty():
                 waiting = False
                 state.take(*news.get())
-            out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS wouldn't follow it
+            out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS isn't updated
             lines = state.lines(*out.size)
             if (out.size, lines) != shown:
                 shown = (out.size, lines)

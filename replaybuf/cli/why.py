@@ -1,4 +1,4 @@
-"""`replaybuf why`: why a trainer or a producer waits, or gave up."""
+"""`replaybuf why`: explains the waits of trainers and producers, and timeouts."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def why(
     """
     variable = os.environ.get(URL_VARIABLE)
     if task is None and variable and url != variable and "://" not in url and not Path(url).exists():
-        url, task = variable, url  # a single argument that is no database is the task, if the variable is set
-    query_of(where, None, None)  # what is wrong with it is said before the database is opened
+        url, task = variable, url  # if the variable is set, a single argument that is no database is the task
+    query_of(where, None, None)  # raises for an invalid query before the database is opened
     question = DrawQuestion(task, size or 1, status_of(status) or Status.COMPLETED, where)
     asked = not (size is None and status is None and where is None)
     reader = open_reader(url)
@@ -103,7 +103,7 @@ def _as_json(found: Explanation) -> dict[str, Any]:
 
 
 def _timed(one: Any, *names: str) -> dict[str, Any]:
-    """Return the fields of a dataclass, those of these names as times."""
+    """Return the fields of a dataclass, with the named ones as times."""
     return asdict(one) | {name: time_of(getattr(one, name)) for name in names}
 
 
@@ -127,9 +127,9 @@ def _print(found: Explanation, *, several: bool, about_a_draw: bool) -> None:
 
 
 def _lines(found: Explanation, *, several: bool, about_a_draw: bool) -> Iterable[str]:
-    """Return a line for each wait, with those below it that say what else is the case.
+    """Return a line for each wait, with lines below it for its other causes.
 
-    `about_a_draw` says that the caller asked for one draw: only about that one is told.
+    `about_a_draw` says that the user asked about one draw: then the last heartbeat of takers isn't shown.
     """
     now, of = found.about.now, f" of {found.buffer}" if several else ""
     alike = Counter((one.wait.worker, one.diagnosis.sentence) for one in found.waits)
@@ -154,9 +154,9 @@ def _lines(found: Explanation, *, several: bool, about_a_draw: bool) -> Iterable
 
 
 def _nobody_draws(about: Circumstances) -> str:
-    """Return since when those who drew give no sign of life; nothing while one does, none ever drew, or the last ended.
+    """Return a sentence about the last heartbeat of all takers; "" if one is alive, none exists, or the last one ended.
 
-    A taker that ended by itself has no more to draw: that is no cause to look into.
+    A taker that ended by itself is no cause to investigate.
     """
     takers = [one for one in about.workers if one.taken]
     if not takers or any(one.state(about.now) == "alive" for one in takers):
@@ -185,7 +185,7 @@ def _further(found: Explanation) -> Iterable[str]:
 
 
 def _tasks(about: Circumstances) -> list[dict[str, Any]]:
-    """Return a row for each task: its groups by status, what came and went, and how many come an hour."""
+    """Return a row for each task: its groups by status, its totals, and its completed groups per hour."""
     rows = []
     for task in sorted({task for task, _, _ in about.tallies}):
         there = {str(status): about.count(task, status) for status in Status}

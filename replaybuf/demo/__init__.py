@@ -1,8 +1,8 @@
 """A small but real run of GRPO on a replay buffer: `replaybuf demo`.
 
-`policy` has the prompts, the verifier, the model and its training. `trainer` is the run, and where
-its groups come from in each mode, `worker` the process of a rollout worker and the generation. `run_folder` keeps the
-weights, `display` is what people see.
+`policy` has the prompts, the verifier, the model and its training. `trainer` has the training loop and the production
+of groups in each mode, `worker` the process of a rollout worker and the generation. `run_folder` stores the weights,
+`display` is the output on the terminal.
 """
 
 from enum import StrEnum
@@ -11,7 +11,8 @@ from enum import StrEnum
 class Mode(StrEnum):
     """Where and when groups are generated.
 
-    By the trainer, just those of the next step; by the trainer, more than those; or by other processes, all the time.
+    SYNC: by the trainer, exactly those of the next step; ASYNC: by the trainer, more than those; DISAGGREGATED: by
+    other processes, continuously.
     """
 
     SYNC = "sync"

@@ -96,8 +96,8 @@ def demo(
       replaybuf demo --url sqlite:///demo.db --seed 1 --fresh
       replaybuf demo --payloads arrays
     """
-    # Read when numpy is imported, by the workers too: the demo's arrays are small, and the threads of a linear algebra
-    # library, which spin while they wait for each other, would take the cores from the other processes.
+    # Read at the import of numpy, in workers too: the demo's arrays are small, and BLAS threads, which spin while they
+    # wait for each other, would take the cores from the other processes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from replaybuf.demo.trainer import launch
 

@@ -1,4 +1,4 @@
-"""The output of the demo: rich's progress bar with figures below it on a terminal, a line now and then elsewhere."""
+"""The output of the demo: rich's progress bar with figures below it on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,28 +23,27 @@ from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.rules.transitions import Tallies, Tally
 
 _SMOOTHING_STEPS = 20
-_LINES = 20  # of a whole run, where there is no terminal
+_LINES = 20  # lines of a whole run without a terminal
 
 
 @dataclass
 class Figures:
-    """Counts of groups since this process started; those of the store are of all processes.
+    """Counts of groups since this process started; counts from the store include all processes.
 
-    `produce_seconds` is the time until the batches were complete, `train_seconds` that until they were trained and
-    saved.
+    `produce_seconds` is the time until the batches were complete, `train_seconds` the time to train and save them.
     """
 
     taken: int = 0
     produce_seconds: float = 0.0
     train_seconds: float = 0.0
-    staleness: Sequence[int] = (0,)  # of the groups of the last batch
+    staleness: Sequence[int] = (0,)  # of the groups in the last batch
     buffered: dict[Status, int] = field(default_factory=dict)
     leased: int = 0  # groups that are being generated
     counts: Counter[str] = field(default_factory=Counter)  # groups generated, interrupted, expired, expired_early
     _before: Counter[str] | None = None
 
     def count_store(self, tallies: Tallies) -> None:
-        """Update the counts of the store; the first call is the start."""
+        """Update the counts from the store; the first call sets the baseline."""
         of = {(status, tally): n for (task, status, tally), n in tallies.items() if task == TASK and n}
         self.buffered = {status: of.get((status, Tally.SIZE), 0) for status in Status if status != Status.ARCHIVED}
         self.buffered = {status: n for status, n in self.buffered.items() if n}
@@ -74,12 +73,12 @@ class Display:
         self._printed = 0
 
     def say(self, line: str) -> None:
-        """Print a line that stays. A terminal breaks it where it is full: so that a command in it can be copied."""
+        """Print a permanent line. Only the terminal wraps it, so that commands in it can be copied."""
         self.console.print(Text(line), soft_wrap=True)
 
     @contextmanager
     def showing(self, run: Run, figures: Figures, mode: Mode, pids: Callable[[], Sequence[int]]) -> Iterator[None]:
-        """Show the run inside the block: on a terminal as it is at each moment, otherwise by `update`."""
+        """Show the run inside the block: live on a terminal, otherwise by `update`."""
         self._printed = run.step
         if not self.console.is_terminal:
             if workers := pids():
@@ -97,11 +96,11 @@ class Display:
             return Group(bar, *(Text(line, no_wrap=True, overflow="crop") for line in lines))
 
         with Live(get_renderable=shown, console=self.console, refresh_per_second=8):
-            self.console.show_cursor(True)  # kill -9 leaves nobody who would bring it back
+            self.console.show_cursor(True)  # after kill -9 nothing would restore it
             yield
 
     def update(self, run: Run, figures: Figures, mode: Mode, first_step: int) -> None:
-        """Print a line about the step that was made, if there is no terminal and it is time for one."""
+        """Print a line about the step just trained, if there is no terminal and the next line is due."""
         if not self.console.is_terminal and run.step >= self._printed + max(1, (run.target - first_step) // _LINES):
             self._printed = run.step
             self.say(f"step {run.step}/{run.target}: {'; '.join(status(run, figures, mode)[:3])}")
@@ -135,7 +134,7 @@ def times(figures: Figures, mode: Mode) -> str:
 
 
 def result(run: Run, figures: Figures, mode: Mode, first_step: int, seconds: float) -> list[str]:
-    """Return what came out of a run, in lines for people."""
+    """Return the result of a run, in lines for people."""
     return [
         "",
         _learned(run, first_step, seconds),
@@ -146,9 +145,9 @@ def result(run: Run, figures: Figures, mode: Mode, first_step: int, seconds: flo
 
 
 def commands(database: str, *, apart: bool = False) -> list[str]:
-    """Return commands that look into a run, each on a line of its own, below what it shows.
+    """Return commands for looking into a run, each on its own line below a description.
 
-    `apart` says whether it has arrays that are kept apart.
+    `apart` says whether the run keeps arrays outside the database.
     """
     places = {"where the arrays are": "sql {} 'SELECT * FROM places'"} if apart else {}
     looks = {
@@ -168,7 +167,7 @@ def commands(database: str, *, apart: bool = False) -> list[str]:
 def _learned(run: Run, first_step: int, seconds: float) -> str:
     if not run.rewards:
         return "No step was done."
-    tenth = max(1, len(run.rewards) // 10)  # the first and the last of all steps
+    tenth = max(1, len(run.rewards) // 10)  # of all steps, the first and the last tenth
     first, last = (sum(some) / tenth for some in (run.rewards[:tenth], run.rewards[-tenth:]))
     line = f"Mean reward {first:.2f} -> {last:.2f} in {run.step} steps"
     line += f" (the last {run.step - first_step} of them in {seconds:.0f} s)" if first_step else f", {seconds:.0f} s"

@@ -9,9 +9,9 @@ KL term (there is no reference model),
 
     J = 1/R sum_i 1/|o_i| sum_t min(ratio A, clip(ratio, 1 - low, 1 + high) A),    ratio = pi(o_t) / pi_behaviour(o_t),
 
-over the R rollouts of a batch, plus a bonus on the entropy of pi. `pi_behaviour` is what the rollout stored when it was
-sampled: data that is a few steps stale is weighted correctly, and clipped where the policy has moved away from it. The
-optimizer is Adagrad (Duchi et al. 2011), which gives rows that are seldom met larger steps."""
+over the R rollouts of a batch, plus a bonus on the entropy of pi. `pi_behaviour` are the probabilities at sampling,
+stored in the rollout: data that is a few steps stale is weighted correctly, and clipped where the policy has moved away
+from it. The optimizer is Adagrad (Duchi et al. 2011), with larger steps for rarely used rows."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Policy:
         return result
 
     def train(self, groups: Sequence[Sequence[RolloutState]]) -> float:
-        """Make one step up the objective. Return the mean reward of the batch."""
+        """Make one gradient ascent step. Return the mean reward of the batch."""
         rollouts = [rollout for group in groups for rollout in group]
         rewards = [np.array([rollout.reward["score"] for rollout in group]) for group in groups]
         lengths = np.array([len(rollout.response_ids) for rollout in rollouts])

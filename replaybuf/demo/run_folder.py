@@ -41,10 +41,10 @@ from replaybuf.segments.places import IN_DATABASE, parse_place
 
 @dataclass
 class Run:
-    """All that a trainer knows of its run.
+    """The state of a run.
 
     `trained` are the numbers of the prompts that were trained, in order; `rewards` the mean reward of each step.
-    `target` is the step that the run goes to; `finished` says that it got there, and said so.
+    `target` is the last step of the run; `finished` says that the run has reached it and reported that.
     """
 
     policy: Policy
@@ -56,9 +56,9 @@ class Run:
     rewards: list[float] = field(default_factory=list)
 
     def aim(self, steps: int) -> bool:
-        """Set the target: `steps`, or that many more when these are done. Return whether that changed anything.
+        """Set the target to `steps`, or that many more once a run has finished them. Return whether it changed.
 
-        A run that was killed goes on to its old target, also if that was just reached: the same command does the rest.
+        A killed run continues to its old target, even if it had just reached it, when the same command is repeated.
         """
         before = self.target, self.finished
         if self.step < steps:
@@ -78,7 +78,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other trainers out. The lock ends with the process, also by kill -9. Raises ReplayBufError."""
+        """Hold the trainer's lock, released even by kill -9. Raises ReplayBufError if another trainer holds it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = open(self.path / "lock", "ab")  # noqa: SIM115
@@ -107,7 +107,7 @@ class RunFolder:
         return self.path / f"worker-{worker}.log"
 
     def save(self, run: Run) -> None:
-        """Save the run; when this returns it is on disk."""
+        """Save the run; it is on disk when this returns."""
         arrays: dict[str, Any] = {**vars(run), **vars(run.policy)}
         del arrays["policy"]
         with partial_file(str(self.weights)) as partial:
@@ -116,7 +116,7 @@ class RunFolder:
             publish(partial, str(self.weights))
 
     def finish(self, run: Run) -> None:
-        """Note that the run has reached its target, and said so."""
+        """Record that the run has reached its target and reported that."""
         run.finished = True
         self.save(run)
 
@@ -129,7 +129,7 @@ class RunFolder:
         return Run(policy, **{name: array.tolist() for name, array in arrays.items()})
 
     def load_policy(self) -> tuple[Policy, int] | None:
-        """Return the policy saved last and its step, or None: what a worker needs, to generate."""
+        """Return the policy saved last and its step, for a worker; None before the first save."""
         arrays = self._read("weights", "step")
         return None if arrays is None else (Policy(arrays["weights"], arrays["weights"]), int(arrays["step"]))
 
@@ -172,14 +172,14 @@ LAGS = (1, 2)
 CONCURRENCY = 24
 
 
-#: Of a made-up mixture of experts, of which each token has an array where payloads are kept apart (`--payloads`).
+#: A fictitious mixture of experts: with `--payloads`, each token has an array of its experts.
 LAYERS, TOP_K, EXPERTS = 48, 8, 128
-#: The demo's groups are small: all with such arrays are kept apart.
+#: Bytes; low, since the demo's groups are small: all payloads with such arrays go to the place of `--payloads`.
 PAYLOAD_THRESHOLD = 1024
 
 
 def buffer_config(url: str, worker: str | None = None, payloads: str = IN_DATABASE) -> ReplayBufferConfig:
-    """Return the config of who uses the buffer. Deliveries aren't limited: in this run, people kill the workers."""
+    """Return the config of a process's buffer. Deliveries aren't limited, since users of the demo kill workers."""
     return ReplayBufferConfig(
         url=url,
         policy="staleness",
@@ -192,7 +192,7 @@ def buffer_config(url: str, worker: str | None = None, payloads: str = IN_DATABA
 
 
 def made_place(payloads: str) -> str:
-    """Return the setting `payloads` with an absolute path, whose folder is there. Raises ReplayBufError."""
+    """Return the setting `payloads` with an absolute path; create its folder. Raises ReplayBufError."""
     place = parse_place(payloads)
     if place is None:
         return IN_DATABASE
@@ -212,9 +212,9 @@ def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:
 
 
 def colocated_strategy(mode: Mode) -> ProduceStrategy:
-    """Return the strategy that generates exactly the groups of the next step (sync), or runs more than needed (async).
+    """Return the strategy that generates exactly the groups of the next step (sync), or oversamples (async).
 
-    Of those, the slowest are interrupted, and continued later.
+    With oversampling, the slowest groups are interrupted, and continued later.
     """
     if mode == Mode.SYNC:
         return SyncProduceStrategy(tags=_tags_of(0))
@@ -229,7 +229,7 @@ def colocated_strategy(mode: Mode) -> ProduceStrategy:
 
 
 def worker_strategy(worker: int) -> AsyncProduceStrategy:
-    """Return the strategy of workers: together they run ahead until further groups would expire."""
+    """Return the strategy of workers, which together run ahead until further groups would expire."""
     return AsyncProduceStrategy(
         over_sample=0.75,
         enable_partial_rollout=True,

@@ -50,8 +50,8 @@ from replaybuf.segments.places import IN_DATABASE
 from replaybuf.storage.sql.engine.urls import hosts_as_options, is_memory, parse_url, url_or_path, written
 
 _COMMAND = (sys.executable, "-m", "replaybuf.demo.worker")
-_PATIENCE_SECONDS = 3.0  # for a worker to end by itself
-_LOOK_SECONDS = 0.2  # between two looks at the workers while waiting for a batch
+_PATIENCE_SECONDS = 3.0  # time for a worker to end by itself
+_LOOK_SECONDS = 0.2  # poll interval for dead workers while waiting for a batch
 _STARVED_SECONDS = 60.0
 
 
@@ -75,16 +75,16 @@ class Colocated:
         )
 
     async def tell(self, *, finished: bool) -> None:
-        """Do nothing: there are no workers to be told."""
+        """Do nothing: there are no workers that need the train state."""
 
     def stop(self) -> None:
         """Do nothing: between two batches nothing is being generated."""
 
 
 class Disaggregated:
-    """Production by rollout workers while the trainer trains: the mode disaggregated. They are running from now on.
+    """Production by rollout workers while the trainer trains: the mode disaggregated. The constructor starts them.
 
-    Workers that are killed are started again; `say` gets a line about each.
+    Killed workers are restarted; `say` is called with a line about each.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Disaggregated:
         await publish(self._buffer, TrainState(step + 1, step, str(self._folder.weights), finished))
 
     def stop(self) -> None:
-        """End the workers, by the end of their input, or by force if that takes too long."""
+        """End the workers by closing their stdin, or kill them if that takes too long."""
         for process in self._processes.values():
             with suppress(BrokenPipeError):
                 process.stdin.close()  # type: ignore[union-attr]
@@ -148,13 +148,13 @@ class Disaggregated:
         with open(self._folder.log(settings.worker), "wb") as log:
             process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
         assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended already; the next look notices
+        with suppress(BrokenPipeError):  # the worker has ended already; the next poll notices
             process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
             process.stdin.flush()
         return process
 
     def restart_killed(self) -> None:
-        """Start workers again that were killed. Raises ReplayBufError for one that ended by itself."""
+        """Restart killed workers. Raises ReplayBufError for one that ended by itself."""
         for settings, process in self._processes.items():
             code, name = process.poll(), f"worker {settings.worker}"
             if code is None:
@@ -220,7 +220,7 @@ def default_folder(url: str) -> Path:
 
 
 def argument_of(url: str) -> tuple[str, bool]:
-    """Return the database as commands take it, without a password, and whether there was one."""
+    """Return the database as an argument of commands, without its password, and whether it had one."""
     parsed = parse_url(url)  # refuses unsupported URLs, without showing a password
     if parsed.get_backend_name() == "sqlite":
         return str(parsed.database), False
@@ -230,7 +230,7 @@ def argument_of(url: str) -> tuple[str, bool]:
 
 
 async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None, steps: int) -> Run:
-    """Return a new run, or the folder's, with the buffer as it was then. Raises ReplayBufError if these don't match."""
+    """Return the folder's run, with the buffer restored to it, or a new run. Raises ReplayBufError for a mismatch."""
     groups, run = await _groups_there(buffer), folder.load()
     if run is None:
         if groups or (await buffer.cursors.read(TASK)).position:
@@ -240,9 +240,9 @@ async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None, steps
             )
         run = Run(Policy.create(), seed or 0)
         run.aim(steps)
-        await buffer.checkpoint(0)  # before any weights, so that there is always one to go back to
+        await buffer.checkpoint(0)  # before any weights, so that a restore is always possible
         folder.save(run)
-        await buffer.restore(0)  # fences off a trainer that started anew at the same moment, in another folder
+        await buffer.restore(0)  # fences off a trainer that started at the same moment, in another folder
         return run
     if seed not in (None, run.seed):
         raise ReplayBufError(
@@ -262,9 +262,9 @@ async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None, steps
 
 
 async def clear(buffer: ReplayBuffer) -> None:
-    """Remove an earlier run from the buffer: groups, also those in flight, cursors and checkpoints.
+    """Remove an earlier run from the buffer: groups, also leased ones, checkpoints and both cursors.
 
-    Of the cursors, one is the place in the prompts, and the other what the trainer has published.
+    The cursors are the position in the prompts and the published train state.
     """
     await _groups_there(buffer)
     await buffer.checkpoint(0)
@@ -278,7 +278,7 @@ async def clear(buffer: ReplayBuffer) -> None:
 
 
 async def _groups_there(buffer: ReplayBuffer) -> int:
-    """Return how many groups the demo has. Raises ReplayBufError for those of other tasks: restores take all back."""
+    """Return the number of the demo's groups. Raises ReplayBufError if other tasks have groups: restores affect all."""
     counts: Counter[str] = Counter()
     for (task, _, tally), count in (await buffer.tallies()).items():
         counts[task] += count if tally in _THERE else 0
@@ -308,7 +308,7 @@ class Training:
         self.figures, self.first_step = Figures(), self.saved.step
 
     async def run(self, seconds: float | None) -> None:
-        """Make all steps, or as many as fit into so many seconds, and say what came out."""
+        """Train all steps, or as many as fit into `seconds`, and print the result."""
         saved, figures, started = self.saved, self.figures, time.monotonic()
         figures.count_store(await self.buffer.tallies())
         self.greet()
@@ -324,13 +324,13 @@ class Training:
         finally:
             production.stop()
         if any(figures.buffered.values()):
-            await self.buffer.checkpoint(saved.step)  # keeps groups generated since, for when the run goes on
+            await self.buffer.checkpoint(saved.step)  # includes groups generated since, for a continued run
         self._tell_the_end(time.monotonic() - started)
         if saved.step >= saved.target:
             self.folder.finish(saved)
 
     def greet(self) -> None:
-        """Say what runs where, and from where to where it goes."""
+        """Print the mode, the database and the steps of the run."""
         saved, (url, _) = self.saved, argument_of(self.url)
         arrays = f"; arrays: {self.payloads}" if self._apart else ""
         self.display.say(f"Buffer: {url}; weights: {self.folder.path}{arrays}")
@@ -350,13 +350,13 @@ class Training:
 
     @property
     def _apart(self) -> bool:
-        """Whether rollouts have arrays, which are kept apart."""
+        """Whether rollouts have arrays that are kept outside the database."""
         return self.payloads != IN_DATABASE
 
     async def _production(self) -> Colocated | Disaggregated:
         saved = self.saved
         drawn = (await self.buffer.cursors.read(TASK)).position
-        prompts = max(saved.target * BATCH_GROUPS, drawn)  # more were drawn if the target was higher before
+        prompts = max(saved.target * BATCH_GROUPS, drawn)  # more were drawn if an earlier target was higher
         if self.mode != Mode.DISAGGREGATED:
             return Colocated(self.mode, self.buffer, saved, prompts, with_experts=self._apart)
         first = WorkerSettings(self.url, str(self.folder.path), 0, saved.seed, prompts, self.payloads)
@@ -368,7 +368,7 @@ class Training:
         step = self.saved.step + 1
         batch, _ = await self.buffer.take_batch({TASK: BATCH_GROUPS}, timeout=_TAKE_SECONDS, current_train_step=step)
         with produced.training():
-            groups = sorted(batch[TASK], key=_number)  # so that the sums don't depend on the order of arrival
+            groups = sorted(batch[TASK], key=_number)  # makes floating-point sums independent of the order of arrival
             await self._train(groups)
         self.figures.count_batch(groups, produced)
         self.figures.count_store(await self.buffer.tallies())

@@ -1,8 +1,8 @@
 """A rollout worker: a process that generates groups with weights that lag behind, and puts them into the buffer.
 
-Started by the trainer as `python -m replaybuf.demo.worker`, with its settings in the first line of its standard input
-(so that no password is in the list of processes). The end of that input means that the run is over or the trainer gone,
-also by kill -9: then the worker puts back its groups in flight, and ends.
+Started by the trainer as `python -m replaybuf.demo.worker`, with its settings in the first line of stdin, so that no
+password is in the list of processes. EOF on stdin means that the run is over or the trainer dead, also by kill -9: then
+the worker gives back its groups in flight, and ends.
 
 Nothing is lost when a worker is killed: its prompts are handed out again some seconds later."""
 
@@ -47,7 +47,7 @@ from replaybuf.produce import TrainState, produce_loop
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.segments.places import IN_DATABASE
 
-#: Seconds that a token takes: the median of all prompts, and the spread (sigma) of its logarithm.
+#: Seconds per token: the median over prompts, and the standard deviation of its logarithm.
 TOKEN_SECONDS, TOKEN_SPREAD = 0.003, 1.0
 
 _SECONDS, _TOKENS = 1, 2  # the purposes of a prompt's random numbers
@@ -69,11 +69,11 @@ class Engine:
         self._weights = policy, step
 
     async def pause(self) -> None:
-        """Interrupt generation: pending tokens don't come any more."""
+        """Interrupt generation: pending tokens are dropped."""
         self._paused.set()
 
     async def resume(self) -> None:
-        """Generate again."""
+        """Resume generation."""
         self._paused.clear()
 
     async def generate_group(self, group: list[RolloutState], *, partial: bool) -> list[RolloutState]:
@@ -112,7 +112,7 @@ class _Answer:
         self.log_probs: list[float] = list(map(float, rollout.logprobs)) if kept and self.ids else []
 
     def extend(self, policy: Policy, prompt: str, randoms: FloatArray) -> None:
-        """Add a token, drawn by the random number of its place."""
+        """Sample the next token, with the random number of its position."""
         log_probs = policy.log_probs(rows_of(prompt, self.ids)[-1:])[0]
         cumulative = np.exp(log_probs).cumsum()
         token = int((cumulative <= randoms[len(self.ids)] * cumulative[-1]).sum())
@@ -185,7 +185,7 @@ async def work(settings: WorkerSettings, stop: asyncio.Event, engine: Engine | N
                 return
         except FencedError as error:
             print(f"joining anew: {error}", file=sys.stderr, flush=True)
-            await asyncio.sleep(_REJOIN_SECONDS)  # if this worker's own trainer is gone, `stop` is set by then
+            await asyncio.sleep(_REJOIN_SECONDS)  # if this worker's own trainer is dead, `stop` is set by then
 
 
 async def _work_until_the_end_of_input(settings: WorkerSettings) -> None:
@@ -195,10 +195,10 @@ async def _work_until_the_end_of_input(settings: WorkerSettings) -> None:
 
 
 def _end_with_input(stop: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-    """Wait for the end of the input; then give the groups in flight a moment, and end the process in any case."""
+    """Wait for EOF on stdin; then set `stop`, and end the process after a grace period in any case."""
     while os.read(0, 4096):
         pass
-    with suppress(RuntimeError):  # it has ended
+    with suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(stop.set)
     threading.Event().wait(_GRACE_SECONDS)
     os._exit(0)
@@ -208,7 +208,7 @@ def main() -> int:
     """Run a worker. Return its exit code."""
     line = open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115  (and no byte more than the line)
     if not line.endswith(b"\n"):
-        return 0  # the trainer has gone
+        return 0  # the trainer is dead
     try:
         asyncio.run(_work_until_the_end_of_input(WorkerSettings(**json.loads(line))))
     except ReplayBufError as error:

@@ -1,7 +1,7 @@
-"""A run, observed: metrics for Prometheus, numbers and tables for wandb and trackio. `docs/metrics.md` shows them.
+"""Observability: metrics for Prometheus, numbers and tables for wandb and trackio. See `docs/metrics.md`.
 
-Each name is imported when it is first used: whoever reads a database from outside needs no buffer. Spans of
-OpenTelemetry need nothing of this: the buffer makes them by itself.
+Each name is imported at its first use, so that a reader of a database doesn't import the buffer. OpenTelemetry spans
+don't use this package: the buffer makes them by itself.
 """
 
 from importlib import import_module
@@ -26,7 +26,7 @@ _NAMES = {
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
-if not TYPE_CHECKING:  # type checkers go by the imports above
+if not TYPE_CHECKING:  # type checkers use the imports above
     __all__ = sorted(_MODULES)
 
 

@@ -1,6 +1,6 @@
-"""The metrics for Prometheus, as data: name, kind, where the value is in the figures, labels, and what it means.
+"""The metrics for Prometheus, as data: name, kind, path of the value in the figures, labels, and help text.
 
-Names are kept stable. What was generated now and what was replayed are apart by name, as in `buffer.metrics()`:
+Names are stable. First draws and replays of groups have separate names, as in `buffer.metrics()`:
 `replaybuf_groups_sampled_new_total` and `replaybuf_groups_sampled_again_total`.
 """
 
@@ -16,10 +16,10 @@ Kind = Literal["counter", "gauge", "gaugehistogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric. `path` leads to its value in the figures of a buffer, or of the database.
+    """A metric. `path` is the path of its value in the figures of a buffer, or of the database.
 
-    Each `*` in the path stands for all names at this place, which are the values of `labels`, in order; metrics of a
-    buffer have the label `buffer` before them. `bounds` are the upper bounds of a histogram's buckets.
+    Each `*` in the path matches all keys at this place, which are the values of `labels`, in order; metrics of a buffer
+    have the label `buffer` before them. `bounds` are the upper bounds of a histogram's buckets.
     """
 
     name: str
@@ -67,7 +67,7 @@ _TASK = ("task",)
 
 #: Metrics of a buffer.
 OF_BUFFER = (
-    # Groups that are there now
+    # Current groups
     Metric("replaybuf_groups", "gauge", "tasks/*/buffered/*", "Groups that can be drawn now.", ("task", "status")),
     Metric("replaybuf_leased_groups", "gauge", "tasks/*/leased", "Groups that are leased now.", _TASK),
     Metric("replaybuf_overdue_groups", "gauge", "tasks/*/overdue", "Leased groups whose lease is over.", _TASK),
@@ -88,7 +88,7 @@ OF_BUFFER = (
     Metric("replaybuf_reward_mean", "gauge", "tasks/*/reward/mean", "Mean reward of the completed groups.", _TASK),
     Metric("replaybuf_reward_min", "gauge", "tasks/*/reward/min", "Lowest reward of a completed group.", _TASK),
     Metric("replaybuf_reward_max", "gauge", "tasks/*/reward/max", "Highest reward of a completed group.", _TASK),
-    # Since the beginning
+    # Totals since the beginning
     *(
         Metric(f"replaybuf_groups_{name}_total", "counter", f"tasks/*/{name}", _OF_TOTALS[name], _TASK)
         for name in TOTALS
@@ -103,7 +103,7 @@ OF_BUFFER = (
         *("replaybuf_longest_wait_seconds", "gauge", "waiters/*/longest_seconds"),
         *("How long the oldest of the waits under way has lasted.", ("kind",)),
     ),
-    # Who works
+    # Workers
     Metric("replaybuf_workers", "gauge", "workers/*", "Processes by their last sign of life.", ("state",)),
     *(
         Metric(f"replaybuf_workers_{what}_last_hour", "gauge", f"last_hour/{what}", f"{help} by all workers.")
@@ -125,7 +125,7 @@ OF_BUFFER = (
         "Largest staleness of the last batch.",
     ),
     Metric("replaybuf_last_batch_timestamp_seconds", "gauge", "last_batch/taken_at", "When it was drawn."),
-    # How far the run is
+    # Progress of the run
     Metric("replaybuf_trainer_step", "gauge", "trainer/train_step", "The step that the trainer does next."),
     Metric("replaybuf_trainer_model_step", "gauge", "trainer/model_step", "The step of its newest weights."),
     Metric("replaybuf_prompts_drawn", "gauge", "prompts/*", "Prompts that were drawn from a dataset.", ("dataset",)),
@@ -137,7 +137,7 @@ OF_BUFFER = (
     ),
 )
 
-#: Metrics of the whole database, or of the process that tells them.
+#: Metrics of the whole database, or of the exporting process.
 OF_DATABASE = (
     Metric("replaybuf_info", "gauge", "info/*", "The version that these metrics come from; always 1.", ("version",)),
     Metric("replaybuf_up", "gauge", "up", "Whether the figures could be read (1) or not (0)."),

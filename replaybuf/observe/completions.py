@@ -1,4 +1,4 @@
-"""Tables of completions, for wandb and trackio: what a batch was trained on, as people read it."""
+"""Tables of completions for wandb and trackio: the prompts, responses and rewards of a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replaybuf.rollouts.rewards import SCORE, reward_value
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.storage.values import StorageItem
 
-#: The names for each kind of groups; `docs/metrics.md` has what they mean.
+#: The names of numbers for each kind of groups; `docs/metrics.md` explains them.
 NAMES = (
     *("groups", "rollouts", "reward/mean", "reward/min", "reward/max", "staleness/mean", "staleness/max"),
     "age_seconds/max",
@@ -27,9 +27,9 @@ KINDS = ("new", "replayed")
 def batch_metrics(drawn: Drawn, *, now: float, prefix: str = "batch/") -> dict[str, float]:
     """Return numbers of a batch for a logger, flat: `{"batch/new/groups": 60, "batch/replayed/groups": 4, ...}`.
 
-    `drawn` is what `sample` returns, or `lease.items`; `now` is in seconds since the epoch (`time.time()`). Groups that
-    were never drawn before are `new`, the others `replayed`. A kind without groups has only its number, and one
-    without rewards no rewards. Raises InputError.
+    `drawn` is the result of `sample`, or `lease.items`; `now` is in seconds since the epoch (`time.time()`). Groups
+    never drawn before are `new`, the others `replayed`. A kind without groups has only its number, and one without
+    rewards no figures of rewards. Raises InputError.
     """
     items = items_of(drawn)
     numbers: dict[str, float] = {}
@@ -55,7 +55,7 @@ def _of(values: Sequence[float], name: str, **functions: Callable[[Iterable[floa
 
 Choice = Literal["first", "random", "best", "worst", "extremes"]
 
-#: Drawn groups with their metadata, by task or not: what `sample` returns, and `lease.items`, and what `find` yields.
+#: Drawn groups with their metadata, by task or not: results of `sample` and `find`, or `lease.items`.
 Drawn = Mapping[str, Sequence[StorageItem]] | Iterable[StorageItem]
 
 #: The columns of every table; the parts of rewards come after `reward`, in columns of their own (`reward/NAME`).
@@ -89,7 +89,7 @@ class Completions:
     def to_trackio(self) -> Any:
         """Return a `trackio.Table`. Raises MissingDriverError without the package trackio.
 
-        trackio shows texts as Markdown: what would be a tag, a link or an image there is written as entities.
+        trackio renders texts as Markdown, so tags, links and images are escaped as entities.
         """
         trackio = needed("trackio", _MISSING.format("trackio"))
         rows = [[as_markdown(value) if isinstance(value, str) else value for value in row] for row in self.rows]
@@ -118,15 +118,14 @@ def completions_table(
     characters: int = 2000,
     rollout_type: RolloutType | None = None,
 ) -> Completions:
-    """Return a table with a row for each of some rollouts of a batch.
+    """Return a table with a row for each of at most `rows` rollouts of a batch.
 
     `step` is the train step (default: that for which a group was last drawn), and `advantages` has one number for each
-    rollout of the batch, in its order. Of more than `rows` rollouts those are chosen that come first, have the best or
-    the worst rewards, half of each (`extremes`), or any (`random`): the same ones for the same batch, `step` and
-    `seed`. Prompts and responses are cut to so many `characters`. Where rollouts have other names for their fields,
-    `rollout_type` is that of the buffer. `replayed` says whether the group was drawn before, in contrast to what was
-    generated now. Texts are as they are in the rollouts but for NUL and lone surrogates: whoever shows them has to
-    escape them.
+    rollout of the batch, in its order. Of more than `rows` rollouts, `choose` selects the first, the best, the worst,
+    half of each (`extremes`), or any (`random`): the same ones for the same batch, `step` and `seed`. Prompts and
+    responses are cut after `characters` characters. `rollout_type` is that of the buffer, if its fields have other
+    names. The column `replayed` is true for groups that were drawn before. Texts are those of the rollouts, except for
+    NUL and lone surrogates, and aren't escaped for display.
 
     Raises InputError.
     """
@@ -183,7 +182,7 @@ def _chosen(there: Sequence[_Rollout], rows: int, choose: Choice, rng: random.Ra
         return list(there[:rows])
     if choose == "random":
         return [there[place] for place in sorted(rng.sample(range(len(there)), min(rows, len(there))))]
-    # Those without a reward are neither good nor bad; equals come in an order by chance, not by their place.
+    # Rollouts without a reward are neither good nor bad; ties are broken at random, not by position.
     ranked = [(one, rng.random()) for one in there if one.reward is not None]
     ranked.sort(key=lambda pair: (-(pair[0].reward or 0.0), pair[1]))
     best = [one for one, _ in ranked]
@@ -245,7 +244,7 @@ def _length(values: Any) -> int | None:
 
 
 def _text(value: Any, characters: int) -> str | None:
-    """Return a text, or its beginning, in a form that every JSON has."""
+    """Return a text, or its beginning, without characters that some JSON parsers refuse."""
     if not isinstance(value, str):
         return None
     short = value if len(value) <= characters else value[:characters] + "…"
@@ -253,7 +252,7 @@ def _text(value: Any, characters: int) -> str | None:
 
 
 def as_markdown(text: str) -> str:
-    """Return a text that Markdown shows as it is, as far as it could fetch or link anything."""
+    """Escape the Markdown of a text that could fetch or link anything."""
     for character in "&<[":
         text = text.replace(character, f"&#{ord(character)};")
     return text

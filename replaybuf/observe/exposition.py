@@ -1,7 +1,7 @@
 """Figures, which are nested dicts, as time series: in the formats of Prometheus and OpenMetrics, and for its client.
 
-Both have the same series. Prometheus's format lacks histograms of what is there now, which may become fewer: there the
-buckets are a `histogram`, and `_gcount` and `_gsum` gauges beside it, as prometheus_client does it."""
+Both have the same series. Prometheus's format lacks gauge histograms: there the buckets are a `histogram`, and
+`_gcount` and `_gsum` are separate gauges, as in prometheus_client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from replaybuf.storage.values import Cursor
     from replaybuf.sync.buffer import SyncReplayBuffer
 
-#: The number of groups up to which all of them are looked at, for the distributions.
+#: The maximum number of groups for which the distributions are computed, which scans them all.
 SCANNED = 200_000
 
 
@@ -44,9 +44,9 @@ def read_figures(
     """Return the figures of one buffer of a database, or of all, as plain dicts; `prometheus` writes them. Blocks.
 
     `source` is a URL, the path of a SQLite file, or a reader. `buffers[name]["tasks"]` is as in `buffer.metrics()`,
-    without rates. Staleness, draws, rewards and bytes of a buffer with more than `scanned` groups are left out: they
-    take a look at every group. Raises what the command raises: UnreachableError, InputError, LockedError (also when it
-    took more than `timeout` seconds), ...
+    without rates. Staleness, draws, rewards and bytes of a buffer with more than `scanned` groups are left out, since
+    computing them scans every group. Raises UnreachableError, InputError, LockedError (also when the read takes more
+    than `timeout` seconds), ...
     """
     reader = open_reader(source) if isinstance(source, str) else source
 
@@ -79,7 +79,7 @@ def tasks_of(found: BufferMeasures) -> dict[str, dict[str, Any]]:
 
 
 def run_progress(cursors: Sequence[Cursor]) -> dict[str, Any]:
-    """Return how many prompts were drawn from each dataset, and the state that the trainer has published."""
+    """Return the number of prompts drawn from each dataset, and the state published by the trainer."""
     if not cursors:  # saves the import
         return {"prompts": {}, "trainer": None}
     from replaybuf.files.importing import IMPORT
@@ -89,7 +89,7 @@ def run_progress(cursors: Sequence[Cursor]) -> dict[str, Any]:
     published = by_name.pop(TRAINER, None)
     trainer = None
     if published is not None:
-        with suppress(InputError):  # of another version: show the rest without it
+        with suppress(InputError):  # a state of another version: show the rest without it
             trainer = asdict(TrainState.decode(published.value))
     return {"prompts": {name: one.position for name, one in sorted(by_name.items())}, "trainer": trainer}
 
@@ -97,7 +97,7 @@ def run_progress(cursors: Sequence[Cursor]) -> dict[str, Any]:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-#: The most values of a label that users choose: further tasks are added up as one.
+#: Maximum number of values of a label chosen by users: further tasks are added up as one.
 MOST_TASKS = 100
 _OTHERS = "(others)"
 _DONT_ADD_UP = ("reward", "oldest_at")
@@ -114,7 +114,7 @@ class Sample(NamedTuple):
 def samples_of(figures: Mapping[str, Any], buffer: str) -> list[tuple[Metric, list[Sample]]]:
     """Return the samples of each metric that has any.
 
-    `figures` are those of `buffer.metrics()`, which don't say which buffer they are of, or of `read_figures`.
+    `figures` are those of `buffer.metrics()`, of the buffer named `buffer`, or of `read_figures`.
     """
     database = figures if "buffers" in figures else {"buffers": {buffer: figures}}
     of_database = {"up": 1, "info": {__version__: 1}, **database}
@@ -141,7 +141,7 @@ def _bounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sum(several: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
-    """Return the sums of numbers, at their places in nested dicts; without those that can't be added up."""
+    """Return the sums of nested dicts of numbers, key by key, without figures that can't be added up."""
     total: dict[Any, Any] = {}
     for one in several:
         for name, value in one.items():
@@ -163,7 +163,7 @@ def _read(metric: Metric, figures: Mapping[str, Any], labels: dict[str, str]) ->
 
 
 def _follow(path: list[str], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield what is at a path, with the names that its stars stand for."""
+    """Yield the values at a path, each with the keys that its stars matched."""
     if not path:
         yield (), value
     elif isinstance(value, Mapping):
@@ -187,10 +187,10 @@ def _histogram(metric: Metric, counts: Mapping[int, int], labels: dict[str, str]
 def prometheus(
     figures: Mapping[str, Any], *, buffer: str = "default", openmetrics: bool = False, only: str = ""
 ) -> str:
-    """Return figures as the text that Prometheus reads, of the type CONTENT_TYPE (or OPENMETRICS_CONTENT_TYPE).
+    """Return figures in Prometheus's text format, of the type CONTENT_TYPE (or OPENMETRICS_CONTENT_TYPE).
 
     `figures` are those of `await buffer.metrics()`, and `buffer` the name of the buffer, or those of `read_figures`.
-    Rates are left out: Prometheus makes its own. With `only` there are the metrics whose names begin so.
+    Rates are left out: Prometheus computes its own. `only` is a prefix of the metrics' names.
     """
     chosen = [(metric, samples) for metric, samples in samples_of(figures, buffer) if metric.name.startswith(only)]
     lines = [line for metric, samples in chosen for line in _lines(metric, samples, openmetrics)]
@@ -222,9 +222,9 @@ def _line(sample: Sample) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a label's value in quotes' form; it may be any text."""
+    """Escape a label's value, which may be any text."""
     text = text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates are no text
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")  # UTF-8 has no lone surrogates
 
 
 def _number(value: float) -> str:
@@ -235,21 +235,21 @@ def _number(value: float) -> str:
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
-# For processes that have an endpoint already
+# For processes that have a metrics endpoint already
 
 _logger = logging.getLogger("replaybuf.observe")
 
 
 class Collector:
-    """The metrics of an open buffer, or of the database at a URL, whenever they are asked for.
+    """A prometheus_client collector with the metrics of an open buffer, or of the database at a URL.
 
         prometheus_client.REGISTRY.register(Collector(buffer))
 
-    Of an open buffer there are its own waits, but none of what only the database knows (workers, batches, ...);
-    `distributions` are as in `buffer.metrics()`. Of a URL, `name` is the buffer to read, if not all. A collection that
-    fails, or isn't over after `timeout` seconds, gives `replaybuf_up` 0, and the first of several a warning in the log:
-    the process's other metrics are there all the same. Needs the package prometheus_client. Raises InputError for any
-    other source.
+    An open buffer's metrics include its own waits, but none that are read from the database (workers, batches, ...);
+    `distributions` are as in `buffer.metrics()`. For a URL, `name` is the buffer to read (default: all). A collection
+    that fails, or takes longer than `timeout` seconds, yields `replaybuf_up` 0, so that the process's other metrics are
+    still served; the first of several failures is logged as a warning. Needs the package prometheus_client. Raises
+    InputError for any other source.
     """
 
     def __init__(
@@ -267,10 +267,10 @@ class Collector:
         self._distributions = distributions
         self._timeout = timeout
         self._down = False
-        self._meter = Meter()  # of its own: that of the buffer gives rates since the caller's last reading
+        self._meter = Meter()  # not the buffer's, whose rates are since the user's last reading
 
     def describe(self) -> list[Any]:
-        """Return nothing: registering it reads nothing."""
+        """Return nothing, so that registration reads nothing."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -303,7 +303,7 @@ class Collector:
         return run(self._read_open(self._source))
 
     async def _read_open(self, buffer: ReplayBuffer[Any]) -> dict[str, Any]:
-        from asyncio import timeout  # slow; who reads a database from outside needs none of it
+        from asyncio import timeout  # a slow import, which reading a database doesn't need
 
         async with timeout(self._timeout):
             buffer.waits.check_open()

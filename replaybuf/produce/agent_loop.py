@@ -31,22 +31,22 @@ class AgentLoop(Protocol):
     async def generate_group(self, group: list[Any], *, partial: bool) -> list[Any] | None:
         """Generate the rollouts of a group, in place or anew. Return the group, or None for the one given.
 
-        The group that is returned may have another number of rollouts.
+        The returned group may have another number of rollouts.
 
-        Rollouts that are COMPLETED already stay as they are. The others become COMPLETED, with their response and
+        Rollouts that are COMPLETED already stay unchanged. The others become COMPLETED, with their response and
         reward; or FAILED, with `error_msg`; or FILTERED; or, if generation is paused during the call, ABORTED, with the
         text and tokens so far in `response` and `response_ids`. With `partial`, ABORTED rollouts are continued from
-        there. `response_model_steps` may be left to the strategy, unless the weights change during the call.
+        these. `response_model_steps` may be left to the strategy, unless the weights change during the call.
 
-        An exception fails this group only: it is tried again, up to the buffer's `max_deliveries`. If the call is
-        cancelled, nothing of it is kept.
+        An exception fails this group only, which is retried, up to the buffer's `max_deliveries`. The results of a
+        cancelled call are discarded.
         """
 
     async def pause(self) -> None:
         """Interrupt generation: running calls of `generate_group` return soon, with ABORTED rollouts."""
 
     async def resume(self) -> None:
-        """Generate again, after a pause or at the beginning."""
+        """Start generation, or resume it after a pause."""
 
 
 class NoCoroutineError(InputError):
@@ -143,7 +143,7 @@ def count_tokens(group: Sequence[Any], kind: RolloutType) -> int:
 
 
 def error_of(group: Sequence[Any], kind: RolloutType) -> str:
-    """Return the errors that the rollouts report."""
+    """Return the rollouts' error messages, joined."""
     texts = [str(text) for rollout in group if (text := kind.get(rollout, "error_msg"))]
     return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
 
@@ -167,13 +167,13 @@ class FailureTracker:
         self.consecutive = 0
         self.last_error = ""
         self.last_raised: BaseException | None = None
-        self.failed: dict[Status, set[int]] = {}  # prompts that failed in this row, by their status before
+        self.failed: dict[Status, set[int]] = {}  # prompts that failed since the last success, by their earlier status
         self._wasted: Counter[str] = Counter()
         self._shown: set[str] = set()  # places of errors whose traceback was logged
 
     @property
     def wasted(self) -> int:
-        """How many generated groups were wasted."""
+        """The number of generated groups that were wasted."""
         return self._wasted.total()
 
     def add_failure(self, error: str | BaseException) -> None:
@@ -214,13 +214,13 @@ class FailureTracker:
 
 
 def _place(error: BaseException) -> str:
-    """Return the class of an error, and the line that raised it."""
+    """Return the class of an error and the line of code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
 _NAMES = {Status.COMPLETED: "produced", Status.ABORTED: "interrupted", Status.INIT: "retried"}
-#: Of so many groups, the last ones, the times are kept for percentiles.
+#: Percentiles are computed over the times of the last so many groups.
 _TIMES = 10_000
 
 _GROUPS = ("failed", "retried", "filtered", "expired", "interrupted", "lost")
@@ -228,21 +228,21 @@ _GROUPS = ("failed", "retried", "filtered", "expired", "interrupted", "lost")
 
 @dataclass(slots=True)
 class ProduceSummary:
-    """The production of one batch. Counts are of groups; new groups are kept apart from those that were there before.
+    """The production of one batch. Counts are of groups; new groups and earlier ones are counted separately.
 
-    - `produced`: generated now, and completed; `reused`: completed ones that were in the buffer at the beginning.
-    - `continued`: prompts that were handed out again: interrupted, expired or failed ones, or those of dead workers.
-    - `failed`: given up as FAILED; `retried`: failed, and will be tried again; `filtered`: not valid; `expired`: became
-      too old, at the beginning or as they were put; `interrupted`: put back as ABORTED; `lost`: passed on to another
-      worker before they were done, and not stored.
-    - `tokens`: response tokens that were generated now, those of interrupted and failed groups included.
-    - `seconds`: the time of the production, of which `pause_seconds` for interrupting what was left over;
-      `group_seconds`: the time that the calls of `generate_group` took, added up; `train_seconds`: that of the train
-      step, where it was measured with `training()`.
-    - `raw_rewards_sum`, `raw_rewards_count`: of the rollouts of all groups that were completed, also of those that were
-      filtered or expired then; what filters leave says too much of the policy. Rollouts without a reward don't count.
+    - `produced`: generated now, and completed; `reused`: completed groups in the buffer at the beginning.
+    - `continued`: prompts handed out again: interrupted, expired or failed ones, or prompts of dead workers.
+    - `failed`: set aside as FAILED; `retried`: failed, and will be retried; `filtered`: not valid; `expired`: too old,
+      at the beginning or when put; `interrupted`: put back as ABORTED; `lost`: handed to another worker before they
+      were done, and not stored.
+    - `tokens`: response tokens generated now, including those of interrupted and failed groups.
+    - `seconds`: the time of the production, of which `pause_seconds` for interrupting the remaining groups;
+      `group_seconds`: the sum of the times of `generate_group` calls; `train_seconds`: the time of the train step, if
+      measured with `training()`.
+    - `raw_rewards_sum`, `raw_rewards_count`: over the rollouts of all completed groups, including filtered and expired
+      ones, without which the mean would be biased. Rollouts without a reward don't count.
 
-    `group_p50` and `group_p99` are percentiles of the seconds of one call of `generate_group`, of the last 10,000.
+    `group_p50` and `group_p99` are percentiles of the seconds of `generate_group` calls, over the last 10,000.
     """
 
     produced: int = 0
@@ -270,7 +270,7 @@ class ProduceSummary:
 
     @property
     def group_p99(self) -> float:
-        """The time that 99 of 100 groups took at most, in seconds; 0 without any."""
+        """The 99th percentile of the time of a group, in seconds; 0 without any."""
         return self._percentile(99)
 
     def _percentile(self, percent: int) -> float:

@@ -44,8 +44,8 @@ _ROOM_SECONDS = 1.0
 class Generations:
     """The groups in flight of one strategy. `summary` counts their outcomes.
 
-    `train_step` is the step that they are for, `model_step` that of the weights which generate. Both may be changed,
-    for groups that are started from then on.
+    `train_step` is the step that the groups are for, `model_step` that of the generating weights. Both may be changed,
+    for groups that are started afterwards.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Generations:
         self._agent_loop, self._sampler, self._strategy, self._summary = agent_loop, sampler, strategy, summary
         self._kind, self._timeout = sampler.buffer.rollout_type, strategy.pause_timeout
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were started
-        self._calling: set[asyncio.Task[None] | None] = set()  # those that are in a call of the agent loop
+        self._calling: set[asyncio.Task[None] | None] = set()  # tasks in a call of the agent loop
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -79,7 +79,7 @@ class Generations:
         return len(prompts)
 
     async def wait(self, timeout: float) -> None:
-        """Wait until at least one group is done, for up to `timeout` seconds. Raises what `check` raises."""
+        """Wait until at least one group is done, for up to `timeout` seconds. Raises the errors of `check`."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         self.check()
@@ -87,7 +87,7 @@ class Generations:
     def check(self) -> None:
         """Remove the tasks that are done.
 
-        Raises what storing one raised, and ProduceError if too many have failed in a row.
+        Raises the first error of storing a group, and ProduceError if too many groups have failed in a row.
         """
         for _ in filter(asyncio.Task.cancelled, self._tasks):
             self.failures.add_failure("it cancelled its own task")
@@ -135,9 +135,9 @@ class Generations:
         self._collect()
 
     async def cancel(self) -> None:
-        """End all groups at once; their prompts are given back as they were.
+        """Cancel all groups; their prompts are given back unchanged.
 
-        The agent loop has `pause_timeout` seconds to end its calls. A caller that is cancelled meanwhile waits as well.
+        The agent loop has `pause_timeout` seconds to end its calls. Cancelling the caller doesn't shorten this wait.
         """
         for task in self._tasks:
             task.cancel()
@@ -149,12 +149,12 @@ class Generations:
                 _logger.warning(text, self._sampler.task_name, late, self._timeout)
             for task in self._tasks:
                 if task.done() and not task.cancelled():
-                    task.exception()  # so that it counts as seen
+                    task.exception()  # marks it as retrieved
 
     async def _ended(self) -> None:
-        """Wait for the end of all tasks; for those in a call of the agent loop at most `pause_timeout` seconds.
+        """Wait for the end of all tasks; for tasks in a call of the agent loop at most `pause_timeout` seconds.
 
-        The others are busy with the store, which has its own timeouts.
+        Other tasks are in calls of the store, which have their own timeouts.
         """
         deadline, cancelled = time.monotonic() + self._timeout, None
         while late := [task for task in self._tasks if not task.done()]:
@@ -171,16 +171,16 @@ class Generations:
 
     @contextlib.asynccontextmanager
     async def ending(self) -> AsyncIterator[None]:
-        """End all groups at the end of the block, also after an error, as `cancel` does.
+        """Cancel all groups at the end of the block, also after an error, as `cancel` does.
 
-        If nothing but failures led to a ProduceError, the prompts aren't at fault: their failures since the last
-        success are undone.
+        If failures in a row led to a ProduceError, the prompts aren't at fault: their failures since the last success
+        are undone.
         """
         try:
             yield
         except ProduceError:
             await self.cancel()
-            for status, uids in self.failures.failed.items():  # also of those that were set aside
+            for status, uids in self.failures.failed.items():  # also prompts that were set aside
                 failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
                 await self._sampler.buffer.update(failed, status=status)
             raise
@@ -203,7 +203,7 @@ class Generations:
         except LeaseLostError:
             self._summary.lost += 1
         except BaseException:
-            with contextlib.suppress(ReplayBufError, RuntimeError):  # otherwise it comes back when its lease ends
+            with contextlib.suppress(ReplayBufError, RuntimeError):  # if this fails, its lease ends
                 await to_its_end(prompt.give_back())
             raise
 
@@ -253,14 +253,14 @@ class Generations:
             self._calling.discard(task)
 
     async def _fail(self, prompt: Prompt, error: str | BaseException) -> Status:
-        """Let a group be tried again, or set it aside as FAILED after the last try. Return its status."""
+        """Give a group back for a retry, or set it aside as FAILED after the last one. Return its status."""
         last = 0 < self._sampler.buffer.limits.max_deliveries <= prompt.attempt
         self.failures.add_failed_prompt(prompt, error, last=last)
         await prompt.give_back(failed=self.failures.last_error)
         return Status.FAILED if last else Status.INIT
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
-        """Store a generated group. Return the status with which it is stored."""
+        """Store a generated group. Return its stored status."""
         tags = {} if self._strategy.tags is None else check_tags(self._strategy.tags(group)) or {}
         if (times := prompt.tags.get(INTERRUPTED)) is not None:
             tags[INTERRUPTED] = times
@@ -292,10 +292,10 @@ class Generations:
                     status=stored,
                     keep_unfit=self._sampler.buffer.limits.keeps_unfit,
                 )
-            except FullError as error:  # the group is kept, and its lease extended, until there is room
+            except FullError as error:  # keep the group, and renew its lease, until there is room
                 _logger.warning("task %s: %s", self._sampler.task_name, error)
                 await self._sampler.buffer.waits.changed(seen, _ROOM_SECONDS)
             else:
                 now = group_status(map(self._kind.status, group))
-                # The rollouts change only if they expire; their class may have another word for that, or for filtered.
+                # The rollouts change only if they expire; their class may have other names for EXPIRED and FILTERED.
                 return status if now == before else Status.EXPIRED

@@ -23,7 +23,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class _Index(NamedTuple):
-    """The offsets of the lines of a file, and the size and time of the file at that moment."""
+    """The offsets of the lines of a file, and the file's size and modification time when they were read."""
 
     offsets: array[int]
     stamp: tuple[int, int]
@@ -82,13 +82,13 @@ class JSONLines:
         return f"JSONLines({', '.join(map(str, self.paths))})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy finds the lines anew: on another host the same file may have another time.
+        # A copy indexes the lines again: on another host the same file may have another modification time.
         return {"paths": self.paths, "_found": None}
 
     def _indexes(self) -> tuple[list[_Index], list[int]]:
         """Return the index of each file, and the number of items up to its end.
 
-        Without a lock, which a fork could leave held for ever: two threads that come first do the same work twice.
+        Without a lock, which a fork could leave held for ever: concurrent first calls do the same work twice.
         """
         if self._found is None:
             indexes = [_find_lines(path) for path in self.paths]
@@ -98,7 +98,7 @@ class JSONLines:
 
 def _check_path(path: Any) -> Path:
     try:
-        file = Path(path).absolute()  # the process that reads it may be in another folder
+        file = Path(path).absolute()  # the reading process may have another working directory
         is_folder, is_there = file.is_dir(), file.exists()
     except (TypeError, ValueError) as error:
         raise InputError(f"expected the path of a JSONL file, got {path!r:.100}") from error
@@ -143,7 +143,7 @@ def _line_number(file: BinaryIO, offset: int) -> int:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """Return the object in a line. Raises ValueError that says why there is none."""
+    """Return the JSON object in a line. Raises ValueError with the reason if there is none."""
     try:
         record = json.loads(line.removeprefix(_BOM).decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -162,7 +162,7 @@ _UNDERSTOOD = (
     '{"prompt": [...]} (verl, xtuner), {"prompt": "a text"}, and a RolloutState'
 )
 
-#: Fields of generated results. In records of other formats they mean something else: an answer to compare with.
+#: Fields of generated results. In records of other formats they have other meanings, such as a reference answer.
 _GENERATED = frozenset(
     (
         *("tokens", "response", "tool_calls", "response_ids", "logprobs", "routed_experts", "finish_reason"),
@@ -245,7 +245,7 @@ def _build(fields: dict[str, Any], own: frozenset[str]) -> RolloutState:
     for name in extra:
         fields = _with_extra(fields, name, fields.pop(name))
     try:
-        # Readers give None for a field that only other records have.
+        # Table readers return None for fields that a record lacks.
         return RolloutState(**{name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
@@ -280,7 +280,7 @@ def _check_messages(messages: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a copy with dicts and lists in place of the types that table readers give."""
+    """Return a copy with dicts and lists in place of table readers' types."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):

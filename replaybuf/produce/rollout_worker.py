@@ -51,7 +51,7 @@ async def published(buffer: ReplayBuffer, *, name: str = TRAINER) -> TrainState 
 async def wait_published(
     buffer: ReplayBuffer, *, after: TrainState | None = None, timeout: float | None, name: str = TRAINER
 ) -> TrainState:
-    """Return the published state as soon as it differs from `after`.
+    """Wait until the published state differs from `after`, and return it.
 
     Raises NotReadyError after `timeout` seconds (None: never), FencedError if the buffer was restored.
     """
@@ -76,7 +76,7 @@ async def wait_published(
             await asyncio.sleep(min(_POLL_SECONDS, remaining))
 
 
-#: Loads the weights of a state that the trainer has published. Returns the model step loaded, if it is another one.
+#: Loads the weights of a published state. Returns the loaded model step if it differs from the state's.
 LoadWeights = Callable[[TrainState], Awaitable[int | None]]
 
 _REPORT_SECONDS = 60.0
@@ -131,7 +131,7 @@ async def produce_loop(
 
 
 async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event) -> TrainState | None:
-    """Return the first state that the trainer publishes; None if `stop` is set before."""
+    """Wait for the trainer's first published state; return None if `stop` is set first."""
     waiting = asyncio.create_task(wait_published(sampler.buffer, timeout=patience))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -153,16 +153,16 @@ class _Work:
     summary: ProduceSummary
     patience: float
     running: Generations
-    loaded: int | None = None  # the published step of the weights at the last load
-    busy: float = field(default_factory=time.monotonic)  # when there was last something to do
-    idle: WaitReport | None = None  # since there was nothing to do
+    loaded: int | None = None  # the published model step at the last load
+    busy: float = field(default_factory=time.monotonic)  # the last time with work to do
+    idle: WaitReport | None = None  # the current idle period
     began: float = field(default_factory=time.monotonic)
     reported: float = field(default_factory=time.monotonic)
     produced: int = 0  # groups
     wasted: int = 0  # groups, until the last one was produced
 
     async def run(self, state: TrainState, stop: asyncio.Event) -> None:
-        """Work, beginning with this published state."""
+        """Generate until the trainer has finished or `stop` is set, beginning with this published state."""
         async with self.running.ending():
             try:
                 await self._until_finished(state, stop)
@@ -202,27 +202,27 @@ class _Work:
         return not self.strategy.too_old(self.running.model_step, state.train_step)
 
     async def _start(self) -> int:
-        """Start as many groups as there is room for. Return their number."""
+        """Start as many groups as the room allows. Return their number."""
         tail, again = await self.strategy.again(self.sampler)
         room = await self._room(tail)
         return await self.running.start(room, again) or await self.running.start(room, self.strategy.waiting)
 
     async def _room(self, tail: bool) -> int:
-        """Return how many groups may start now, given all workers' groups, the limits and this worker's concurrency."""
+        """Return the number of groups that may start, given all workers' groups, the limits and our concurrency."""
         level, flying = await self._level()
         room = self.batch_size + (0 if tail else self.strategy.ahead(self.batch_size)) - level.completed - flying
         limits = self.sampler.buffer.limits
         return self.strategy.bounded(room, limits, level, flying, len(self.running))
 
     async def _level(self) -> tuple[Level, int]:
-        """Return the level of the task, and how many groups are in flight, over all workers."""
+        """Return the level of the task, and the number of groups in flight, over all workers."""
         task_name = self.sampler.task_name
         tallies = await self.sampler.buffer.tallies()
         flying = sum(tallies.get((task_name, status, Tally.LEASED), 0) for status in (*WAITING, Status.INIT))
         return levels(tallies, [task_name])[task_name], flying
 
     async def _wait(self, state: TrainState) -> None:
-        """Wait a moment for a group to be done, or for room. Raises NotReadyError if that takes too long."""
+        """Wait for one poll interval, or until a group is done. Raises NotReadyError after too long without work."""
         await self.sampler.buffer.check_fence()
         if self.running:
             await self.running.wait(_POLL_SECONDS)
@@ -238,14 +238,14 @@ class _Work:
             self.idle.update(await self._why_idle(state))
 
     def _go_on(self) -> None:
-        """End the idle time: there is something to do."""
+        """End the idle period."""
         self.busy = time.monotonic()
         if self.idle is not None:
             self.idle.close()
             self.idle = None
 
     def _report(self, state: TrainState) -> None:
-        """Log the work so far from time to time."""
+        """Log the production so far, at most every `_REPORT_SECONDS`."""
         if time.monotonic() - self.reported >= _REPORT_SECONDS:
             self.reported = time.monotonic()
             so_far = replace(self.summary, seconds=time.monotonic() - self.began)
@@ -253,7 +253,7 @@ class _Work:
             _logger.info(text, self.sampler.task_name, state.train_step, so_far, len(self.running))
 
     def _check_waste(self) -> None:
-        """Raise ProduceError if one group after the other is wasted."""
+        """Raise ProduceError if too many groups were wasted since the last completed one."""
         failures = self.running.failures
         if self.summary.produced > self.produced:
             self.produced, self.wasted = self.summary.produced, failures.wasted

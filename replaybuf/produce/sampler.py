@@ -32,17 +32,17 @@ class Sampler(PromptLedger):
     """Draws prompts from a dataset, each as a group of `prompt_repeat_k` rollouts to be generated.
 
     The dataset is indexed (`len` and `[]`), stateful, or any iterable; its items are rollouts, or records that
-    `make_rollout` makes one of (`to_rollout` knows the chat formats of OpenAI, verl and xtuner). It is read `epochs`
-    times (None: for ever), with `shuffle` (a seed) in another order each time; nothing is read before it is drawn.
+    `make_rollout` converts into rollouts (`to_rollout` supports the chat formats of OpenAI, verl and xtuner). It is
+    read `epochs` times (None: for ever), with `shuffle` (a seed) in another order each time; items are read when drawn.
 
     The rollouts of a group are independent copies. Prompt n, counted from 0 over all epochs, has the `group_id` n and
     the `rollout_id`s n k to n k + k - 1, as in xtuner; none is given twice, even after crashes.
 
-    It is the prompt ledger `name` (default: the task's): any number of samplers of one task, in any processes, hand out
-    every prompt once. Those of a dead worker are handed out again, `seconds` after its last heartbeat.
+    All samplers of the prompt ledger `name` (default: the task's), in any processes, together hand out every prompt
+    once. Prompts of a dead worker are handed out again, `seconds` after its last heartbeat.
     """
 
-    #: The groups of the buffer that are handed out before new prompts, in addition to the prompts of dead workers.
+    #: Statuses of groups in the buffer that are handed out before new prompts, in addition to prompts of dead workers.
     again: Sequence[Again] = ()
 
     def __init__(
@@ -85,13 +85,13 @@ class Sampler(PromptLedger):
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the dataset, as plain values. Blocks for the time of one query.
 
-        The store keeps it, also in checkpoints and snapshots: a run that goes on with its buffer needs no other copy.
+        The position is also in the store, its checkpoints and snapshots: a run that keeps its buffer needs no copy.
         """
         now = _blocking(self.buffer.cursors.read(self.name))
         return {"position": now.position, "value": now.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Move the dataset to the position that `state_dict` returned, for all samplers of the ledger. Blocks.
+        """Set the position to one from `state_dict`, for all samplers of the ledger. Blocks.
 
         Prompts that are in the buffer stay there. Raises InputError.
         """
@@ -106,7 +106,7 @@ class Sampler(PromptLedger):
     def _repeated(self, item: Any, number: int) -> list[Any]:
         rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.rollout_type
         kind.check_class(rollout)
-        # Shared values are stored with each rollout, and are independent when read.
+        # The copies share values, but are stored, and read, as independent rollouts.
         group = [copy.copy(rollout) for _ in range(size)]
         for place, copied in enumerate(group):
             kind.set(copied, "group_id", number)
@@ -118,7 +118,7 @@ class Sampler(PromptLedger):
 class SamplerWithReplayBuffer(Sampler):
     """A sampler that first hands out the groups of the buffer with the given statuses, in this order; then new prompts.
 
-    By default these are interrupted groups (ABORTED), with their partial responses, then expired ones, without any.
+    By default interrupted groups (ABORTED), with their partial responses, then expired ones, without responses.
     """
 
     def __init__(
@@ -135,22 +135,22 @@ class SamplerWithReplayBuffer(Sampler):
 
 
 async def overwrite(cursors: Cursors, name: str, position: int, value: bytes) -> None:
-    """Move a cursor, wherever other processes have moved it in the meantime."""
+    """Set a cursor, retrying if other processes move it in the meantime."""
     while not await cursors.move(replace(await cursors.read(name), position=position, value=value)):
         pass
 
 
 def _blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine, also inside a running event loop."""
+    """Run a coroutine and return its result, also inside a running event loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
 
 def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]:
-    """Return how many groups of a batch each task gets: in proportion to its weight, and `batch_size` in all.
+    """Return the number of groups of a batch by task: in proportion to its weight, `batch_size` in all.
 
-    What rounding leaves over goes to the tasks that lost most by it, the first of equal ones. A weight of 0 gives none.
-    Raises InputError for weights that aren't finite numbers of at least 0, with one above 0.
+    Rounded by largest remainder; ties go to earlier tasks. A task of weight 0 gets none. Raises InputError for weights
+    that aren't finite and at least 0, or are all 0.
     """
     size, known = check_whole(batch_size, "batch_size"), check_by_task(weights, "weights")
     for task, weight in known.items():
@@ -159,7 +159,7 @@ def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]
     largest = max(known.values(), default=0)
     if not largest:
         raise InputError("the weight of at least one task must be above 0")
-    shares = {task: weight / largest for task, weight in known.items()}  # whose sum is finite
+    shares = {task: weight / largest for task, weight in known.items()}  # their sum is finite
     exact = {task: size * share / math.fsum(shares.values()) for task, share in shares.items()}
     sizes = {task: math.floor(number) for task, number in exact.items()}
     by_loss = sorted(exact, key=lambda task: sizes[task] - exact[task])

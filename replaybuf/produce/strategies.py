@@ -27,7 +27,7 @@ from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, stalenes
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.storage.values import Draw
 
-#: Seconds that the production of a batch may take by default.
+#: Default timeout of the production of a batch, in seconds.
 PRODUCE_TIMEOUT = 3600.0
 
 _POLL_SECONDS = 1.0
@@ -41,7 +41,7 @@ def always(group: list[Any]) -> bool:
 
 
 def until_complete(completed: int, batch_size: int) -> bool:
-    """Return whether there are fewer completed groups in the buffer than the batch needs."""
+    """Return whether the buffer has fewer completed groups than the batch needs."""
     return completed < batch_size
 
 
@@ -67,18 +67,17 @@ class BatchPlan:
 class ProduceStrategy(ReadableConfig):
     """Produces the groups of a batch. A strategy only has settings: the same one serves any number of batches.
 
-    At most `max_concurrency` groups are generated at the same time (None: as many as are wanted).
+    At most `max_concurrency` groups are generated at the same time (None: no limit).
 
-    Hooks (functions, or "module:function"): `is_valid(group)` says whether a completed group may be trained on; others
-    become FILTERED. `should_continue(completed, batch_size)` says whether to go on. `on_group(generated)` is called for
-    every group, for logging. `tags(group)` returns the tags that a group is stored with. An exception from a hook ends
-    the batch.
+    Hooks (functions, or "module:function"): `is_valid(group)` returns whether a completed group may be trained on;
+    others become FILTERED. `should_continue(completed, batch_size)` returns whether to generate more.
+    `on_group(generated)` is called for every group, for logging. `tags(group)` returns the tags to store with a group.
+    An exception from a hook ends the batch.
 
-    A group that fails is tried again, up to the buffer's `max_deliveries`. The batch ends with ProduceError after
+    A failed group is retried, up to the buffer's `max_deliveries`. The batch ends with ProduceError after
     `max_failures` in a row, or when `give_up_after` times its size was wasted (failed, filtered, too old when done, or
-    interrupted unasked, without a token). The prompts that failed since the last success are kept as if they hadn't:
-    the agent loop is at fault. `pause_timeout` bounds the time that it may take to interrupt generation, and to resume,
-    in seconds.
+    interrupted without a pause, and without a token). Then failures of prompts since the last success are undone, since
+    the agent loop is at fault. `pause_timeout` limits the seconds for interrupting generation, and for resuming it.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_PRODUCE_"
@@ -114,9 +113,9 @@ class ProduceStrategy(ReadableConfig):
     ) -> ProduceSummary:
         """Generate until `batch_size` completed groups of the sampler's task are in the buffer. Return a summary.
 
-        `train_step` is the step that they are for, `model_step` that of the weights which generate. Groups that are
-        there already count. Afterwards no generation is running; `buffer.take_batch` gives the batch. With
-        `progress` a bar is shown if stderr is a terminal.
+        `train_step` is the step that the batch is for, `model_step` that of the generating weights. Groups already in
+        the buffer count. Afterwards no generation is running; take the batch with `buffer.take_batch`. With `progress`
+        a bar is shown if stderr is a terminal.
 
         Raises PromptsExhaustedError if the dataset has no more prompts, and ProduceError if the groups can't be made
         for other reasons (its cause is the last error of the agent loop), both with the `summary` so far;
@@ -135,7 +134,7 @@ class ProduceStrategy(ReadableConfig):
             await self._produce(check_agent_loop(agent_loop), batch, progress)
         return batch.summary
 
-    # What differs between strategies
+    # Differences between strategies
 
     @property
     def partial(self) -> bool:
@@ -148,9 +147,9 @@ class ProduceStrategy(ReadableConfig):
         return ExpiryRule()
 
     async def _plan(self, batch: BatchPlan) -> None:
-        """Decide how far to run ahead, and which groups are handed out again."""
+        """Set how far to run ahead, and which groups are handed out again."""
 
-    # What strategies share
+    # Common to all strategies
 
     async def _produce(self, agent_loop: AgentLoop, batch: BatchPlan, progress: bool) -> None:
         running = Generations(agent_loop, batch.sampler, self, batch.summary, batch.train_step, batch.model_step)
@@ -158,7 +157,7 @@ class ProduceStrategy(ReadableConfig):
         await running.resume()
         async with running.ending():
             name = f"{batch.task_name}, step {batch.train_step}"
-            # Even an empty bar takes the cursor from the terminal while it is open.
+            # Even an empty bar hides the terminal's cursor while it is open.
             with progress_bar(name) if progress else nullcontext(lambda done, total: None) as tell:
                 await self._fill(running, batch, tell)
             await running.pause()
@@ -186,7 +185,7 @@ class ProduceStrategy(ReadableConfig):
             if wanted > 0:
                 started = await running.start(wanted, batch.again)
                 if started or (batch.rest and await running.start(wanted, batch.rest)):
-                    continue  # until as many are in flight as are wanted, or no prompt is left
+                    continue  # until enough groups are in flight, or no prompt is left
             if running:
                 await running.wait(min(remaining, _POLL_SECONDS))
             elif wanted > 0:
@@ -196,7 +195,7 @@ class ProduceStrategy(ReadableConfig):
         return await batch.sampler.buffer.count(batch.task_name, Status.COMPLETED)
 
     async def _wanted(self, running: Generations, batch: BatchPlan, completed: int) -> int:
-        """Return how many groups to start now."""
+        """Return the number of groups to start now."""
         wanted = batch.size + batch.ahead - completed - len(running)
         buffer, task = batch.sampler.buffer, batch.task_name
         level = (await buffer.levels([task]))[task] if buffer.limits.slows_puts else Level()
@@ -204,7 +203,7 @@ class ProduceStrategy(ReadableConfig):
         return wanted if running else max(1, wanted)  # should_continue asked for more
 
     def bounded(self, wanted: int, limits: Limits, level: Level, flying: int, running: int) -> int:
-        """Bound a number of groups by the room that the groups in flight leave, and by the concurrency here."""
+        """Bound a number of groups by the room beside the groups in flight, and by the concurrency in this process."""
         room = limits.insertable(level, Status.COMPLETED)
         if room is not None:
             wanted = min(wanted, room - flying)
@@ -213,7 +212,7 @@ class ProduceStrategy(ReadableConfig):
         return wanted
 
     async def _wait_for_others(self, batch: BatchPlan, completed: int, timeout: float) -> None:
-        """Wait for prompts that are in flight elsewhere: none is left to draw. Raises ProduceError without any."""
+        """Wait for prompts in flight elsewhere, when none is left to draw. Raises ProduceError if there are none."""
         waits = batch.sampler.buffer.waits
         seen = waits.version()
         check = batch.sampler.buffer.rollout_type.statuses.check
@@ -231,7 +230,7 @@ class ProduceStrategy(ReadableConfig):
 
 
 class SyncProduceStrategy(ProduceStrategy):
-    """For synchronous training: exactly `batch_size` completed groups for this step, no more.
+    """For synchronous training: exactly `batch_size` completed groups for this step.
 
     Groups that fail or are filtered are replaced. The sampler decides which prompts come first.
     """
@@ -254,7 +253,7 @@ def _missing(batch: BatchPlan, completed: int) -> str:
     return f"task {batch.task_name}: {completed} of {batch.size} completed groups"
 
 
-#: The groups of the buffer that are generated again.
+#: Statuses of groups in the buffer that are generated again.
 WAITING = (Status.ABORTED, Status.EXPIRED)
 
 
@@ -262,19 +261,18 @@ class AsyncProduceStrategy(ProduceStrategy):
     """For asynchronous training: runs ahead, and interrupts the remaining groups when the batch is complete.
 
     `over_sample`: the number of groups generated at the same time beyond the batch, as a ratio of its size, rounded up.
-    The batch is complete when enough of them are, so the slowest don't hold it up. The others are interrupted and put
-    back as ABORTED: with their partial response, to be continued, if `enable_partial_rollout` is set; otherwise for a
-    fresh start. They come before new prompts. The tag "interrupted" counts the interruptions.
+    The batch is complete when enough of them are, so the slowest don't delay it. The others are interrupted and put
+    back as ABORTED: with their partial response, to be continued, if `enable_partial_rollout` is set; otherwise without
+    it. They come before new prompts. The tag "interrupted" counts the interruptions.
 
-    `max_staleness`: a rollout expires when it is more train steps old than that. `max_token_staleness`: tokens that are
-    more steps old than that are masked out, and a rollout expires when no trainable one is left (None: never). Both
-    count in steps between updates of the generating weights, `sync_weights_interval` train steps each: n allows
-    (n + 1) * sync_weights_interval - 1 steps.
+    `max_staleness`: a rollout expires when it is older, in train steps. `max_token_staleness`: older tokens are masked
+    out, and a rollout expires when no trainable token is left (None: never). Both count updates of the generating
+    weights, one every `sync_weights_interval` train steps: n allows (n + 1) * sync_weights_interval - 1 steps.
 
     Tail batches: once there are `tail_batch_trigger_size` groups that have expired, or were interrupted at least
-    `tail_batch_max_tries` times (None: only expired ones), the next batch is produced from them, without running ahead,
-    so that the slowest prompts are generated to their end. Until then they wait, unless no other prompt is left. 0: no
-    tail batches; such groups come before new prompts like others. -1: groups that expire are dropped, and new prompts
+    `tail_batch_max_tries` times (None: only expired ones), the next batch is produced from these, without running
+    ahead, so that the slowest prompts are generated to their end. Until then they wait, unless no other prompt is left.
+    0: no tail batches; such groups come before new prompts like others. -1: expired groups are dropped, and new prompts
     take their place.
 
     The names are xtuner's, except `over_sample` (there `over_sample_threshold`).
@@ -310,11 +308,11 @@ class AsyncProduceStrategy(ProduceStrategy):
         return None if most is None else (most + 1) * self.sync_weights_interval
 
     def ahead(self, batch_size: int) -> int:
-        """Return how many groups are generated beyond the batch."""
+        """Return the number of groups generated beyond the batch."""
         return math.ceil(round(self.over_sample * batch_size, 9))
 
     async def refresh(self, buffer: ReplayBuffer, task_name: str, train_step: int) -> int:
-        """Move the task to a train step, and expire the groups that are too old for it. Return their number."""
+        """Move the task to a train step, and expire groups that are too old for it. Return the number of these."""
         rule = self.expiry
         if not rule.active:
             return 0
@@ -328,12 +326,12 @@ class AsyncProduceStrategy(ProduceStrategy):
         return expired[task_name]
 
     def too_old(self, model_step: int, train_step: int) -> bool:
-        """Return whether all groups that these weights generate would expire at once."""
+        """Return whether every group generated by these weights would expire at once."""
         rule = self.expiry
         return rule.expires(staleness_of(model_step, train_step), model_step, train_step)
 
     async def again(self, sampler: Sampler) -> tuple[bool, list[Again]]:
-        """Return whether it is time for a tail batch, and which groups of the buffer come before new prompts."""
+        """Return whether a tail batch is due, and which groups of the buffer come before new prompts."""
         if self.tail_batch_trigger_size <= 0:
             return False, [*self.waiting]
         task = {"task_name": sampler.task_name, "status": Status.ABORTED}

@@ -20,12 +20,12 @@ from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, EncodeError, InputError
 from replaybuf.rollouts.rollout_type import RolloutType
 
-#: A position further than any dataset is read.
+#: An upper bound of positions.
 FAR = 1 << 62
 
 
 def wrong_cursor(kind: str) -> InputError:
-    """Return the error for a position that no dataset of this kind has written."""
+    """Return the error for a position in the wrong format for this kind of dataset."""
     return InputError(
         f"the cursor of the prompt ledger is not one of {kind}: the run began with another dataset; go on with that "
         "one, or give the ledger another name="
@@ -56,8 +56,8 @@ _INDEXED = "an indexed dataset"
 def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return a permutation of `range(size)` that depends only on these numbers.
 
-    It is made from the raw numbers of a bit generator. Unlike numpy's shuffles, these are the same in every version of
-    numpy, so that a run may go on with another one.
+    It is computed from the raw output of a bit generator, which, unlike numpy's shuffles, is the same in every version
+    of numpy, so that a run can continue with another version.
     """
     numbers = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch,))).random_raw(size)
     return np.argsort(numbers, kind="stable")
@@ -96,7 +96,7 @@ class IndexedReader:
         return int(self._order[2][index])
 
     def _index(self, position: bytes, size: int) -> int:
-        """Return how many items were read. A shuffled position also has size and seed, which give the order."""
+        """Return the number of items read. Positions in shuffled datasets also have the size and seed of the order."""
         if not position:
             return 0
         found = unpack(position, _INDEXED)
@@ -134,8 +134,8 @@ _Position = tuple[int, int]
 class IterableReader:
     """Iterates a dataset only as far as needed: the next item of a live stream may be hours away.
 
-    Items are kept until the next read: if another worker has moved the cursor, or the caller was cancelled, some of
-    them are wanted again, and an iterator gives each of them once.
+    Items are kept until the next read, since an iterator yields each only once, and a read is repeated if another
+    worker has moved the cursor or the caller was cancelled.
     """
 
     def __init__(self, dataset: Iterable[Any], epochs: int | None) -> None:
@@ -199,7 +199,7 @@ class IterableReader:
                     return False
             except InputError:
                 if self._kept:
-                    return False  # return these first; the next call raises
+                    return False  # return the items before the error first; the next call raises
                 raise
         return False
 
@@ -216,7 +216,7 @@ class IterableReader:
         return True
 
     def _begin(self, epoch: int) -> None:
-        """Iterate from the start of an epoch. An iterator starts only once."""
+        """Iterate from the start of an epoch; an iterator has only one."""
         if self._once and (epoch or self._items is not None):
             raise self._only_once(epoch)
         if (set_epoch := getattr(self._dataset, "set_epoch", None)) is not None:
@@ -239,7 +239,7 @@ class IterableReader:
         try:
             item = next(self._items, _END)
         except BaseException as error:
-            # A generator that raised reports its end from then on, which would end the epoch too early.
+            # After an error a generator raises StopIteration, which would end the epoch too early.
             if self._once:
                 self._error = error
             else:
@@ -263,7 +263,7 @@ _TENSOR = "__torch_tensor__"
 
 
 def _replaced(state: Any, replace: Callable[[Any], Any]) -> Any:
-    """Return a state with other values in place of those, at any depth, for which `replace` gives one."""
+    """Return a state with the values for which `replace` returns one, at any depth, replaced."""
     if (other := replace(state)) is not state:
         return other
     if isinstance(state, dict):
@@ -288,7 +288,7 @@ _CODEC = Codec(RolloutType(dict))
 
 @runtime_checkable
 class StatefulDataset(Protocol):
-    """A dataset or data loader that gives its state, and can go on from it."""
+    """A dataset or data loader that can save its state and resume from it."""
 
     def state_dict(self) -> Any: ...
 
@@ -300,8 +300,8 @@ class StatefulDataset(Protocol):
 def loses_shuffle_buffer(dataset: Any) -> bool:
     """Return whether the state of a streaming Hugging Face dataset lacks the content of its shuffle buffer.
 
-    Loading such a state would skip those items, and give others twice. Iterated from its start the dataset gives the
-    same order again, if it was shuffled with a seed.
+    Loading such a state would skip those items, and repeat others. Iterated from its start, the dataset has the same
+    order again, if it was shuffled with a seed.
     """
     steps = [getattr(dataset, "_ex_iterable", None)]
     while steps:
@@ -313,7 +313,7 @@ def loses_shuffle_buffer(dataset: Any) -> bool:
 
 
 class StatefulReader:
-    """Follows the store's cursor: if others have moved it, the dataset is first set to that state."""
+    """Follows the store's cursor: if another worker has moved it, the dataset first loads that state."""
 
     def __init__(self, dataset: StatefulDataset, epochs: int | None) -> None:
         self._dataset, self._epochs = dataset, epochs
@@ -326,7 +326,7 @@ class StatefulReader:
     def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
         if position != self._position:
             self._go_to(position)
-        self._position = None  # unknown, until this has succeeded
+        self._position = None  # unknown, until the read has succeeded
         found: list[Any] = []
         empty = 0
         while len(found) < count and empty < 2 and not self._is_over():
@@ -349,16 +349,16 @@ class StatefulReader:
         return ahead + list(islice(self._items, count - len(ahead)))
 
     def _read_ahead(self) -> None:
-        """Move to the next epoch if this one has no more items: some datasets can't tell its end from that position."""
+        """Begin the next epoch if this one has no more items: some datasets can't resume at the end of an epoch."""
         self._ahead = self._take(1)
         if not self._ahead:
             self._begin_epoch(rewind=False)
             self._position = self._state()
 
     def _begin_epoch(self, *, rewind: bool) -> None:
-        """Begin another epoch; some datasets begin anew by themselves, and shuffle anew.
+        """Begin another epoch; some datasets rewind, and reshuffle, by themselves.
 
-        Their state is loaded, as it will be by a process that goes on from here: some begin differently then.
+        Their state is loaded again, as by a process that resumes here, since some datasets then begin differently.
         """
         self._items = None
         if not rewind:

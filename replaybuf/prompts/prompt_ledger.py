@@ -47,8 +47,8 @@ from replaybuf.sync import SyncReplayBuffer
 class Prompt:
     """A prompt in flight: `group` has its rollouts, with their partial responses; `attempt` counts from 1.
 
-    `status` and `tags` are those with which it waited: INIT for a new one. It is finished or given back once. While
-    this process lives, its lease is extended.
+    `status` and `tags` are those from before the draw: INIT for a new prompt. It is finished or given back once. While
+    this process lives, its lease is renewed.
     """
 
     def __init__(self, lease: Lease, item: StorageItem, kind: RolloutType) -> None:
@@ -67,9 +67,9 @@ class Prompt:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is known to be lost, or the buffer restored: stop generating then.
+        """Whether the lease is known to be lost, or the buffer restored: then stop generating.
 
-        Known within a third of the ledger's `seconds`; `finish` finds out at once.
+        Detected within a third of the ledger's `seconds`; `finish` detects it at once.
         """
         return self._lease.lost
 
@@ -83,8 +83,8 @@ class Prompt:
         """Store the result (default: `group` as it is now) in place of the prompt, in one transaction.
 
         Options, rules and result are those of `ReplayBuffer.put`. Raises LeaseLostError if the lease had ended and the
-        prompt was handed to another worker, and FencedError after a restore; then nothing is stored, and the prompt
-        isn't ours any more. Raises InputError if nothing was generated.
+        prompt was handed to another worker, and FencedError after a restore; then nothing is stored, and this process
+        no longer has the prompt. Raises InputError if nothing was generated.
         """
         rollouts = list(self.group if group is None else group)
         if rollouts and all(map(self._is_new, rollouts)):
@@ -100,24 +100,24 @@ class Prompt:
         return self._kind.status(rollout) == Status.INIT
 
     async def save(self, group: Sequence[Any] | None = None) -> None:
-        """Save the partial responses: if this worker dies, the next one goes on from there.
+        """Save the partial responses: if this worker dies, the next one continues them.
 
-        A caller that is cancelled during the call still has the prompt.
+        The prompt stays with this process, also if the call is cancelled.
         """
         await to_its_end(self._save(group))
 
     async def _save(self, group: Sequence[Any] | None) -> None:
         rollouts = list(self.group if group is None else group)
-        unsaid = not all(self._kind.has(rollout, "status") for rollout in rollouts)  # only the group has a status
+        unsaid = not all(self._kind.has(rollout, "status") for rollout in rollouts)  # then only the group has a status
         uid = await self._lease.save(
             rollouts, self.task_name, replaces=[self.uid], status=self.status if unsaid else None
         )
         self.uid = self.uid if uid is None else uid
 
     async def give_back(self, group: Sequence[Any] | None = None, *, failed: str | None = None) -> None:
-        """Let the prompt be handed out again, with partial responses if a `group` is given.
+        """Return the prompt to be handed out again, with partial responses if a `group` is given.
 
-        `failed` says why it could not be generated; a prompt that failed `max_deliveries` times is set aside as FAILED.
+        `failed` is the error of a failed generation; after `max_deliveries` failures the prompt is set aside as FAILED.
         """
         if group is not None:
             await self.save(group)
@@ -125,10 +125,7 @@ class Prompt:
 
 
 def begin_anew(rollouts: Iterable[Any], kind: RolloutType, status: Status = Status.INIT) -> None:
-    """Remove what interrupted rollouts have generated; expired ones have lost it already, the others are done.
-
-    `status` is the one that they have then.
-    """
+    """Remove the partial responses of interrupted rollouts, and set their status; other rollouts stay as they are."""
     for rollout in rollouts:
         if kind.status(rollout) == Status.ABORTED:
             reset_response(rollout, kind)
@@ -138,11 +135,10 @@ def begin_anew(rollouts: Iterable[Any], kind: RolloutType, status: Status = Stat
 class PromptDataset:
     """A dataset, read `epochs` times (None: for ever), by one thread at a time.
 
-    It may have `state_dict`, `load_state_dict` and `iter`, which are preferred (unless it is to be shuffled); or `len`
-    and `[]`; or it is any other iterable, with the same items in the same order on every iteration: another process
-    that goes on iterates it from its start, and skips. Iterators, such as generators and files, can be read for one
-    epoch only, and can't go back. A dataset that isn't indexed and has `set_epoch` gets the epoch's number by it, from
-    0.
+    The dataset may have `state_dict`, `load_state_dict` and `iter`, which are preferred (unless it is to be shuffled);
+    or `len` and `[]`; or it is any other iterable, with the same items in the same order on every iteration, since a
+    process that resumes iterates it from its start, and skips. Iterators, such as generators and files, can be read
+    for one epoch only, and can't go back. `set_epoch` of a dataset that isn't indexed is called with the epoch, from 0.
 
     `shuffle`, a seed, reads an indexed dataset in another order every epoch, which depends only on the seed, the epoch
     and the size of the dataset. Raises InputError for datasets that can't be read, or not be shuffled.
@@ -189,7 +185,7 @@ class PromptDataset:
 def _is_indexed(dataset: Any) -> bool:
     torch = sys.modules.get("torch.utils.data")
     if torch is not None and isinstance(dataset, torch.IterableDataset):
-        return False  # their [] raises NotImplementedError
+        return False  # torch's iterable datasets, whose [] raises NotImplementedError
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
@@ -218,17 +214,17 @@ class LedgerCounts:
 
 
 class PromptLedger:
-    """Hands out the prompts of a dataset to any number of workers, each until it is finished.
+    """Hands out the prompts of a dataset to any number of workers; a prompt comes back until it is finished.
 
     `dataset` is indexed, or has `state_dict`, `load_state_dict` and `iter`, or is any other iterable. Every worker has
-    its own copy of it, and all follow the cursor `name` in the store, which is part of checkpoints and snapshots. It is
-    read `epochs` times (None: for ever), with `shuffle` (a seed) in another order every time. `make_group(item,
+    its own copy, and all follow the cursor `name` in the store, which is part of checkpoints and snapshots. The dataset
+    is read `epochs` times (None: for ever), with `shuffle` (a seed) in another order every time. `make_group(item,
     number)` makes a group of an item of the dataset: a list of rollouts of the buffer's type, which become INIT
     (default: the item is such a list, or one rollout). `number` counts the drawn prompts from 0, over all epochs.
 
     Prompts that have come back are handed out first: groups of the task with one of the statuses `again`, or INIT. With
-    `partial_rollouts` they keep their partial responses; otherwise interrupted rollouts begin anew. `seconds` is the
-    time after which a dead worker's prompts come back.
+    `partial_rollouts` they keep their partial responses; otherwise interrupted rollouts begin anew. A dead worker's
+    prompts come back `seconds` after its last lease renewal.
     """
 
     def __init__(
@@ -277,9 +273,8 @@ class PromptLedger:
         With a timeout (seconds; None: for ever) the call waits if there are none but some in flight, which may come
         back. Then an empty list means that all are finished; NotReadyError is raised at the timeout.
 
-        `again` and `partial_rollouts` are those of the ledger unless given for this draw. In `again` a status may come
-        with a query that narrows its prompts: `(Status.ABORTED, {"tags.tries": {"$lt": 3}})`. Prompts with INIT are
-        always handed out.
+        `again` and `partial_rollouts` default to the ledger's. In `again` a status may have a query that filters its
+        prompts: `(Status.ABORTED, {"tags.tries": {"$lt": 3}})`. Prompts with INIT are always handed out.
         """
         wanted = check_whole(count, "count", 1)
         patience = check_timeout(timeout)
@@ -333,7 +328,7 @@ class PromptLedger:
         return drawn
 
     async def _draw_new(self, count: int) -> list[Prompt]:
-        """Draw new prompts from the dataset; if another worker moves the cursor meanwhile, from its new position."""
+        """Draw new prompts from the dataset; retry from the new position if another worker moves the cursor."""
         cursors, attempt = self.buffer.cursors, 0
         while True:
             now = await cursors.read(self.name)
@@ -386,7 +381,7 @@ def _returning(again: Iterable[Again], statuses: Statuses) -> list[Narrowed]:
 
 async def _give_back(prompts: Iterable[Prompt]) -> None:
     for prompt in prompts:
-        with contextlib.suppress(ReplayBufError, RuntimeError):  # otherwise it comes back when its lease ends
+        with contextlib.suppress(ReplayBufError, RuntimeError):  # on failure, it comes back when its lease ends
             await prompt.give_back()
 
 

@@ -17,10 +17,10 @@ from replaybuf.sync import run
 
 
 class Client:
-    """Inserts into the tables of a database, and samples from them; there is no server to be started.
+    """Inserts into the tables of a database, and samples from them, without a server.
 
-    `tables` are their definitions, which every process gives. Calls may come from any thread, and block until they are
-    done; `table(name)` is the same table for coroutines. A client can be pickled, as its url and its tables.
+    `tables` are the tables' definitions, which every process must pass. Calls may be made by any thread, and block;
+    `table(name)` is the same table for coroutines. A pickled client consists of its url and its tables.
     """
 
     def __init__(self, url: str, tables: Iterable[Table]) -> None:
@@ -63,9 +63,9 @@ class Client:
     ) -> dict[str, int]:
         """Store an item with the same data in each of these tables, in one transaction. Return its keys, by table.
 
-        All tables have their item when it returns, and none has it when it raises: FullError, when one of them has no
-        room within `timeout` seconds (by default the `put_timeout` of the first). Tables in memory are databases of
-        their own: their items are stored one after the other once all have room.
+        All tables have their item when the call returns, and none when it raises: FullError, if one of them has no
+        room within `timeout` seconds (by default the `put_timeout` of the first). Tables in memory are separate
+        databases: their items are stored one after the other once all have room.
         """
         if not isinstance(priorities, Mapping) or not priorities:
             raise InputError(f"priorities must be a dict with the priority for each table, got {priorities!r:.100}")
@@ -104,10 +104,10 @@ class Client:
     ) -> Iterator[list[ReplaySample]] | Iterator[ReplaySample]:
         """Yield `num_samples` samples, each a list of one, as Reverb does for items from `insert`.
 
-        With `emit_timesteps=False` they are the samples themselves.
+        With `emit_timesteps=False` the samples themselves are yielded.
 
-        Each is sampled when it is asked for, from all items that are there at that moment, so an item may come more
-        than once. `sample_batch` gives different items, in one transaction. Raises NotReadyError if one isn't there in
+        Each sample is drawn at the time of its iteration, from all current items, so an item may come more than once.
+        `sample_batch` returns different items, in one transaction. Raises NotReadyError if no item is available within
         `timeout` seconds.
         """
         chosen = self.table(table)
@@ -128,7 +128,7 @@ class Client:
     def mutate_priorities(
         self, table: str, updates: Mapping[int, float] | None = None, deletes: Iterable[int] | None = None
     ) -> None:
-        """Set the priorities of items of a table by key, then remove some; those that are gone are left out."""
+        """Set the priorities of items of a table by key, then remove some; missing keys are ignored."""
         chosen = self.table(table)
         if updates:
             run(chosen.update_priorities(updates))
@@ -136,7 +136,7 @@ class Client:
             run(chosen.delete(deletes))
 
     def reset(self, table: str) -> None:
-        """Remove all items of a table; the rate limiter goes on (`Table.reset`)."""
+        """Remove all items of a table; the rate limiter isn't reset (`Table.reset`)."""
         run(self.table(table).reset())
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
@@ -153,20 +153,20 @@ class Client:
             raise NotReadyError(f"after {timeout:g} s: the database has not answered server_info") from None
 
     def checkpoint(self, step: int | None = None) -> int:
-        """Keep all tables as they are now, one after the other. Return the step: by default one more than the last."""
+        """Make a checkpoint of all tables, one after the other. Return its step: by default one more than the last."""
         step = 1 + self._last_step() if step is None else step
         for table in self._tables.values():
             run(table.checkpoint(step))
         return step
 
     def restore(self, step: int | None = None) -> int:
-        """Make all tables what they were at a checkpoint, by default the last. Return its step."""
+        """Restore all tables to a checkpoint, by default the last one of all. Return its step."""
         step = self._last_step() if step is None else step
         for table in self._tables.values():
             run(table.restore(step))
         return step
 
     def _last_step(self) -> int:
-        """Return the last step that all tables have a checkpoint of."""
+        """Return the last step of which all tables have a checkpoint."""
         made = [{one.step for one in run(table.buffer.checkpoints())} for table in self._tables.values()]
         return max(set.intersection(*made), default=0)

@@ -1,4 +1,4 @@
-"""Reverb's errors: the names by which its users catch them, for the errors that are raised here."""
+"""Reverb's names of errors, as aliases of replaybuf's."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from replaybuf.errors import FullError, NotReadyError, ReplayBufError
 
 #: The base class of all errors.
 ReverbError = ReplayBufError
-#: A call has waited for as long as it may: samples raise NotReadyError, inserts FullError.
+#: The timeout of a call: samples raise NotReadyError, inserts FullError.
 DeadlineExceededError = (NotReadyError, FullError)

@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class MinSize:
-    """Nothing is sampled while there are fewer items."""
+    """Blocks samples while there are fewer items."""
 
     min_size: int
 
@@ -45,20 +45,20 @@ class MinSize:
 def make_selector(name: str) -> ReplayPolicy:
     """Return the policy of a sampler or remover: "uniform", "prioritized", "fifo", "lifo". Raises ConfigError.
 
-    Any other policy of the buffer will do, too: "staleness", or a class of one's own as "module:Class".
+    Any other policy is accepted, too: "staleness", or a user's class as "module:Class".
     """
     return resolve_policy(name)
 
 
 class Table(Generic[R]):
-    """Results that are inserted under a key and sampled in batches, in a database.
+    """A table in a database: results are inserted under a key and sampled in batches.
 
-    `max_size`: beyond it the `remover` chooses which leave. `max_times_sampled`: an item leaves with its n-th sample.
-    `rate_limiter`: how many must be there before any is sampled (default: 1). `url` is where the table is kept, and
-    `name` tells several there apart; `rollout_type` is the class of the results, and `options` are further ones of
-    ReplayBufferConfig. Calls may come from any thread, and block until they are done. `buffer` is the buffer below.
+    `max_size`: beyond it the `remover` selects the evicted results. `max_times_sampled`: a result is removed with its
+    n-th sample. `rate_limiter`: the minimum size for samples (default: 1). `url` is the database, `name` distinguishes
+    several tables in it; `rollout_type` is the class of the results, and `options` are further ones of
+    ReplayBufferConfig. Calls may be made by any thread, and block. `buffer` is the underlying buffer.
 
-    Raises ConfigError for what could never be sampled, with the names of the arguments.
+    Raises ConfigError, with the names of the arguments, for limits that block every sample.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Table(Generic[R]):
             **options,
         ).build()
         self._closed = False
-        self._sampling: set[asyncio.Task[Any]] = set()  # in the thread of synchronous calls
+        self._sampling: set[asyncio.Task[Any]] = set()  # used only in the thread of synchronous calls
 
     def __len__(self) -> int:
         return len(self.buffer)
@@ -108,11 +108,11 @@ class Table(Generic[R]):
 
     @property
     def is_shutdown(self) -> bool:
-        """Whether `shutdown` was called here."""
+        """Whether `shutdown` was called on this object."""
         return self._closed
 
     def insert(self, key: str, data: R, priority: float = 1.0) -> int:
-        """Store a result and return its uid; when it returns, the result is committed. One of this key is replaced."""
+        """Store a result, in place of one with this key, and return its uid; it is committed when this returns."""
         uid = run(self.buffer.put([data], self.name, key=key, priority=priority, status=Status.COMPLETED))
         assert uid is not None
         return uid
@@ -120,8 +120,8 @@ class Table(Generic[R]):
     def sample(self, n: int, *, timeout: float | None = None) -> list[R] | None:
         """Wait until there are `min_size` results, and sample up to n of them; None after `shutdown`.
 
-        With a timeout (seconds) it raises NotReadyError at the end of it, saying what was missing; without one, the log
-        says so every half minute (`replaybuf.waits`).
+        After `timeout` seconds it raises NotReadyError, with the reason; without a timeout, the reason is logged every
+        half minute (`replaybuf.waits`).
         """
         return run(self._sample(n, timeout))
 
@@ -144,13 +144,13 @@ class Table(Generic[R]):
         return [rollouts[0] for rollouts in groups]
 
     def update_priorities(self, priorities: dict[int, float]) -> int:
-        """Set the priorities of results by uid. Return the number of these that are still there."""
+        """Set the priorities of results by uid. Return the number of these results that still exist."""
         return run(self.buffer.update_priorities(priorities))
 
     def shutdown(self) -> None:
-        """End all samples, in any thread: they return None, and so do later ones. Idempotent.
+        """End all calls of `sample`, in any thread: they return None, and so do later ones. Idempotent.
 
-        Nothing else ends: results may be inserted, and counted, as before.
+        Other calls, such as inserts, work as before.
         """
         run(self._end_samples())
 
@@ -160,9 +160,9 @@ class Table(Generic[R]):
             task.cancel()
 
     def close(self) -> None:
-        """Release the database, in which the results stay; calls raise ClosedError then. Idempotent.
+        """Close the connections; later calls raise ClosedError. Idempotent.
 
-        Nobody has to: everything is committed.
+        Optional: everything is committed, and stays in the database.
         """
         self.shutdown()
         run(self.buffer.close())

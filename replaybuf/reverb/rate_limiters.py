@@ -11,7 +11,7 @@ from replaybuf.errors import ConfigError
 
 
 class RateLimiter(ABC):
-    """A rate limiter, by the limits that do the same here."""
+    """A rate limiter, translated to a buffer's limits."""
 
     @property
     @abstractmethod
@@ -21,7 +21,7 @@ class RateLimiter(ABC):
 
 @dataclass(frozen=True)
 class MinSize(RateLimiter):
-    """Samples wait until there are `min_size_to_sample` items; inserts never do."""
+    """Samples wait until there are `min_size_to_sample` items; inserts never wait."""
 
     min_size_to_sample: int
 
@@ -37,9 +37,9 @@ class MinSize(RateLimiter):
 class SampleToInsertRatio(RateLimiter):
     """Each item is sampled `samples_per_insert` times on average: samples and inserts wait for each other.
 
-    The error, inserts * samples_per_insert - samples, stays in the range (low, high) that `error_buffer` gives. One
-    number e stands for min_size_to_sample * samples_per_insert - e to + e. Until there are `min_size_to_sample` items,
-    samples wait and inserts don't.
+    The error, inserts * samples_per_insert - samples, stays in the range (low, high) of `error_buffer`. A single number
+    e means the range min_size_to_sample * samples_per_insert +- e. Until there are `min_size_to_sample` items, samples
+    wait and inserts don't.
     """
 
     samples_per_insert: float
@@ -81,10 +81,10 @@ class Stack(Queue):
 
 @dataclass(frozen=True)
 class CallStats:
-    """Inserts or samples since the beginning: those that were completed, of all processes.
+    """Completed inserts or samples since the beginning, of all processes.
 
-    `waited`, `seconds_waited` and `timeouts` are of this process alone: how many had to wait, for how long in all, and
-    how many timed out.
+    `waited`, `seconds_waited` and `timeouts` are of this process alone: the number of waits, their seconds in all, and
+    the number of timeouts.
     """
 
     completed: int

@@ -26,7 +26,7 @@ class HighestFirstPolicy(ReplayPolicy):
 
 
 class Selector:
-    """A selector, by the policy that does the same here. A random one gives probabilities other than 1."""
+    """A selector, translated to a buffer's policy. Items drawn by a random one have probabilities below 1."""
 
     policy: type[ReplayPolicy]
     is_random: ClassVar[bool] = False
@@ -72,7 +72,7 @@ class MaxHeap(Selector):
 class Prioritized(Selector):
     """Any item, with a probability proportional to priority ** priority_exponent; items of priority 0 come last.
 
-    With an exponent of 0 all items are alike, those of priority 0 too. Raises ConfigError for a negative exponent.
+    With an exponent of 0 all items, also of priority 0, are equally likely. Raises ConfigError for a negative exponent.
     """
 
     priority_exponent: float

@@ -29,8 +29,8 @@ from replaybuf.storage.values import UNSET, Checkpoint, StorageItem, Unset
 class SampleInfo(NamedTuple):
     """An item as it was sampled.
 
-    `key` names it in updates and deletions. `probability` is the one with which it was selected, of all `table_size`
-    items that were there; a selector that isn't random has 1. `times_sampled` counts this sample, too.
+    `key` identifies it in updates and deletions. `probability` is that of its selection among `table_size` items; 1 for
+    selectors that aren't random. `times_sampled` includes this sample.
     """
 
     key: int
@@ -41,7 +41,7 @@ class SampleInfo(NamedTuple):
 
 
 class ReplaySample(NamedTuple):
-    """A sampled item: its info, and its data as they were inserted."""
+    """A sampled item: its info, and its data as inserted."""
 
     info: SampleInfo
     data: Any
@@ -49,9 +49,9 @@ class ReplaySample(NamedTuple):
 
 @dataclass(frozen=True)
 class TableInfo:
-    """A table at one moment.
+    """A snapshot of a table's counts.
 
-    Every item is an episode of its own: `num_episodes` of them are there, `num_deleted_episodes` have left in any way.
+    Every item is an episode of its own: there are `num_episodes`, and `num_deleted_episodes` were removed in any way.
     `num_unique_samples` of all items were sampled at least once.
     """
 
@@ -67,7 +67,7 @@ class TableInfo:
     num_unique_samples: int
 
 
-#: The default time that a sample waits, in seconds: as long as a put does.
+#: The default timeout of a sample in seconds, the same as of a put.
 SAMPLE_TIMEOUT = 600.0
 
 _DATA, _NAMED = "data", "named"
@@ -77,15 +77,15 @@ class Table:
     """Items that are inserted with a priority, sampled, and removed beyond `max_size`, in a database.
 
     `sampler` and `remover` are selectors (`replaybuf.reverb.selectors`), `rate_limiter` one of
-    `replaybuf.reverb.rate_limiters`. An item leaves with its sample number `max_times_sampled`; below 1, it stays.
-    `url` is where the table is kept, and `options` are further ones of ReplayBufferConfig, such as `seed` or
-    `durability`. A table without a url is a definition: for a `Client`, or for `replace(url=...)`. All processes that
-    open a table of this name there should have the same definition.
+    `replaybuf.reverb.rate_limiters`. An item is removed with its sample number `max_times_sampled`; below 1, never.
+    `url` is the database, and `options` are further ones of ReplayBufferConfig, such as `seed` or `durability`. A table
+    without a url is a definition: for a `Client`, or for `replace(url=...)`. All processes that open a table of this
+    name should have the same definition.
 
-    `buffer` is the replay buffer below, for what Reverb doesn't have: leases, queries, tags, metrics. The name of the
-    table is that of its buffer and of the buffer's only task.
+    `buffer` is the underlying replay buffer, for features that Reverb lacks: leases, queries, tags, metrics. The name
+    of the table is that of its buffer and of the buffer's only task.
 
-    Raises ConfigError for what can't be done here, with the name of the argument.
+    Raises ConfigError, with the name of the argument, for unsupported values.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Table:
         return cls(name, Lifo(), Lifo(), max_size, Stack(max_size), 1, **options)
 
     def replace(self, **changes: Any) -> Self:
-        """Return another table with the definition of this one, but for these arguments."""
+        """Return a table with this one's definition, except for the given arguments."""
         return type(self)(**{**self._arguments, **changes})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -149,7 +149,7 @@ class Table:
 
     @property
     def buffer(self) -> ReplayBuffer[Any]:
-        """The buffer below. Raises InputError for a table without a url."""
+        """The underlying buffer. Raises InputError for a table without a url."""
         if self._buffer is None:
             raise InputError(f"table {self.name} has no url: give it one, or give the table to a Client")
         return self._buffer
@@ -170,11 +170,11 @@ class Table:
     async def insert(
         self, data: Any, priority: float = 1.0, *, key: str | None = None, timeout: float | Unset | None = UNSET
     ) -> int:
-        """Store an item and return its key; when it returns, the item is committed.
+        """Store an item and return its key; it is committed when this returns.
 
-        `data` is a number, a text, an array or tensor, or nested lists, tuples and dicts of them. An item that was
-        inserted under the same text `key` is replaced. If the rate limiter holds it back, the insert waits for up to
-        `timeout` seconds (default: `put_timeout` of the options, 600; None: for ever), then it raises FullError.
+        `data` is a number, a text, an array or tensor, or nested lists, tuples and dicts of them. An item with the same
+        text `key` is replaced. If the rate limiter blocks it, the insert waits for up to `timeout` seconds (default:
+        `put_timeout` of the options, 600; None: for ever), then it raises FullError.
         """
         put = self.put_of(data, priority, key=key)
         uid = await self.buffer.put(put.items, put.task_name, timeout=timeout, **put.options)
@@ -182,7 +182,7 @@ class Table:
         return uid
 
     def put_of(self, data: Any, priority: float = 1.0, *, key: str | None = None) -> Put:
-        """Return the put that inserts an item, for `put_together`, which puts into several tables."""
+        """Return the arguments of an item's put for `put_together`, which inserts into several tables."""
         options: PutOptions = {"priority": weight_of(priority, self._exponent), "key": key, "status": Status.COMPLETED}
         plain, named = unnamed(data, self._known)
         return Put(self.buffer, [{_DATA: plain, _NAMED: named} if named else {_DATA: plain}], self.name, options)
@@ -192,9 +192,9 @@ class Table:
     ) -> list[ReplaySample]:
         """Sample `num_samples` different items, in one transaction.
 
-        Waits until there are as many, or as many as `at_least` says, for up to `timeout` seconds (None: for ever); then
-        it raises NotReadyError, which says what was missing. With a timeout of 0 it takes what is there. Reverb's
-        client samples one item after the other, possibly the same one again: so does `Client.sample`.
+        Waits until there are that many, or `at_least` as many, for up to `timeout` seconds (None: for ever); then
+        raises NotReadyError, with the reason. With a timeout of 0 it returns the available ones. Reverb's client, like
+        `Client.sample`, samples one item after the other, possibly the same one again.
         """
         drawn = await self.buffer.sample({self.name: num_samples}, timeout=timeout, at_least=at_least, beta=1)
         items = drawn[self.name]
@@ -202,32 +202,32 @@ class Table:
         return [self._sample(item, size) for item in items]
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
-        """Set the priorities of items by key. Return the number of these items that are still there."""
+        """Set the priorities of items by key. Return the number of these items that still exist."""
         if not isinstance(priorities, Mapping):
             raise InputError(f"expected a dict of keys and priorities, got {type(priorities).__name__}")
         weights = {key: weight_of(priority, self._exponent) for key, priority in priorities.items()}
         return await self.buffer.update_priorities(weights)
 
     async def delete(self, keys: Iterable[int]) -> int:
-        """Remove items by key. Return the number of those that were there."""
+        """Remove items by key. Return the number of items removed."""
         uids = check_list(keys, "keys")
         return await self.buffer.delete({"task_name": self.name, "uid": {"$in": uids}}) if uids else 0
 
     async def reset(self) -> int:
         """Remove all items. Return their number.
 
-        The rate limiter goes on from the error that it had, which its range bounds: Reverb's begins anew at 0.
+        The rate limiter keeps its error, which stays within its range; Reverb's is reset to 0.
         """
         return await self.buffer.delete({"task_name": self.name})
 
     # Reading
 
     async def can_sample(self, num_samples: int) -> bool:
-        """Return whether `sample` would return without a wait."""
+        """Return whether `sample` would not block."""
         return await self.buffer.is_ready({self.name: num_samples})
 
     async def can_insert(self, num_inserts: int) -> bool:
-        """Return whether this number of inserts would all be stored without a wait."""
+        """Return whether this number of inserts would not block."""
         level = (await self.buffer.levels([self.name]))[self.name]
         allowed = self.buffer.limits.insertable(level, Status.COMPLETED)
         return allowed is None or allowed >= num_inserts
@@ -268,16 +268,16 @@ class Table:
     # Checkpoints
 
     async def checkpoint(self, step: int | None = None) -> Checkpoint:
-        """Keep the table as it is now, for a `restore`; `step` is a train step, by default one more than the last.
+        """Make a checkpoint of the table; `step` is a train step, by default one more than the last.
 
         It takes milliseconds, and blocks no other call. The last three are kept (`keep_checkpoints` of the options).
         """
         return await self.buffer.checkpoint(1 + await self._last_step() if step is None else step)
 
     async def restore(self, step: int | None = None) -> Checkpoint:
-        """Make the table exactly what it was at a checkpoint, by default the last. Raises CheckpointError.
+        """Restore the table exactly to a checkpoint, by default the last. Raises CheckpointError.
 
-        Other processes that have the table open are fenced off: their calls raise FencedError until they open it anew.
+        Other processes that have the table open are fenced off: their calls raise FencedError until they reopen it.
         """
         return await self.buffer.restore(await self._last_step() if step is None else step)
 
@@ -298,24 +298,24 @@ class Table:
 
 
 def _table_size(items: Sequence[StorageItem[Any]]) -> int:
-    """Return the number N of items that these were drawn from; their weight is 1 / (N p)."""
+    """Return the number N of items at the draw, from an item's weight, which is 1 / (N p)."""
     for item in items:
         share = (item.weight or 0.0) * (item.probability or 0.0)
         if 0 < share < math.inf:
             return round(1 / share)
-    return len(items)  # of priorities so far apart that p is 0 for all of them
+    return len(items)  # priorities so far apart that p underflows to 0 for all of them
 
 
-#: Where a named tuple is in the data, as indices and keys from the outside, the name of its class, and of its fields.
+#: A named tuple in the data: its path of indices and keys, the name of its class, and those of its fields.
 Named = list[Any]
 
 
 def unnamed(data: Any, known: Collection[Any]) -> tuple[Any, list[Named]]:
-    """Return the data with plain tuples, and what makes them named again, the outermost first."""
+    """Return the data with plain tuples, and the named tuples that were replaced, the outermost first."""
     found: list[Named] = []
     try:
         return _unnamed(data, (), known, found), found
-    except RecursionError:  # nested too deeply, or in itself: storing it says so
+    except RecursionError:  # nested too deeply or cyclic, for which storing it raises the error
         return data, []
 
 
@@ -332,7 +332,7 @@ def _unnamed(data: Any, path: tuple[Any, ...], known: Collection[Any], found: li
 
 
 def named_again(data: Any, found: Sequence[Named]) -> Any:
-    """Return the data of `unnamed` as they were."""
+    """Undo `unnamed`: return the data with named tuples."""
     for path, name, parts in reversed(found):  # the innermost first
         data = _replaced(data, path, _named(name, tuple(parts))._make)
     return data
@@ -353,12 +353,12 @@ def _replaced(data: Any, path: Sequence[Any], make: Callable[[Any], Any]) -> Any
 _named: Callable[[str, tuple[str, ...]], Any] = lru_cache(maxsize=1000)(namedtuple)
 
 _CONFIG = f"{ReplayBufferConfig[Any].__name__}: "
-# Errors of limits name these fields.
+# The names of limits in errors, and Reverb's names.
 _REVERBS_WORDS = {"capacity": "max_size", "min_size": "min_size_to_sample"}
 
 
 def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ReplayBufferConfig[Any]:
-    """Return the config of the buffer below a table with these arguments; `options` are further ones of the config.
+    """Return the config of the buffer of a table with these arguments; `options` are further ones of the config.
 
     Raises ConfigError, which names the table's arguments.
     """

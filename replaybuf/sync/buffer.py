@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         def __get__(self, instance: Any, owner: type) -> Any: ...
 
 
-# Words of asynchronous docstrings, and those that a caller without an event loop reads instead.
+# Words of asynchronous docstrings, and their replacements in synchronous ones.
 _WORDS = {
     "`await` instead of": "`.begin()` instead of",
     "async with": "with",
@@ -50,7 +50,7 @@ _WORDS = {
 def mirrored(
     method: Callable[Concatenate[Any, P], S], turn: Callable[[S], T], *, returns: str | None = None
 ) -> _Method[P, T]:
-    """Return a method that calls this one of `self.asynchronous`, and turns its result into that of a synchronous one.
+    """Return a synchronous method that calls `method` of `self.asynchronous` and converts the result by `turn`.
 
     `turn` is `run` for coroutines. `returns` is the annotation of the result where it differs.
     """
@@ -68,10 +68,9 @@ def mirrored(
 
 
 def face_of(kind: type) -> Callable[[type[F]], type[F]]:
-    """Complete a synchronous class: what it only annotates become properties with the values of `self.asynchronous`.
+    """Complete a synchronous class: names that it only annotates become properties that read `self.asynchronous`.
 
-    Raises TypeError for a public name of the asynchronous class `kind` that it lacks: type checkers need a line for
-    each.
+    Raises TypeError if it lacks a public name of the asynchronous class `kind`: type checkers need a line for each.
     """
 
     def complete(face: type[F]) -> type[F]:
@@ -141,14 +140,14 @@ class SyncBuffer(Generic[B]):
         return True
 
 
-# Large groups are read one by one; of small ones, as many as amortise the switch to the background thread.
+# Seconds of reading per switch to the background thread: large groups are read one by one, small ones in batches.
 _AHEAD_SECONDS = 0.001
 
 
 class Items(Iterator[T], Generic[T]):
     """The groups that `find` yields: read from the store while they are iterated over, never all at once.
 
-    It may be left at any time. `close` ends it at once; otherwise that happens when it is garbage-collected.
+    The iteration may be abandoned at any time; `close`, or garbage collection, ends the read.
     """
 
     def __init__(self, found: AsyncIterator[T]) -> None:
@@ -176,7 +175,7 @@ class Items(Iterator[T], Generic[T]):
         end(self._close())
 
     async def _read(self) -> None:
-        """Read the next groups. An error after some of them is raised once these were returned."""
+        """Read the next groups. An error after some of them is raised after these were returned."""
         until = time.monotonic() + _AHEAD_SECONDS
         try:
             while not self._ahead or time.monotonic() < until:
@@ -259,21 +258,21 @@ class SyncLeasing(Generic[R]):
     ) -> None:
         leaving = self.asynchronous.__aexit__(kind, error, trace)
         if kind is None:
-            run(leaving)  # acknowledged, or an error says why not
+            run(leaving)  # acknowledges, or raises
         else:
-            end(leaving)  # given back, or back when the lease ends
+            end(leaving)  # gives the groups back; if that fails, they come back when the lease ends
 
 
 @face_of(ReplayBuffer)
 class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     """A `ReplayBuffer` whose calls block until they are done. Built by `ReplayBufferConfig(...).build_sync()`.
 
-    The calls, their arguments, results and errors are those of `ReplayBuffer`. They may come from any number of
-    threads, from forked processes, and from inside a running event loop, which they block meanwhile. Ctrl-C cancels
-    the call that waits: either the caller has the groups or the store has them.
+    The calls, their arguments, results and errors are those of `ReplayBuffer`. They may be made by any number of
+    threads, by forked processes, and inside a running event loop, which they block meanwhile. Ctrl-C cancels a blocked
+    call: either the caller has the groups or the store has them.
 
-    `rollout_type` is the class of the rollouts, and what is known of it. `asynchronous` is the same buffer for
-    coroutines; `replaybuf.sync.run` runs one that is given it.
+    `rollout_type` describes the class of the rollouts. `asynchronous` is the same buffer for coroutines, which
+    `replaybuf.sync.run` runs.
     """
 
     policy: ReplayPolicy
@@ -284,7 +283,7 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
 
     @property
     def cursors(self) -> SyncCursors:
-        """Small versioned values beside the groups, for places in datasets and the state that trainers publish."""
+        """Small versioned values beside the groups, for positions in datasets and the published train state."""
         return SyncCursors(self.asynchronous.cursors)
 
     close = mirrored(ReplayBuffer[R].close, end)

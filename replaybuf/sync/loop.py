@@ -17,21 +17,21 @@ from replaybuf.errors import ClosedError, InputError
 
 T = TypeVar("T")
 
-# Seconds after which an interrupt that came together with a result is raised, when the caller has the result.
+# Delay in seconds of an interrupt that arrived together with a result, so that the caller gets the result first.
 _FOLLOWING_SECONDS = 0.02
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine of replaybuf, from any thread, and return its result. Blocks, also an event loop of the caller.
 
-    All coroutines run in one background thread of this process, so that nothing is set up for a call. Errors are those
-    of the coroutine, raised in the caller. If a signal's handler raises in the caller meanwhile (Ctrl-C), the coroutine
-    is cancelled, and the exception goes on when it has ended; a second one doesn't wait for that. A result that came
-    at the same moment is returned, and the exception is raised in this thread a little later.
+    All coroutines run in one background thread of this process, so that calls need no setup. Errors of the coroutine
+    are raised in the caller. If a signal handler raises in the caller meanwhile (Ctrl-C), the coroutine is cancelled,
+    and the exception propagates when the coroutine has ended; a second one propagates at once. A result that arrives at
+    the same moment is returned, and the exception is raised in this thread shortly afterwards.
 
     A forked process has a thread of its own, and raises ClosedError from a call that its parent had begun. Raises
-    InputError in the background thread itself, which would wait for itself, and ClosedError when the interpreter is
-    shutting down (after its exit handlers), which stops that thread.
+    InputError in the background thread itself, which would deadlock, and ClosedError during interpreter shutdown
+    (after the exit handlers), which stops that thread.
     """
     if sys.is_finalizing():
         coroutine.close()
@@ -60,12 +60,12 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             raise error.with_traceback(trace and trace.tb_next)  # without the frame of `_main`
         finally:
-            del error, trace  # they would keep this frame alive
-    return call.result  # without a call in between, in which a signal's handler could raise
+            del error, trace  # break the reference cycle with this frame
+    return call.result  # with no call in between, during which a signal handler could raise
 
 
 def end(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Run a coroutine that only releases resources; nothing is run while the interpreter shuts down."""
+    """Run a coroutine that only releases resources; do nothing during interpreter shutdown."""
     if sys.is_finalizing():
         coroutine.close()
     else:
@@ -99,7 +99,7 @@ class _BlockingCall(Generic[T]):
             self._task.add_done_callback(self._cancelled)
 
     def _cancelled(self, task: object = None) -> None:
-        """End a call that was cancelled before its first step, so that nothing of it has run."""
+        """End a call that was cancelled before its first step."""
         if not self.done:
             self._coroutine.close()
             self.error = asyncio.CancelledError()
@@ -108,7 +108,7 @@ class _BlockingCall(Generic[T]):
     async def _main(self) -> None:
         try:
             self.result = await self._coroutine
-        except BaseException as error:  # of any kind: it is the caller's, and the loop goes on
+        except BaseException as error:  # of any kind: raised in the caller, not in the loop
             self.error = error
         finally:
             self._task = None
@@ -120,17 +120,17 @@ class _BlockingCall(Generic[T]):
         _open.discard(self)
 
     def fork(self) -> None:
-        """End the wait for it in a forked process, which happens if a signal's handler forks and returns."""
+        """End the caller's wait in a forked process; only a signal handler that forks and returns leads here."""
         self.error = ClosedError("the call goes on in the process that began it, not in this one, forked meanwhile")
         if self.ended.locked():
             self._end()
 
 
-_open: set[_BlockingCall[Any]] = set()  # the calls that have begun and aren't done
+_open: set[_BlockingCall[Any]] = set()  # the calls in progress
 
 
 class _LoopThread:
-    """A thread with an event loop, which ends with the process."""
+    """A daemon thread with an event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -145,13 +145,13 @@ class _LoopThread:
             self.loop.close()
 
     def raise_later(self, error: BaseException) -> None:
-        """Raise an exception in the calling thread a little later, or in its next call if that comes first."""
+        """Raise an exception in the calling thread after a delay, or in its next call if that is earlier."""
         caller = _thread.get_ident()
-        _late[caller] = error.with_traceback(None)  # which holds frames, and with them the result
+        _late[caller] = error.with_traceback(None)  # the traceback's frames would keep the result alive
         self.loop.call_soon_threadsafe(self.loop.call_later, _FOLLOWING_SECONDS, _raise_in, caller)
 
 
-# Pending exceptions by thread, and the lock under which each is raised once.
+# Pending exceptions by thread; the lock ensures that each is raised once.
 _late: dict[int, BaseException] = {}
 _raising = threading.RLock()
 
@@ -173,7 +173,7 @@ def _raise_in(thread: int) -> None:
         if thread == threading.main_thread().ident and _is_ctrl_c(error):
             signal.pthread_kill(thread, signal.SIGINT)  # which also ends a sleep
         else:
-            # It takes only a class: one whose instance is this exception.
+            # The call takes only a class: this one's instance is the exception.
             later = type("Later", (BaseException,), {"__new__": lambda cls: error})
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(later))
         del _late[thread]
@@ -184,25 +184,25 @@ def _is_ctrl_c(error: BaseException) -> bool:
 
 
 _running: _LoopThread | None = None
-_starting = threading.RLock()  # a signal's handler or `__del__` may call while its thread starts
+_starting = threading.RLock()  # reentrant, since a signal handler or `__del__` may call during the start
 _inherited: list[_LoopThread | None] = []
 
 
 def _start() -> _LoopThread:
-    """Return the background thread; another call may have started it meanwhile."""
+    """Return the background thread; start it if no other call has."""
     global _running
     with _starting:
         if _running is None:
             started = _LoopThread()
             if _running is None:
                 _running = started
-            else:  # by a call that was made inside
+            else:  # a reentrant call has started another one
                 started.loop.call_soon_threadsafe(started.loop.stop)
         return _running
 
 
 def _forked() -> None:
-    """Forget the parent's thread in a forked process. It is kept as it is: closing it would disturb the parent's."""
+    """Drop the parent's thread in a forked process, without closing its loop, which would disturb the parent's."""
     global _running, _starting, _raising
     _inherited.append(_running)
     _running, _starting, _raising = None, threading.RLock(), threading.RLock()

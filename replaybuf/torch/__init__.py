@@ -1,6 +1,6 @@
 """torch: batches of leased groups through a DataLoader, one or several ranks, collators for padding and packing.
 
-Needs the extra `torch`: `pip install -e '.[torch]'` in a checkout. `docs/torch.md` begins with a loop that runs.
+Needs the extra `torch`: `pip install -e '.[torch]'` in a checkout. `docs/torch.md` begins with an example.
 """
 
 from replaybuf.errors import MissingDriverError

@@ -35,15 +35,15 @@ from replaybuf.sync.loop import end
 #: The highest number of workers.
 MOST_WORKERS = 1024
 
-_STATE, _WAITING_SINCE = 0, 1  # places in the shared numbers
+_STATE, _WAITING_SINCE = 0, 1  # indexes of the shared numbers
 _NONE, _RUNNING, _STOPPED = 0, 1, 2  # states
 
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """A batch on its way to the trainer: the `number`-th of its worker in this pass, its lease, and when that began.
+    """A batch sent to the trainer, with its lease: the `number`-th batch of its worker in this pass.
 
-    `leased_at` is the host's monotonic time. (torch's own collate functions don't convert a class of ours.)
+    `leased_at` is in the host's monotonic time. (torch's own collate functions leave our classes as they are.)
     """
 
     worker: int
@@ -53,17 +53,17 @@ class LoadedBatch:
     batch: Any
 
     def pin_memory(self) -> LoadedBatch:
-        """Return it with the batch's tensors in pinned memory; the DataLoader calls this."""
+        """Return a copy with the batch's tensors in pinned memory; called by the DataLoader."""
         return replace(self, batch=pin_memory(self.batch))
 
 
-#: What workers send: batches, and at the end the error of a trainer that has waited for too long. It is sent like a
-#: batch, because of an error that a worker raises torch keeps nothing but the class and a text.
+#: Messages of workers: batches, and at the end the error for the trainer's timeout. This is sent like a batch, because
+#: torch keeps only the class and the text of an error that a worker raises.
 Loaded = LoadedBatch | NotReadyError
 
 
 class Handover:
-    """Shared state of the training process and its workers, during one pass at a time over the DataLoader."""
+    """State shared by the training process and its workers, during one pass at a time over the DataLoader."""
 
     def __init__(self) -> None:
         self._received = torch.zeros(MOST_WORKERS, dtype=torch.int64).share_memory_()
@@ -72,7 +72,7 @@ class Handover:
     # The training process
 
     def begin(self) -> None:
-        """Begin a pass, in which nothing has been received. Raises InputError if another one is on."""
+        """Begin a pass. Raises InputError during another pass."""
         if self.begun:
             raise InputError("this GroupDataset is being iterated over: end that pass first, or make another dataset")
         self._received.zero_()
@@ -80,16 +80,16 @@ class Handover:
         self._times[_STATE] = _RUNNING
 
     def stop(self) -> None:
-        """Let the workers end, also those that wait for groups."""
+        """Stop the workers, also while they wait for groups."""
         self._times[_STATE] = _STOPPED
 
     def end(self) -> None:
-        """End the pass: no worker is loading."""
+        """End the pass; no worker is loading any more."""
         self._times[_STATE] = _NONE
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Publish to the workers that the trainer waits for a batch, and since when."""
+        """Publish to the workers the time since which the trainer waits for a batch, within the block."""
         self._times[_WAITING_SINCE] = time.monotonic()
         try:
             yield
@@ -97,7 +97,7 @@ class Handover:
             self._times[_WAITING_SINCE] = 0
 
     def receive(self, batch: LoadedBatch) -> None:
-        """Acknowledge a batch to its worker: this process renews the lease from now on."""
+        """Report the receipt of a batch to its worker: from now on this process renews the lease."""
         self._received[batch.worker] = batch.number
 
     # A worker
@@ -112,7 +112,7 @@ class Handover:
 
     @property
     def waited(self) -> float:
-        """The seconds for which the trainer has been waiting by now; 0 while it trains."""
+        """The seconds of the trainer's current wait; 0 while it trains."""
         since = float(self._times[_WAITING_SINCE])
         return time.monotonic() - since if since else 0.0
 
@@ -121,10 +121,10 @@ class Handover:
         return int(self._received[worker])
 
 
-#: What makes a batch of the groups of a draw: task by task in the order of `sizes`, each with its metadata.
+#: Makes a batch of the groups of a draw: task by task in the order of `sizes`, each with its metadata.
 Collate = Callable[[list[StorageItem[Any]]], Any]
 
-# Poll interval, in seconds, of a worker that waits for groups and may have to stop.
+# Seconds between checks of `stop` while a worker waits for groups.
 _POLL_SECONDS = 0.5
 _SOON = 0.01
 
@@ -144,13 +144,13 @@ class GroupDataset(IterableDataset[Loaded]):
 
     `collate` makes the batch, in the worker, from a list of `StorageItem`s; without it the batch is that list. If it
     raises, the groups are given back as a failed delivery. `group_status`, `where`, `at_least`, `beta`, `seconds` and
-    `deferred` are those of `ReplayBuffer.lease_batch`: when a process is killed, the groups that it had leased come
-    back `seconds` after its last heartbeat, and `collate` gets handles in place of arrays in deferred fields, which
-    `replaybuf.load_into` replaces by what they stand for: in `collate`, or on the rank that a part is for.
+    `deferred` are those of `ReplayBuffer.lease_batch`: the groups leased by a killed process come back `seconds` after
+    its last lease renewal, and `collate` gets handles in place of arrays in deferred fields, which
+    `replaybuf.load_into` replaces by the arrays: in `collate`, or on the rank of a part.
 
-    `timeout` is the time for which the trainer waits for a batch, in seconds (None: for ever): then NotReadyError says
-    what was missing. What workers wait while the trainer trains doesn't count. With `timeout=0` a batch has the groups
-    that are there, up to the sizes, and the iteration ends when there are none.
+    `timeout` limits the trainer's wait for a batch, in seconds (None: for ever); then NotReadyError says what was
+    missing. Waits of workers while the trainer trains don't count. With `timeout=0` a batch has the available groups,
+    up to the sizes, and the iteration ends when there are none.
     """
 
     def __init__(
@@ -183,9 +183,9 @@ class GroupDataset(IterableDataset[Loaded]):
         self._draw: dict[str, Any] = {"group_status": group_status, "where": where, "at_least": at_least, "beta": beta}
         self._draw["deferred"] = frozenset(check_list(deferred, "deferred"))
         self.handover = Handover()
-        self._open: tuple[int, ReplayBuffer[Any]] | None = None  # in the process of this id
+        self._open: tuple[int, ReplayBuffer[Any]] | None = None  # with the id of the process
         buffer = self._build()
-        self._begin_lease(buffer, timeout).discard()  # refuses what can't be asked for
+        self._begin_lease(buffer, timeout).discard()  # validates the arguments
         if isinstance(source, ReplayBufferConfig) and not buffer.durable:
             raise ConfigError(
                 f"{redact(source.url)} is a private buffer in memory, in which nobody else puts: give the ReplayBuffer "
@@ -197,7 +197,7 @@ class GroupDataset(IterableDataset[Loaded]):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[ReplayBuffer[Any]]:
-        """Open the buffer in this process, and close it in the end; what is open here already is shared."""
+        """Open the buffer in this process, and close it at the end; an already open one is shared."""
         if self._open is not None and self._open[0] == os.getpid():
             yield self._open[1]
             return
@@ -220,7 +220,7 @@ class GroupDataset(IterableDataset[Loaded]):
     def _load(self, buffer: ReplayBuffer[Any]) -> Iterator[Loaded]:
         handover, info = self.handover, get_worker_info()
         worker = 0 if info is None else info.id
-        sent: deque[Lease[Any]] = deque()  # with heartbeats until the trainer has received them
+        sent: deque[Lease[Any]] = deque()  # renewed here until the trainer has received them
         for number in itertools.count(1):
             for _ in range(len(sent) - (number - 1 - handover.received(worker))):
                 sent.popleft().stop()
@@ -248,7 +248,7 @@ class GroupDataset(IterableDataset[Loaded]):
             raise
 
     async def _next_lease(self, buffer: ReplayBuffer[Any]) -> Lease[Any] | NotReadyError | None:
-        """Lease the next batch. Return None when the iteration is over, or the error that ends the trainer's wait."""
+        """Lease the next batch. Return None at the end of the iteration, or the error for the trainer's timeout."""
         handover = self.handover
         if handover.stopped:
             return None
@@ -269,7 +269,7 @@ class GroupDataset(IterableDataset[Loaded]):
             leasing.cancel()
 
     async def _last_try(self, buffer: ReplayBuffer[Any], waited: float) -> Lease[Any] | NotReadyError:
-        """Lease the batch if it is there now. Otherwise record and return that the trainer's wait timed out."""
+        """Lease the batch if it is available now. Otherwise record and return the timeout of the trainer's wait."""
         try:
             return await self._begin_lease(buffer, _SOON)
         except NotReadyError as error:
@@ -289,7 +289,7 @@ class GroupDataset(IterableDataset[Loaded]):
 
 
 def _end_with_the_trainer() -> None:
-    """Exit with the trainer's process, if this one is a worker, so that its leases are no longer renewed.
+    """In a worker, exit when the trainer's process ends, so that leases are no longer renewed.
 
     torch only checks the process that started the worker, which may be a fork server that lives on.
     """

@@ -1,7 +1,7 @@
 """Steps of several ranks: each with groups of its own, or all with the same batch.
 
-Ranks get disjoint groups without help: each has its own DataLoader, and a group goes to one taker. What they need is to
-begin and end their steps together, so that none of them waits for ever in a collective that another never enters."""
+Ranks get disjoint groups anyway: each has its own DataLoader, and a group goes to one taker. This module makes them
+begin and end their steps together, so that no rank waits for ever in a collective that another one never enters."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from replaybuf.torch.train_steps import Step
 class Link:
     """The ranks of a process group that has gloo for CPU tensors; None is the group of all ranks.
 
-    Every message is sent by all ranks together. `timeout` is how long any of them waits for the others, in seconds.
-    Then, and when one of them has died, RankError says what was waited for; the group can't be used again.
+    All methods are collectives. `timeout` limits the wait of a rank for the others, in seconds. After a timeout, or the
+    death of a rank, RankError names the operation, and the group can't be used again.
     """
 
     def __init__(self, group: Any = None, timeout: float = 1800.0) -> None:
         if not dist.is_initialized():
             raise InputError("there are no ranks: call torch.distributed.init_process_group first")
-        self._group = group  # no reference to the group of all ranks, which must be gone when the process ends
+        self._group = group  # None for the group of all ranks, which must be released before the process ends
         self.rank: int = dist.get_rank(self._group)
         if self.rank < 0:
             raise InputError("this process is not in the process group that it was given")
@@ -43,7 +43,7 @@ class Link:
         self.timeout = check_seconds(timeout, "timeout")
 
     def gather(self, message: Any, what: str) -> list[Any]:
-        """Return the messages of all ranks, in their order; `what` says in an error what was waited for."""
+        """Return the messages of all ranks, in their order; `what` describes the operation in errors."""
         data = pack(message)
         sizes = self._gather(torch.tensor([len(data)]), what)
         padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
@@ -51,7 +51,7 @@ class Link:
         return [unpack(found[: int(size)]) for found, size in zip(self._gather(padded, what), sizes, strict=True)]
 
     def broadcast(self, data: torch.Tensor, source: int, what: str) -> torch.Tensor:
-        """Return the bytes of the rank `source` of the group; those that others give are ignored."""
+        """Return the bytes of the rank `source` of the group; `data` of other ranks is ignored."""
         rank = source if self._group is None else dist.get_global_rank(self._group, source)
         size = torch.tensor([len(data)])
         self._wait(lambda: dist.broadcast(size, rank, self._group, async_op=True), what)
@@ -68,7 +68,7 @@ class Link:
         begun = time.monotonic()
         try:
             begin().wait(timedelta(seconds=self.timeout))
-        except RuntimeError as error:  # of torch, when a rank is late, has closed its connection, or is gone
+        except RuntimeError as error:  # raised by torch when a rank is late, dead, or has closed its connection
             waited = time.monotonic() - begun
             raise RankError(
                 f"rank {self.rank} of {self.size} waited {waited:.1f} s for {what}, and the ranks are no longer "
@@ -77,12 +77,12 @@ class Link:
 
 
 def pack(message: Any) -> torch.Tensor:
-    """Return a message as bytes, uint8. Ranks of one job trust each other as torch's own object collectives do."""
+    """Pickle a message into a uint8 tensor. Ranks of one job trust each other, as in torch's own object collectives."""
     return torch.frombuffer(bytearray(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
 
 
 def unpack(data: torch.Tensor) -> Any:
-    """Return the message of some bytes."""
+    """Return the message in a tensor of `pack`."""
     return pickle.loads(data.numpy().data)
 
 
@@ -93,9 +93,9 @@ _STEP, _END, _ERROR = "step", "end", "error"
 class RankStep:
     """A Step that several ranks acknowledge or give back together.
 
-    All of them call `acknowledge`, or all of them `give_back`, or leave a `with` block in the same way. Nothing is
-    acknowledged before all have called it: a rank that died in the middle of its step leaves the groups of all to be
-    trained on again. An error of one rank's store is raised on all.
+    All ranks call `acknowledge`, or all `give_back`, or leave a `with` block in the same way. Nothing is acknowledged
+    before all have called it: after the death of a rank in its step, the groups of all ranks are trained on again. An
+    error of one rank's store is raised on all.
 
     `train_step` is that of the Step (`Step.train_step`), on every rank; the rank that has leased the groups may set it.
     """
@@ -117,7 +117,7 @@ class RankStep:
         self._together("acknowledge", lambda step: step.acknowledge(train_step=named))
 
     def give_back(self, *, failed: str | None = None) -> None:
-        """Let all groups be drawn again. Raises RankError."""
+        """Give all groups back, to be drawn again. Raises RankError."""
         self._together("give back", lambda step: step.give_back(failed=failed))
 
     def _together(self, verb: str, settle: Callable[[AnyStep], object]) -> None:
@@ -142,8 +142,8 @@ class RankStep:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is None:
             self.acknowledge()
-        # A rank that failed asks nothing of the others, which may be waiting for it elsewhere: it is for the launcher
-        # to end them. What isn't settled is given back at the end of `leased_steps`.
+        # A failed rank sends no message to the others, which may wait for it elsewhere: the launcher ends them. Open
+        # groups are given back at the end of `leased_steps`.
 
 
 #: A step of this process, or one that other ranks share already.
@@ -153,19 +153,19 @@ AnyStep = Step | RankStep
 def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 1800.0) -> Generator[RankStep]:
     """Yield this rank's steps, each when all ranks of the group have one: data-parallel ranks, with disjoint groups.
 
-    The DataLoaders have num_workers=0, otherwise InputError is raised: a rank that leases in advance may hold the last
-    groups, for which another one waits. (`split_steps` leases for all ranks together, with any number of workers.)
+    The DataLoaders must have num_workers=0, otherwise InputError is raised: a rank that leases in advance may hold the
+    last groups, for which another one waits. (`split_steps` leases for all ranks together, with any number of workers.)
 
-    Where one rank's steps end, all ranks' do, and those that have a step more give it back. An error of one rank's
-    steps is raised there, and as RankError on the others. `timeout` is how long a rank waits for the others: set it to
-    more than that of the GroupDataset, and than a train step takes.
+    All ranks' steps end with those of the first one; ranks that have a further step give it back. An error of one
+    rank's steps is raised there, and as RankError on the others. `timeout` limits a rank's wait for the others: make it
+    longer than the timeout of the GroupDataset and than a train step.
     """
     link = Link(group, timeout)
     own = iter(steps)
     while True:
         step, failure = _next(own)
         if step is not None and step.in_advance and link.size > 1:
-            # Without a word to the other ranks, of which one may be waiting for the groups that are given back now.
+            # No message to the other ranks, one of which may wait for the groups that are given back now.
             raise InputError(
                 "lockstep needs DataLoaders with num_workers=0: workers lease in advance, and a rank may hold the last "
                 "groups, for which another one waits. To load with workers, let one rank lease for all: split_steps"
@@ -191,9 +191,9 @@ def same_steps(
 ) -> Generator[RankStep]:
     """Yield the steps of the group's rank `source` on all its ranks: tensor- or pipeline-parallel ones.
 
-    The source takes and sends; `steps` are None on the others. An error of the source's steps is raised there, and as
-    RankError on the others. `timeout` is how long a rank waits for the others: set it to more than that of the source's
-    GroupDataset, and than a train step takes.
+    The source leases and broadcasts the batches; `steps` are None on the others. An error of the source's steps is
+    raised there, and as RankError on the others. `timeout` limits a rank's wait for the others: make it longer than the
+    timeout of the source's GroupDataset and than a train step.
     """
     return _sent(steps, Link(group, timeout), source, split=False)
 
@@ -203,8 +203,8 @@ def split_steps(
 ) -> Generator[RankStep]:
     """Yield the steps of the group's rank `source` as `same_steps` does, but each rank's `batch` is its own part.
 
-    The source's batches are lists with a part for each rank, in their order. All parts are of one lease, which is
-    acknowledged at once; `items` are the groups of all ranks.
+    The source's batches are lists with a part for each rank, in rank order. All parts belong to one lease, which is
+    acknowledged as a whole; `items` are the groups of all ranks.
     """
     return _sent(steps, Link(group, timeout), source, split=True)
 
@@ -230,12 +230,12 @@ def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bo
 
 
 def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:
-    """Return the largest of the ranks' numbers, such as of micro-batches, of which all must make as many."""
+    """Return the maximum of the ranks' numbers, such as of micro-batches, which must be the same on all ranks."""
     return int(max(Link(group, timeout).gather(value, "the other ranks' numbers")))
 
 
 def _next(steps: Iterator[AnyStep]) -> tuple[AnyStep | None, Exception | None]:
-    """Return the next step, or None at the end; or the error that came instead."""
+    """Return the next step, or None at the end; or the error raised instead."""
     try:
         return next(steps, None), None
     except Exception as error:
@@ -245,7 +245,7 @@ def _next(steps: Iterator[AnyStep]) -> tuple[AnyStep | None, Exception | None]:
 def _packed(
     step: AnyStep | None, failure: Exception | None, parts: int | None
 ) -> tuple[torch.Tensor, Exception | None]:
-    """Return what the source sends, and the error that it raises afterwards, also if the batch can't be sent."""
+    """Return the source's packed message, and the error that the source raises afterwards, if any."""
     try:
         if failure is not None:
             raise failure
@@ -263,7 +263,7 @@ def _said(error: Exception | None) -> str:
 
 
 def _doing(message: Any) -> str:
-    """Return what a rank does by its message: how it settles a step, or that it asks for the next one."""
+    """Return a description of a rank's message: how it settles a step, or a request for the next one."""
     return message if isinstance(message, str) else "ask for the next step"
 
 

@@ -1,7 +1,7 @@
 """Rollouts as token sequences, and collators: the tensors of a model's forward pass and of its loss, padded or packed.
 
 All tensors are on the CPU. B is the number of sequences, T the length of a row. `labels` are the `input_ids` where they
-are trained on and -100 elsewhere, at their own places: models of Hugging Face's kind shift them by themselves.
+are trained on and -100 elsewhere, unshifted: models of Hugging Face's kind shift them by themselves.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from replaybuf.rollouts.rewards import SCORE, reward_value
 from replaybuf.rules.balance import packed_rows
 from replaybuf.storage.values import StorageItem
 
-#: Gives each rollout of a group its advantage, from their rewards.
+#: Computes the advantages of a group's rollouts from their rewards.
 Advantages: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
 
-#: Our names of the fields that are read.
+#: The fields that are read, by our names.
 FIELDS = ("prompt_ids", "response_ids", "response_mask", "logprobs", "reward")
 
-# Where groups of equal rewards have no spread to divide by.
+# Avoids a division by zero for groups of equal rewards.
 _EPSILON = 1e-6
 _OTHER_NAMES = "; where your class calls it otherwise, say so as in the config: Pad(fields={{'{name}': 'its name'}})"
 
@@ -67,9 +67,9 @@ def sequences(
 ) -> list[TokenSequence]:
     """Return the rollouts of all groups, in order, as sequences.
 
-    They need `prompt_ids`, `response_ids` and `reward`, and may have `logprobs` and `response_mask` (0 or 1), each as
-    long as the response; `fields` gives the names where they have others, and `reward_key` the part of a dict reward,
-    as in the config. Raises RolloutError, naming the group and the rollout, for what is missing or doesn't fit.
+    Rollouts need `prompt_ids`, `response_ids` and `reward`, and may have `logprobs` and `response_mask` (0 or 1), each
+    as long as the response; `fields` maps these names to other ones, and `reward_key` is the part of a dict reward, as
+    in the config. Raises RolloutError, naming group and rollout, for missing fields and wrong lengths or types.
     """
     names = {name: (fields or {}).get(name, name) for name in FIELDS}
     made = []
@@ -119,7 +119,7 @@ def _sequence(uid: int, where: str, values: Mapping[str, Any], advantage: float)
 
 
 def _row(where: str, name: str, given: Any, dtype: type[np.generic], length: int | None = None) -> Any:
-    """Return a field as an array of one dimension, None where it is None. Raises RolloutError."""
+    """Return a field as an array of one dimension; None for None. Raises RolloutError."""
     if given is None:
         return None
     try:
@@ -133,7 +133,7 @@ def _row(where: str, name: str, given: Any, dtype: type[np.generic], length: int
     return row
 
 
-#: Tensors by name, as models and their trainers take them.
+#: Tensors by name, as arguments of models and losses.
 Tensors: TypeAlias = dict[str, torch.Tensor]
 
 IGNORED = -100  # no loss for this label
@@ -253,7 +253,7 @@ def _check_fields(fields: Mapping[str, str | None] | None) -> None:
 
 
 def _columns(given: Sequence[TokenSequence], pad_token_id: int) -> dict[str, tuple[list[Any], Any]]:
-    """Return for each name its values of all sequences, and what stands for a missing one."""
+    """Return for each name the values of all sequences, and the padding value."""
     columns: dict[str, tuple[list[Any], Any]] = {
         "input_ids": ([s.input_ids for s in given], pad_token_id),
         "attention_mask": ([np.ones(len(s), np.int64) for s in given], 0),

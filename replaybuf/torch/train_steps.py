@@ -23,20 +23,20 @@ _logger = logging.getLogger("replaybuf.torch")
 
 
 class Step(SyncLease[Any]):
-    """A batch to train on, and its lease: `batch` is what `collate` made of it, `items` has its groups by task.
+    """A batch to train on, and its lease: `batch` is the result of `collate`, `items` has the groups by task.
 
-    The items have no rollouts.
+    The items are without rollouts.
 
         loss(step.batch).backward()
         optimizer.step()
         step.acknowledge()
 
-    Or `with step:` around it, which acknowledges at its end, and gives the groups back as a failed delivery when it
+    Or a `with step:` block, which acknowledges at its end, and gives the groups back as a failed delivery when it
     raises. Until then this process renews the lease; if it dies, the groups come back. `in_advance` says whether the
-    DataLoader has workers, which lease more than they are asked for.
+    DataLoader has workers, which lease batches in advance.
 
-    `train_step` is the step that is trained on the batch, as `leased_steps` counts; it may be set. The groups are
-    acknowledged for it. Where it is None, they are for the step of the last `refresh_staleness` before that.
+    `train_step` is the train step of the batch, as counted by `leased_steps`, for which the groups are acknowledged; it
+    may be set. If None, the step of the last `refresh_staleness` counts.
     """
 
     batch: Any = None
@@ -49,7 +49,7 @@ class Step(SyncLease[Any]):
         return f"<Step of {self.asynchronous!r}>"
 
     def acknowledge(self, uids: Iterable[int] | None = None, *, train_step: int | None = None) -> None:
-        """Report these groups, or all open ones, as trained on: they leave the buffer, or wait for their next draw.
+        """Report these groups, or all open ones, as trained on: they are removed, or can be drawn again if reused.
 
         `train_step` is the step that was trained on them (default: that of this Step). Raises LeaseLostError if the
         lease had ended and the groups were passed on; then nothing is changed.
@@ -63,9 +63,9 @@ class Step(SyncLease[Any]):
         if error is None:
             self.acknowledge(self.open)
         else:
-            # An interrupt says nothing against the groups; a step that failed may have failed because of them.
+            # An interrupt isn't the groups' fault; an exception of a step may be.
             failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
-            with contextlib.suppress(ReplayBufError):  # then they come back when the lease ends
+            with contextlib.suppress(ReplayBufError):  # on failure, the groups come back when the lease ends
                 self.give_back(failed=failed)
 
 
@@ -76,13 +76,13 @@ def leased_steps(loader: DataLoader[Any], *, train_step: int | None = None) -> I
         with leased_steps(loader, train_step=101) as steps:
             for step in steps: ...
 
-    `train_step` is the train step of the first batch, and each further one is of the next: groups are acknowledged for
-    it (`Step.train_step`), however long before a worker has leased them.
+    `train_step` is the train step of the first batch, and each further batch is of the next one: groups are
+    acknowledged for it (`Step.train_step`), however long before a worker has leased them.
 
-    Groups are adopted by this process as they are received; a batch whose lease had ended by then isn't yielded. At the
-    end of the block, however it ends, workers stop, and all groups that aren't settled are given back: those of steps,
-    and those that workers have leased in advance. Errors of workers are raised here. Raises InputError for a
-    DataLoader with which groups would be held back or torn apart.
+    This process takes over the leases of the batches it receives; a batch whose lease had ended by then isn't yielded.
+    At the end of the block, however it ends, workers stop, and all open groups are given back: those of steps, and
+    those that workers have leased in advance. Errors of workers are raised here. Raises InputError for a DataLoader
+    that would hold groups back or split batches.
     """
     dataset = _checked(loader)
     first = None if train_step is None else check_train_step(train_step, "train_step")
@@ -104,7 +104,7 @@ def leased_steps(loader: DataLoader[Any], *, train_step: int | None = None) -> I
 def _steps(
     loader: DataLoader[Any], dataset: GroupDataset, buffer: ReplayBuffer[Any], steps: list[Step], first: int | None
 ) -> Generator[Step]:
-    """Yield a Step for each batch, and keep those that aren't settled in `steps`; the first is of step `first`."""
+    """Yield a Step for each batch, and keep the open ones in `steps`; the first one is of train step `first`."""
     batches, numbers = iter(loader), itertools.repeat(None) if first is None else itertools.count(first)
     try:
         while (loaded := _received(batches, dataset)) is not None:
@@ -116,10 +116,10 @@ def _steps(
     finally:
         dataset.handover.stop()
         errors = 0
-        while errors <= 2 * loader.num_workers:  # a worker fails once, and may then be found dead
+        while errors <= 2 * loader.num_workers:  # a worker may raise once, and then be reported dead once
             try:
                 loaded = _received(batches, dataset)
-            except Exception as error:  # what it has leased and not sent comes back when the leases end
+            except Exception as error:  # batches leased and not sent come back when the leases end
                 errors += 1
                 _logger.debug("a worker ended with %s", error)
                 continue
@@ -129,7 +129,7 @@ def _steps(
 
 
 def _received(batches: Iterator[Loaded], dataset: GroupDataset) -> LoadedBatch | None:
-    """Return the next batch, or None at the end. Raises NotReadyError, and what workers raise."""
+    """Return the next batch, or None at the end. Raises NotReadyError, and errors of workers."""
     with dataset.handover.waiting():
         loaded = next(batches, None)
     if isinstance(loaded, NotReadyError):
@@ -157,13 +157,13 @@ def _give_back(lease: Lease[Any]) -> None:
         return
     try:
         end(lease.give_back())
-    except ReplayBufError as error:  # then they come back when the lease ends
+    except ReplayBufError as error:  # the groups come back when the lease ends
         _logger.warning("%r could not be given back: %s", lease, error)
         lease.stop()
 
 
 def _checked(loader: DataLoader[Any]) -> GroupDataset:
-    """Return the dataset of a DataLoader that can be iterated over. Raises InputError."""
+    """Return the dataset of a DataLoader; raise InputError for one with unsuitable options."""
     dataset = getattr(loader, "dataset", None)
     if not isinstance(dataset, GroupDataset):
         raise InputError(

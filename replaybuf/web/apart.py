@@ -1,7 +1,7 @@
-"""Runs a statement that somebody typed into the page in a process of its own, which is ended with it.
+"""Runs a statement typed into the page in a subprocess, which is killed at the time limit.
 
-What limits a statement inside a database (its timeout, SQLite's progress handler) doesn't reach into every function,
-nor bounds memory; the end of a process does both.
+Limits inside a database (statement timeout, SQLite's progress handler) don't interrupt every function, and don't bound
+memory; a separate process allows both.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from replaybuf.errors import LockedError, QueryError, ReplayBufError, StorageErr
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.user_sql import run_statement
 
-#: Bytes of memory that a statement may use in this process's child, and bytes of its answer.
+#: Bytes: the subprocess's memory limit, and the size limit of an answer.
 MEMORY, ANSWER = 4 << 30, 64_000_000
-#: Seconds beyond its limit after which the process is killed.
+#: Seconds beyond a statement's time limit after which its process is killed.
 _GRACE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The unique names of the columns and the first rows; whether there are more."""
+    """A result set: unique column names, the first rows, and whether there are more rows."""
 
     names: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -38,10 +38,10 @@ class Answer:
 
 
 def run_apart(reader: Reader, statement: str, seconds: float, rows: int, *, ours: bool) -> Answer:
-    """Return the answer to a statement: at most so many rows, and as many as `ANSWER` holds.
+    """Return the result of a statement: at most `rows` rows, and at most `ANSWER` bytes.
 
-    Raises AccessError when it would write or isn't to be run as this role, LockedError when it takes longer than that,
-    QueryError when it is invalid or needs too much memory.
+    Raises AccessError when the statement would write or isn't allowed for this role, LockedError when it takes longer
+    than `seconds`, QueryError when it is invalid or needs too much memory.
     """
     url = reader.url.render_as_string(hide_password=False)
     job = msgpack.packb([url, statement, seconds, rows, ours])
@@ -74,9 +74,9 @@ def _too_long(seconds: float) -> LockedError:
 
 
 def answer(url: str, statement: str, seconds: float, most: int, ours: bool) -> Answer:
-    """Return the answer to a statement for a database, with its limits, in this process; `ours` if the page wrote it.
+    """Run a statement in this process, with the limits inside the database; `ours` if the page wrote the statement.
 
-    Raises what `run_apart` does, without its last limit.
+    Raises what `run_apart` does, except for the memory limit.
     """
     names, rows = run_statement(open_reader(url), statement, seconds, most=most + 1, guarded=not ours)
     kept: list[Sequence[Any]] = []
@@ -91,7 +91,7 @@ def answer(url: str, statement: str, seconds: float, most: int, ours: bool) -> A
 
 
 def _portable(value: Any) -> Any:
-    """Return a value of a database that msgpack has no form for as one that it has."""
+    """Convert a database value that msgpack can't encode into one that it can."""
     if isinstance(value, Decimal):
         is_whole = value.is_finite() and value == value.to_integral_value() and abs(value) < 2**63
         return int(value) if is_whole else float(value)

@@ -39,7 +39,7 @@ _STATIC = ("page.css", "page.js", "plots.js", "complete.js", "icon.svg")
 _REASONS = {401: "This page needs a token", 404: "Not found", 405: "Not allowed", 421: "Another name"}
 
 Answer = Callable[[Request], Awaitable[Response]]
-#: Makes the answer of a page's data, and of the sentence that says since when no process has the buffer open.
+#: Makes a response from a page's data and the sentence about the last heartbeat (`_idle`).
 Respond = Callable[[Request, Page, Ask, Data, str], Response]
 
 
@@ -54,10 +54,10 @@ def create_app(
 ) -> ASGIApp:
     """Return the pages of a database, or of one buffer in it.
 
-    With a token they are shown to those who have it; without, to requests for names of this machine (`localhost`).
-    A page whose read takes longer than `seconds` says so instead. The train steps of other databases and of exports
-    `beside` can be plotted over those of this one. `prefix` ("/rl") is where a proxy has them, whether it takes that
-    from the paths that it asks for or not; raises ConfigError when it is none.
+    With a token, requests must carry it; without, only requests for names of this machine (`localhost`) are answered.
+    A page whose read takes longer than `seconds` shows an error instead. The train steps of other databases and of
+    exports `beside` can be plotted over those of this one. `prefix` ("/rl") is the path of the pages on a proxy, which
+    may strip it or not; raises ConfigError for an invalid prefix.
     """
     prefix = check_prefix(prefix)
     site = _Site(reader, seconds, buffer, other_runs(beside), prefix)
@@ -116,16 +116,16 @@ class _Site:
         return [*found, Route("/metrics", self._metrics, name="metrics"), Route("/static/{name}", self._static)]
 
     async def _metrics(self, request: Request) -> Response:
-        """Answer Prometheus."""
+        """Return the metrics in Prometheus's text format."""
         figures = await self._readings.run(
             lambda reader, seconds: read_figures(reader, buffer=self._buffer, timeout=seconds)
         )
         return Response(prometheus(figures), headers={"Content-Type": CONTENT_TYPE})
 
     def _page(self, page: Page, respond: Respond, rows: int = ROWS) -> Answer:
-        """Return what answers a page by its data, in the transaction in which they were read if they have one.
+        """Return a page's request handler; it responds inside the read transaction, if the page has one.
 
-        A statement gives so many rows.
+        `rows` limits the result of a statement.
         """
 
         async def answer(request: Request) -> Response:
@@ -159,7 +159,7 @@ class _Site:
         return Response(_as_json(data), _status(data), media_type="application/json")
 
     def _csv(self, request: Request, page: Page, ask: Ask, data: Data, idle: str) -> Response:
-        """Return the table of a page as a file."""
+        """Return the table of a page as CSV."""
         assert page.rows is not None
         found = [units.plain(row, datetime.isoformat) for row in page.rows(data)]
         name = request.url.path.rsplit("/", 1)[1]
@@ -168,7 +168,7 @@ class _Site:
         return Response("".join(lines).encode(errors="replace"), headers=headers, media_type="text/csv")
 
     def _compared(self, ask: Ask, seconds: float) -> Ask:
-        """Return what is asked for, with the train steps of another run if one is to be plotted beside."""
+        """Return the request, with the train steps of another run if one is to be plotted beside."""
         steps_of = self._others.get(ask.text("beside") or "")
         elsewhere = None if steps_of is None else steps_of(ask.number("before", least=-LARGEST), seconds)
         return replace(ask, others=[*self._others], elsewhere=elsewhere)
@@ -192,7 +192,7 @@ class _Site:
     # Errors
 
     def refusal(self, request: Request, status: int, reason: str) -> Response:
-        """Return the page that says why something isn't answered."""
+        """Return the error page with the reason of a refusal."""
         title = _REASONS.get(status, "That didn't work")
         if path_of(request).startswith("/api/"):
             return Response(_as_json({"error": reason}), status, media_type="application/json")
@@ -221,13 +221,13 @@ class _Site:
         return self.refusal(request, status, redact_words(str(error)))
 
     async def defect(self, request: Request, error: Exception) -> Response:
-        """Answer what nobody foresaw without a traceback, which may quote rollouts; it goes to stderr."""
+        """Respond to an unexpected exception; its traceback, which may quote rollouts, goes to stderr only."""
         print(escape("".join(traceback.format_exception(error)), keep="\n"), file=sys.stderr)
         return self.refusal(request, 500, f"An unexpected {type(error).__name__}; the server's terminal shows where.")
 
 
 def _shown(value: Any) -> Any:
-    """Return what a template shows of a value: nothing of None, and texts without hidden characters."""
+    """Return a value for a template: "" for None, and texts without control characters."""
     if value is None:
         return ""
     if hasattr(value, "__html__") or not isinstance(value, str):
@@ -241,9 +241,9 @@ def _as_json(value: Any) -> bytes:
 
 
 def _idle(tx: Any, ask: Ask) -> str:
-    """Return since when no process has given a sign of life; nothing while one does.
+    """Return the age of the last heartbeat as a sentence; "" while it is recent.
 
-    A process that only looks on gives one every 30 seconds: what is told of it is how old it is, not that it is gone.
+    Idle processes send a heartbeat only every 30 seconds, so the sentence says how old it is, not that they are gone.
     """
     now = tx.now()
     last = last_sign_of(tx, ask.text("buffer"), now, LIVE_SECONDS)
@@ -254,5 +254,5 @@ def _idle(tx: Any, ask: Ask) -> str:
 
 
 def _status(data: Mapping[str, Any]) -> int:
-    """Return the status of an answer: a page that says what is wrong with a query isn't the answer to it."""
+    """Return the HTTP status of a page: 400 if it reports an invalid query."""
     return 400 if data.get("error") else 200

@@ -1,4 +1,4 @@
-"""What a request asks for: parameters, checked; the part of a table and the facets that these choose; runs beside."""
+"""Request parameters, validated; the table pages and facets that they select; other runs to plot beside this one."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ PARAMETERS = frozenset(
     )
 )
 
-#: The parameters that say which part of a table is shown.
+#: The parameters that select the part of a table that is shown.
 _OF_A_TABLE = frozenset(("after", "before", "order", "page", "sort"))
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The parameters of a URL's query, and the numbers in its path. Every reading raises InputError for a bad value.
+    """The parameters of a URL's query, and the numbers in its path. Accessors raise InputError for invalid values.
 
-    `others` are the names of runs of other databases and of exports, and `elsewhere` the train steps of the one that
-    is asked for beside. `prefix` is what a proxy has before the paths of all pages, "/rl", or nothing.
+    `others` are the names of runs of other databases and of exports, and `elsewhere` the train steps of the requested
+    one of them. `prefix` is the path of a proxy before the paths of all pages, "/rl" or "".
     """
 
     parameters: Mapping[str, str]
@@ -49,7 +49,7 @@ class Ask:
     prefix: str = ""
 
     def text(self, name: str) -> str | None:
-        """Return a text, or None when it isn't given or empty."""
+        """Return a parameter's text, or None when it is missing or empty."""
         given = self.parameters.get(name) or None
         if given is not None and "\x00" in given:
             raise InputError(f"{name} has a NUL character, which no name and no query has")
@@ -67,22 +67,22 @@ class Ask:
         return value
 
     def choice(self, name: str, among: tuple[str, ...]) -> str:
-        """Return one of these, the first when it isn't given."""
+        """Return a parameter's value, which must be one of `among`; the default is the first of them."""
         given = self.text(name) or among[0]
         if given not in among:
             raise InputError(f"{name} must be one of {', '.join(among)}, not {given!r:.100}")
         return given
 
     def link(self, path: str = "", **changes: object) -> str:
-        """Return a URL with these parameters changed; those that become None are left out.
+        """Return a URL with these parameters changed; parameters set to None are left out.
 
-        Another page is in an order of its own, and begins at its beginning.
+        Parameters of a table (order, position) aren't passed on to another page.
         """
         kept = {name: one for name, one in self.parameters.items() if not path or name not in _OF_A_TABLE}
         return self._url(path, {**kept, **changes})
 
     def same(self, path: str) -> str:
-        """Return the URL of the same as a file."""
+        """Return a URL with another path and the same parameters."""
         return self._url(path, self.parameters)
 
     def _url(self, path: str, parameters: Mapping[str, object]) -> str:
@@ -101,7 +101,7 @@ SIZE, VALUES = 100, 10
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The rows on a page, how many there are in all, where the page begins, and where the next one does, if any."""
+    """One page of a table: its rows, the total number of rows, its offset, and the next page's offset, if any."""
 
     rows: Sequence[Any]
     total: int
@@ -112,9 +112,10 @@ class Listed:
 def listed(
     rows: Sequence[Any], ask: Ask, columns: Sequence[str], *, order: str = "order", after: str = "after"
 ) -> Listed:
-    """Return a page of rows, in the order of a column, from the other end with a "-" before it; as they come if none.
+    """Return a page of rows, ordered by a column (descending with a "-" before its name), or in the given order.
 
-    `order` and `after` are the parameters that say so. Rows without a value come last. Raises InputError.
+    `order` and `after` name the parameters with the column and the offset. Rows without a value come last. Raises
+    InputError.
     """
     name, first = ask.text(order), ask.number(after, 0) or 0
     if name is not None:
@@ -137,7 +138,7 @@ def value_of(row: Any, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A value of a facet: its text, how many rows have it, the address that chooses it, and whether it is chosen."""
+    """A value of a facet: its text, the number of rows with it, the URL that selects it, and whether it is selected."""
 
     text: str
     count: int
@@ -147,7 +148,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Facet:
-    """What a column has, the most frequent first; `more` is the number of values that aren't shown."""
+    """The values of a column, most frequent first; `more` is the number of values that aren't shown."""
 
     name: str
     choices: Sequence[Choice]
@@ -155,9 +156,9 @@ class Facet:
 
 
 def facet_of(name: str, counts: Mapping[Any, int], ask: Ask, *, parameter: str | None = None) -> Facet:
-    """Return the values of a column, with how many rows have each.
+    """Return the values of a column with their row counts.
 
-    A value is chosen by the parameter, or else by the query `where`; once it is, its address takes that back.
+    The parameter, or else the query `where`, selects a value; the URL of a selected value deselects it.
     """
     choices = []
     for value, count in Counter(counts).most_common(VALUES):
@@ -172,7 +173,7 @@ def facet_of(name: str, counts: Mapping[Any, int], ask: Ask, *, parameter: str |
 
 
 def toggled(where: str | None, name: str, value: Any) -> tuple[str | None, bool]:
-    """Return a query with the condition that a field has a value, or without it, and whether it was there."""
+    """Add the condition that a field has a value to a query, or remove it; return the query, and whether it had it."""
     try:
         query = json.loads(where) if where and where.strip() else {}
     except ValueError:
@@ -187,7 +188,7 @@ def toggled(where: str | None, name: str, value: Any) -> tuple[str | None, bool]
     return json.dumps({**query, name: value}), False
 
 
-# Runs of other databases and of exports, whose train steps are plotted beside those of the database that is served
+# Runs of other databases and of exports, whose train steps are plotted beside those of the served database
 
 #: Train steps of a run that are plotted.
 MOST_STEPS = 1000
@@ -207,7 +208,7 @@ def _of_export(steps: Sequence[StepSummary], before: int | None, seconds: float)
 
 
 def other_runs(sources: Sequence[str]) -> dict[str, OtherRun]:
-    """Return the runs of databases (URLs or paths) and exports, by short names. Raises InputError, FileError, ..."""
+    """Return the runs of databases (URLs or paths) and exports, by short name. Raises InputError, FileError, ..."""
     found: dict[str, OtherRun] = {}
     for source in sources:
         name, path = Path(source.partition("?")[0]).name or source, Path(source)
@@ -228,7 +229,7 @@ def other_runs(sources: Sequence[str]) -> dict[str, OtherRun]:
 
 
 def _summaries(path: str) -> list[StepSummary]:
-    """Return the train steps of an export, newest first. Raises InputError when no group says its step."""
+    """Return the train steps of an export, newest first. Raises InputError when no group has a train step."""
     by_step: dict[int, list[FileGroup]] = defaultdict(list)
     for group in RolloutFile(path).read():
         if group.trained_step is not None:

@@ -1,7 +1,7 @@
-"""Plots as inline SVG, drawn here: the script of the page only reads values from them, and asks for a part of one.
+"""Plots as inline SVG, drawn on the server: the page's script only shows values, and requests a part of a plot.
 
-The shapes are stretched to the width of the page; marks, and the numbers on the axes, are placed in percent, so that
-they keep their size on a phone. Colours are classes of the style sheet, which knows light and dark.
+Shapes are stretched to the width of the page; markers and the numbers on the axes are placed in percent, so that they
+keep their size on a phone. Colours are classes of the style sheet, which has a light and a dark mode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from replaybuf.redact import escape as visible
 
 _MOST_TICKS, _MOST_TIMES = 6, 4
 _SECOND_STEPS = (1, 2, 5, 10, 15, 30)
-#: The distances in seconds that times on an axis may have.
+#: Possible distances between ticks of a time axis, in seconds.
 _TIME_STEPS = (
     *_SECOND_STEPS,
     *(60 * one for one in _SECOND_STEPS),
@@ -30,20 +30,20 @@ _TIME_STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What an axis shows, from `low` to `high`, and its ticks: values with their texts."""
+    """An axis from `low` to `high`, and its ticks: values with their labels."""
 
     low: float
     high: float
     ticks: tuple[tuple[float, str], ...]
 
     def place(self, value: float) -> float:
-        """Return where a value is: 0 at `low`, 1 at `high`."""
+        """Return the relative position of a value: 0 at `low`, 1 at `high`."""
         return (value - self.low) / ((self.high - self.low) or 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What the values along the bottom are: how one is written, and where the ticks between two of them are."""
+    """The kind of values on an x axis: their format, and the positions of ticks."""
 
     write: Callable[[float, float], str]
     ticks: Callable[[float, float], list[float]]
@@ -54,7 +54,7 @@ class Scale:
 
 
 def value_axis(values: Iterable[float], *, fitted: bool) -> Axis:
-    """Return the axis of values, which begins and ends with a tick: from 0 unless it is `fitted` to them."""
+    """Return a y axis that begins and ends with a tick: at 0 unless it is `fitted` to the values."""
     found = [*values]
     low, high = (min(found), max(found)) if fitted else (min(0.0, *found), max(0.0, *found))
     if low == high:
@@ -67,7 +67,7 @@ def value_axis(values: Iterable[float], *, fitted: bool) -> Axis:
 
 
 def written(value: float, step: float) -> str:
-    """Return a value with the digits that tell it from one a step away."""
+    """Return a value with as many digits as distinguish it from one a step away."""
     if step >= 100 or abs(value) >= 10_000:
         return units.short(round(value))
     return f"{value:,.{max(0, -math.floor(math.log10(step)))}f}"
@@ -109,7 +109,7 @@ TIMES = Scale(_write_time, _time_ticks)
 
 
 WIDTH, HEIGHT = 600, 160
-#: Of a line with more points than this, the least and the greatest of each stretch are kept.
+#: A line with more points is thinned out to the minimum and maximum of each interval.
 POINTS = 400
 BARS = 24
 #: Characters of a name below a bar.
@@ -122,10 +122,10 @@ Classes = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot: its title, its shapes, the numbers on its axes, its legend (classes and names), itself in one sentence.
+    """A plot: title, shapes, numbers on the axes, legend (classes and names), and a description in one sentence.
 
-    `data` is what the script of the page reads: for each x its place from 0 to 1, its text and that of each value, and
-    what `from` and `to` of the address are there, and the page to which a click leads.
+    `data` is for the page's script: for each x its position from 0 to 1, its label, the label of each value, the
+    values of the URL's parameters `from` and `to` there, and the page that a click opens.
     """
 
     title: str
@@ -139,10 +139,10 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Across:
-    """What lies along the bottom of a plot: times or train steps.
+    """The x axis of a plot: times or train steps.
 
-    `zoom` returns what `from` and `to` of the address are at an x; None where a plot can't be asked for in parts. `to`
-    returns the page to which an x leads.
+    `zoom` returns the value of the URL's parameters `from` and `to` at an x; None if the plot can't be zoomed. `to`
+    returns the URL of the page about an x.
     """
 
     scale: Scale = TIMES
@@ -162,8 +162,7 @@ def lines(
 ) -> Plot | None:
     """Return a plot of lines; None when no line has two points.
 
-    The axis of the values is `fitted` to them, else it begins at 0. `marks` are points of the first line, by x, with
-    what is to be said of them.
+    The y axis is `fitted` to the values, or begins at 0. `marks` are annotations of points of the first line, by x.
     """
     thinned = {name: _thin(points, marks or {}) for name, points in series.items() if len(points) > 1}
     if not thinned:
@@ -180,7 +179,7 @@ def lines(
 
 
 def areas(title: str, series: Mapping[str, Points], classes: Classes | None = None) -> Plot | None:
-    """Return a plot of areas above each other, of series with the same times; None when there are fewer than two."""
+    """Return a plot of stacked areas, of series with the same times; None when there are fewer than two times."""
     kept = {name: points for name, points in series.items() if any(value for _, value in points)}
     if not kept or min(map(len, kept.values())) < 2:
         return None
@@ -204,7 +203,7 @@ def areas(title: str, series: Mapping[str, Points], classes: Classes | None = No
 
 
 def histogram(title: str, counts: Sequence[tuple[str, int]], of: str) -> Plot | None:
-    """Return bars with their labels, from left to right; None when there is nothing to count."""
+    """Return a histogram, its bars from left to right; None when nothing was counted."""
     total = sum(n for _, n in counts)
     if not total:
         return None
@@ -313,7 +312,7 @@ class _Frame:
 
 
 def number_text(value: float, step: float) -> str:
-    """Return a value of a plot whose ticks are so far apart, with a digit more than they have."""
+    """Return a value with one digit more than ticks at a distance of `step` have."""
     return written(value, 1.0 if float(value).is_integer() else step / 10)
 
 
@@ -357,9 +356,9 @@ def _styles(series: Mapping[str, Points], classes: Classes | None) -> dict[str, 
 
 
 def _thin(points: Points, marks: Container[float]) -> Points:
-    """Return at most `POINTS` of the points: first, last, and the least and the greatest of each stretch between.
+    """Return at most `POINTS` points: first, last, and the minimum and maximum of each interval between.
 
-    Those with marks stay as well.
+    Points with marks are kept as well.
     """
     if len(points) <= POINTS:
         return points

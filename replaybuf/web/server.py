@@ -1,7 +1,7 @@
-"""The server of the pages: it binds the port, says where it is, serves until it is told to stop, and how it is.
+"""The HTTP server of the pages: the port, the life of the server, limits on reads, health checks, access control.
 
-For whoever starts and watches it there are `/healthz` and `/readyz`. Anybody may ask these, without a token and under
-any name: an answer says whether the database could be read, and nothing of what is in it. Who else may ask is below.
+The health checks `/healthz` and `/readyz` need no token, and any host name: their answers say whether the database
+could be read, and nothing of its content.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from replaybuf.errors import ConfigError, LockedError, ReplayBufError, StorageError
 from replaybuf.storage.sql.inspection.reader import Reader
 
-#: Connections that are open at the same time, idle ones included; others are refused (503). Few of them read at once.
+#: Open connections, idle ones included; further ones are refused (503). Only a few of them read at once.
 CONNECTIONS = 512
 _SECONDS_TO_END = 2
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address. Raises ConfigError when it can't: the port is taken, ..."""
+    """Return a listening socket. Raises ConfigError when binding fails: the port is in use, ..."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -63,7 +63,7 @@ def _why(host: str, port: int, error: OSError) -> str:
 
 
 def address_of(listening: socket.socket, host: str) -> str:
-    """Return the URL of a socket. One that listens at all addresses is named by this host's name."""
+    """Return the URL of a socket; with this host's name if the socket listens at all addresses."""
     port = listening.getsockname()[1]
     if host in ("", "0.0.0.0", "::"):
         host = socket.gethostname()
@@ -71,7 +71,7 @@ def address_of(listening: socket.socket, host: str) -> str:
 
 
 def serve(app: ASGIApp, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is called when it answers. Raises KeyboardInterrupt after SIGINT."""
+    """Serve until SIGINT or SIGTERM; call `ready` once the server answers. Raises KeyboardInterrupt after SIGINT."""
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -88,7 +88,7 @@ def serve(app: ASGIApp, listening: socket.socket, ready: Callable[[], None]) -> 
         limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=_SECONDS_TO_END,
     )
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # the application says what went wrong, escaped
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # the application reports errors itself, escaped
     try:
         Server(config).run(sockets=[listening])
     finally:
@@ -97,7 +97,7 @@ def serve(app: ASGIApp, listening: socket.socket, ready: Callable[[], None]) -> 
 
 T = TypeVar("T")
 
-#: Reads at the same time, seconds that another waits for its turn, and seconds that one may take.
+#: Concurrent reads (of pages, of statements), seconds that a read waits for its turn, and seconds that it may take.
 AT_ONCE = 4
 STATEMENTS_AT_ONCE = 2
 TURN_SECONDS = 10.0
@@ -105,7 +105,7 @@ READ_SECONDS = 10.0
 
 
 class Readings:
-    """Runs functions in read transactions, at most so many at the same time."""
+    """Runs reads in threads, with limits on their concurrency and duration."""
 
     def __init__(self, reader: Reader, *, seconds: float = READ_SECONDS, at_once: int = AT_ONCE) -> None:
         self.reader = reader
@@ -114,9 +114,9 @@ class Readings:
         self._turns = anyio.Semaphore(at_once)
 
     async def run(self, work: Callable[[Reader, float], T]) -> T:
-        """Return what a function of the reader, and of the seconds that its read may take, returns.
+        """Return `work(reader, seconds)`, called in a thread; `seconds` is the time limit of its read.
 
-        Raises LockedError when it, or the wait for its turn, took too long.
+        Raises LockedError when the read, or the wait for its turn, took too long.
         """
         try:
             with anyio.fail_after(TURN_SECONDS):
@@ -141,13 +141,13 @@ class Readings:
             ) from error
 
 
-#: Seconds within which the database has to answer, and for which its answer holds.
+#: Seconds: the time limit of a readiness check, and how long its result is cached.
 READY_SECONDS = 3.0
 FRESH_SECONDS = 1.0
 
 
 def health_of(reader: Reader) -> Sequence[Route]:
-    """Return `/healthz`, which says that the server runs, and `/readyz`: can the database be read, and in time?"""
+    """Return `/healthz` (the server runs) and `/readyz` (the database can be read within `READY_SECONDS`)."""
     lock = anyio.Lock()
     known_until, is_ready = 0.0, False
 
@@ -174,12 +174,12 @@ def health_of(reader: Reader) -> Sequence[Route]:
     return [Route(path, answer) for path, answer in zip(HEALTH, (live, ready), strict=True)]
 
 
-# Who may ask, how, and what browsers may do with the answers
+# Access control, and what browsers may do with the pages
 #
-# The texts on the pages are hostile, and so is every other page that is open in the same browser. So nothing but files
-# of our own is loaded or run (the content security policy); without a token only names of this machine are answered,
-# which an attacker's name, made to point here (DNS rebinding), isn't; with a token, names don't matter, since the
-# cookie is given to our name only. Nothing but GET and HEAD is answered.
+# The texts on the pages are hostile, and so is every other page open in the same browser. Therefore browsers load and
+# run only files of our own (content security policy). Without a token, only requests with a Host header that names this
+# machine are answered, which prevents DNS rebinding; with a token, names don't matter, since browsers send the cookie
+# to our name only. Nothing but GET and HEAD is answered.
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -194,20 +194,20 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-#: The fewest characters of a token that somebody chose.
+#: Minimum length of a token chosen by a user.
 MIN_TOKEN = 16
 _SECONDS = 30 * 86_400
 _HOST = re.compile(r"[A-Za-z0-9._-]*(?::\d*)?|\[[0-9A-Fa-f:.]+\](?::\d*)?")
 
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9_~.-]*[A-Za-z0-9_~-])+")
-#: Of no run, and asked by programs that have no token: whether the server is there, and the database behind it.
+#: Health checks, for programs without a token: is the server up, and the database behind it?
 HEALTH = ("/healthz", "/readyz")
 
 Refuse = Callable[[Request, int, str], Response]
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host (a name or an address, without a port) is this machine as seen from itself."""
+    """Return whether a host (a name or an address, without a port) is a loopback name or address."""
     host = host.strip("[]").rstrip(".").lower()
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -218,12 +218,12 @@ def is_loopback(host: str) -> bool:
 
 
 def new_token() -> str:
-    """Return a token that nobody guesses."""
+    """Return a new random token."""
     return secrets.token_urlsafe(24)
 
 
 def check_token(token: str) -> str:
-    """Return a token that somebody chose. Raises ConfigError, without it, when it is too short or not printable."""
+    """Return a user's token. Raises ConfigError, which doesn't quote it, when it is too short or not printable."""
     if len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or set(token) & set(' ;,"\\'):
         raise ConfigError(
             f'the token must have {MIN_TOKEN} characters or more, of letters, digits and signs but space ; , " and \\'
@@ -232,7 +232,7 @@ def check_token(token: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the path that a proxy has before those of the pages, "/rl" or "". Raises ConfigError when it is none."""
+    """Return the normalised path prefix of a proxy, "/rl" or "". Raises ConfigError when it isn't a path."""
     path = prefix.rstrip("/")
     if path and not _PREFIX.fullmatch(path):
         raise ConfigError(f"the prefix is a path such as /rl, of letters, digits and - _ . ~, not {prefix!r:.100}")
@@ -241,10 +241,10 @@ def check_prefix(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """ASGI middleware: refuses what may not be asked, and adds the headers to every answer.
+    """ASGI middleware: refuses requests without access, and adds the security headers to every response.
 
-    `refuse(request, status, reason)` makes the page that says why. Without a token everybody on this machine may read.
-    A path may begin with the `prefix` of a proxy.
+    `refuse(request, status, reason)` makes the error page. Without a token every user of this machine may read. A path
+    may begin with the `prefix` of a proxy.
     """
 
     app: ASGIApp
@@ -274,7 +274,7 @@ class Guard:
         await answer(scope, receive, with_headers)
 
     def _answer(self, request: Request) -> Response | None:
-        """Return the answer to what doesn't reach the pages; None for what may."""
+        """Return the response to a request that may not reach the pages; None for one that may."""
         if request.method not in ("GET", "HEAD"):
             response = self.refuse(request, 405, "These pages are only read: there is nothing but GET and HEAD.")
             response.headers["Allow"] = "GET, HEAD"
@@ -301,7 +301,7 @@ class Guard:
         return hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
 
     def _let_in(self, request: Request) -> Response:
-        """Keep the token in a cookie, and open the same page without it in the URL."""
+        """Set the token as a cookie, and redirect to the same page without the token in the URL."""
         assert self.token is not None
         rest = [(name, value) for name, value in parse_qsl(request.scope["query_string"]) if name != b"token"]
         path = f"{self.prefix}/" + path_of(request).lstrip("/\\")  # never to another host
@@ -315,13 +315,13 @@ class Guard:
 
 
 def _cookie(request: Request) -> str:
-    """Return the name of the cookie: browsers give those of a host to all of its ports."""
+    """Return the name of the cookie, which has the port, since browsers share cookies between the ports of a host."""
     _, port = request.scope.get("server") or ("", None)
     return f"replaybuf_token_{port or 80}"
 
 
 def path_of(request: Request) -> str:
-    """Return the path that is asked for: `request.url` is made from the Host header, too, which anybody may write."""
+    """Return the path of a request, not from `request.url`, which depends on the (untrusted) Host header."""
     return str(request.scope["path"])
 
 

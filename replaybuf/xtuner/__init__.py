@@ -4,8 +4,8 @@
 
     trainer = RLColocateTrainerConfig(replay_buffer_config=AsyncReplayBufferConfig(url="sqlite:///run.db"), ...)
 
-xtuner's trainers, agent-loop managers, samplers and producers run over it unchanged. `docs/xtuner.md` says what they
-win and what differs. Each name is imported when it is first used; xtuner, where it is installed, with the buffer.
+xtuner's trainers, agent-loop managers, samplers and producers run over it unchanged. `docs/xtuner.md` explains the
+benefits and differences. Each name is imported at its first use; xtuner, where it is installed, with the buffer.
 """
 
 from importlib import import_module

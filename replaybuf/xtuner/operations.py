@@ -1,4 +1,4 @@
-"""The operations of xtuner's buffer on groups: those of a database, and those of a user's own policy and storage."""
+"""The operations of xtuner's buffer on groups: over a database, and over a user's own policy and storage."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from replaybuf.xtuner.parts import THEIR_FILE, ReplayPolicy, StorageBackend, Sto
 
 
 def fill_tokens(group: Iterable[Any], model_step: int, kind: RolloutType) -> None:
-    """Fill the model steps of the group's tokens as xtuner does: a response without token ids stays without any.
+    """Fill the model steps of the group's tokens as xtuner does: a response without token ids gets none.
 
-    The buffer's own `model_step` would date such a response, which then expires.
+    The buffer's own `model_step` would set one for such a response, which could then expire.
     """
     step = check_step(model_step, "model_step")
     for rollout in group:
@@ -33,7 +33,7 @@ def fill_tokens(group: Iterable[Any], model_step: int, kind: RolloutType) -> Non
 
 
 def status_of(group: Iterable[Any]) -> Status:
-    """Return the status of a group by its rollouts, as xtuner has it: one without FAILED, ... ones is COMPLETED."""
+    """Return the status of a group by its rollouts, by xtuner's rule: COMPLETED if none is FAILED, ..."""
     statuses = (OUR_STATUSES.check(rollout.status) for rollout in group)
     return group_status(status for status in statuses if status not in (Status.INIT, Status.ARCHIVED))
 
@@ -41,22 +41,22 @@ def status_of(group: Iterable[Any]) -> Status:
 class DatabaseOperations:
     """Operations on the groups of a `DatabaseStorage`, in one transaction each.
 
-    Groups that leave for good are added to `dropped`, for their sessions to be released.
+    Groups that are removed for good are added to `dropped`, so that their sessions are released.
     """
 
     def __init__(self, buffer: ReplayBuffer[Any]) -> None:
         self.buffer = buffer
         self.kind = buffer.rollout_type
         self.count, self.is_ready, self.save = buffer.count_statuses, buffer.is_ready, buffer.save
-        self._used = False  # by this run
-        self._step: int | None = None  # the train step that was named last
+        self._used = False  # whether this run has used the buffer
+        self._step: int | None = None  # the last train step passed to a call
 
     async def put(
         self, group: list[Any], task: str, status: Status, step: int | None, rule: ExpiryRule, dropped: list[list[Any]]
     ) -> None:
         self._used = True
         self._step = self._step if step is None else step
-        # A put that reports evicted groups is committed by itself, without group commit.
+        # A put that returns evicted groups is committed by itself, without group commit.
         evicts = self.buffer.limits.capacity is not None
         left: list[OurItem] = []
         try:
@@ -77,14 +77,14 @@ class DatabaseOperations:
 
     async def take(self, sizes: Mapping[str, int], status: Status) -> dict[str, list[list[Any]]]:
         self._used = True
-        step = self._step if status == Status.COMPLETED else None  # others are drawn to be generated again
+        step = self._step if status == Status.COMPLETED else None  # other groups are drawn for generation, not training
         taken, _ = await self.buffer.take_batch(sizes, group_status=status, current_train_step=step)
         return taken
 
     async def refresh(
         self, rules: Mapping[str, ExpiryRule], step: int, statuses: Sequence[Status], dropped: list[list[Any]]
     ) -> dict[str, int]:
-        """Return the number of groups that are EXPIRED afterwards, or were dropped as such."""
+        """Return the number of groups that are EXPIRED afterwards, or were dropped as expired."""
         self._used, self._step = True, step
         left: list[OurItem] = []
         try:
@@ -99,20 +99,20 @@ class DatabaseOperations:
         finally:
             dropped += _groups(left)
         kept = [task for task, rule in rules.items() if rule.retryable]
-        if kept and Status.EXPIRED in statuses:  # those that were EXPIRED before count, too
+        if kept and Status.EXPIRED in statuses:  # groups that were EXPIRED before count, too
             counts |= {task: by[Status.EXPIRED] for task, by in (await self.count(kept, [Status.EXPIRED])).items()}
         return counts
 
     async def resume(self, folder: Path) -> None:
-        """Load a snapshot, in place of what an earlier run has left in the database. Raises NotEmptyError.
+        """Load a snapshot, in place of an earlier run's groups. Raises NotEmptyError if this run has used the buffer.
 
-        A trainer that starts again resumes before it does anything else. Then the groups that are there already are
-        those of its run before, from after the checkpoint: they go, as they would have with a process's memory.
+        A restarted trainer resumes before any other call. Then the groups in the database are those of its earlier
+        attempt: they are removed, as they would have been with a process's memory.
         """
         try:
             await self._resume(folder)
         except NotEmptyError:
-            if self._used or await self.buffer.checkpoints():  # which `buffer.restore` brings back
+            if self._used or await self.buffer.checkpoints():  # checkpoints are for `buffer.restore` instead
                 raise
             await self.buffer.delete({})
             await self._resume(folder)
@@ -130,11 +130,11 @@ class DatabaseOperations:
 
 
 def _groups(left: Sequence[OurItem]) -> list[list[Any]]:
-    return [one.item for one in left if one.item]  # none where a group can't be decoded
+    return [one.item for one in left if one.item]  # undecodable groups have no item
 
 
 class OwnOperations:
-    """Operations by a policy and a storage of the user's, serialised by a lock: these know only this process."""
+    """Operations by a user's own policy and storage, serialised by a lock, since both are local to this process."""
 
     def __init__(self, policy: ReplayPolicy, storage: StorageBackend) -> None:
         self._policy = policy
@@ -143,7 +143,7 @@ class OwnOperations:
 
     @cached_property
     def kind(self) -> RolloutType:
-        """xtuner's RolloutState, and what is known of it."""
+        """The description of xtuner's RolloutState."""
         return RolloutType(rollout_class())
 
     async def put(
@@ -206,7 +206,7 @@ class OwnOperations:
         if len(self._storage):
             raise NotEmptyError
         file = folder / THEIR_FILE
-        try:  # a file of the user's own storage, with whatever classes its state has: a checkpoint is trusted
+        try:  # a file of the user's own storage may have any classes: checkpoints are trusted
             state = await asyncio.to_thread(_torch().load, file, map_location="cpu", weights_only=False)
         except FileNotFoundError:
             raise MissingSnapshotError(f"there is no {THEIR_FILE} in {str(folder)!r:.200}") from None
@@ -221,7 +221,7 @@ class OwnOperations:
 
 
 def _torch() -> Any:
-    return import_module("torch")  # which xtuner requires
+    return import_module("torch")  # installed, since xtuner requires it
 
 
 def _lane(task: str, status: Status) -> dict[str, Any]:

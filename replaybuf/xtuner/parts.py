@@ -1,7 +1,7 @@
-"""The parts that a buffer is built from, as xtuner has them: items, storage backends and replay policies.
+"""xtuner's interfaces: items, storage backends and replay policies, for users with their own; and all uses of xtuner.
 
-They are for users who have backends or policies of their own. The config's buffers use the database directly. And all
-that is used of the installed xtuner: its rollouts and statuses, the bases of its configs, the release of sessions.
+Buffers built by configs use the database directly. Of the installed xtuner, its rollouts, its statuses, the bases of
+its configs and the release of sessions are used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DATA = "xtuner.v1.data_proto.rl_data"
 _SESSIONS = "xtuner.v1.rl.rollout.trace_store"
 _BUFFERS = "xtuner.v1.rl.replay_buffer"
 
-#: The file in which xtuner's own buffer is saved.
+#: The file written by xtuner's own buffer.
 THEIR_FILE = "replay_buffer.pth"
 
 
@@ -48,14 +48,14 @@ def rollout_class() -> type[Any]:
 
 
 def their_status(status: Enum) -> Any:
-    """Return the member of xtuner's Status that means the same as one of ours, or as one of theirs."""
+    """Return the member of xtuner's Status that corresponds to one of ours; one of theirs is returned as it is."""
     return _module(_DATA).Status(status.value)
 
 
 async def release(groups: Sequence[list[Any]]) -> None:
-    """Release the resources of rollouts, and set their status EXPIRED: sessions of the trace store, Ray objects.
+    """Release the resources of rollouts (sessions of the trace store, Ray objects), and reset them to EXPIRED.
 
-    One call for all of them, as their sessions are released by one remote call. Their other fields are reset.
+    One call for all groups, since their sessions are released by one remote call.
     """
     if not groups:
         return
@@ -67,7 +67,7 @@ async def release(groups: Sequence[list[Any]]) -> None:
 
 
 def config_class(name: str) -> type[Any]:
-    """Return xtuner's class of configs of this name, or `object` where xtuner isn't installed."""
+    """Return xtuner's config class of this name, or `object` if xtuner isn't installed."""
     if find_spec("xtuner") is None:
         return object
     found: type[Any] = getattr(_module(_BUFFERS), name)
@@ -76,7 +76,7 @@ def config_class(name: str) -> type[Any]:
 
 @dataclass
 class StorageItem:
-    """A group in a storage backend: its rollouts (`item`), its number, its place in insertion order, and its state."""
+    """A group in a storage backend: its rollouts (`item`), its uid, its position in insertion order, and its state."""
 
     item: list[Any]
     uid: int
@@ -87,11 +87,11 @@ class StorageItem:
 
 
 class StorageBackend(ABC):
-    """Where groups are kept. Subclass it for a storage of your own; `DatabaseStorage` is replaybuf's."""
+    """Interface of storages. Subclass it for your own; `DatabaseStorage` is replaybuf's."""
 
     @abstractmethod
     async def put(self, item: StorageItem) -> int:
-        """Store a group under a new uid and timestamp_id, whatever it has for them, and return the uid."""
+        """Store a group under a new uid and timestamp_id, in place of those in the item, and return the uid."""
 
     @abstractmethod
     async def get(self, query: Query) -> list[StorageItem]:
@@ -103,7 +103,7 @@ class StorageBackend(ABC):
 
     @abstractmethod
     async def delete(self, uids: list[int]) -> None:
-        """Remove the groups with these uids, those that are there."""
+        """Remove the groups with these uids; missing ones are ignored."""
 
     @abstractmethod
     async def update(self, items: list[StorageItem]) -> None:
@@ -122,11 +122,11 @@ class StorageBackend(ABC):
 
 
 class ReplayPolicy(ABC):
-    """In what order groups are drawn from a storage backend."""
+    """Interface of policies: the order in which groups are drawn from a storage backend."""
 
     @abstractmethod
     async def put(self, item: StorageItem, storage_backend: StorageBackend) -> None:
-        """Store a group, or don't."""
+        """Store a group, or decide not to."""
 
     @abstractmethod
     async def get(self, count: int, query: Query, storage_backend: StorageBackend) -> list[list[Any]]:
@@ -141,7 +141,7 @@ class _Ordered(ReplayPolicy):
     """Takes the first groups in an order."""
 
     order: Order
-    #: The policy of replaybuf with this order. A DatabaseStorage that has it draws by itself, in one transaction.
+    #: replaybuf's policy with this order. A DatabaseStorage with this policy draws by itself, in one transaction.
     same_as: str
 
     async def put(self, item: StorageItem, storage_backend: StorageBackend) -> None:
@@ -209,7 +209,7 @@ Query: TypeAlias = Mapping[Any, Any] | QueryNode
 
 
 def parse_query(expr: Query) -> QueryNode:
-    """Return the nodes of a query. Raises QueryError, a ValueError, for what is none."""
+    """Parse a query. Raises QueryError, a ValueError."""
     if isinstance(expr, QueryNode):
         return expr
     if not isinstance(expr, Mapping):
@@ -246,7 +246,7 @@ def _condition(field: str, op: Any, value: Any) -> ConditionNode:
 
 
 def as_ours(query: Query) -> ours.Query:
-    """Return a query as a replaybuf buffer takes it: from a dict, from these nodes, or from xtuner's own."""
+    """Convert a query (a dict, our nodes or xtuner's) into one for a replaybuf buffer."""
     if isinstance(query, Mapping):
         return {key: [*map(as_ours, value)] if key in ("$and", "$or") else value for key, value in query.items()}
     node: Any = query
@@ -257,15 +257,15 @@ def as_ours(query: Query) -> ours.Query:
     return {node.field: {node.op: node.value}}
 
 
-# As many uids as a query takes in one $in.
+# Maximum number of uids in one $in.
 _UIDS = 500
 
 
 class DatabaseStorage(StorageBackend):
     """The groups of a replaybuf buffer, for replay policies of your own: `ReplayBuffer(MyPolicy(), storage)`.
 
-    `get` reads all groups that match, and taking them out is another transaction: two processes may get the same ones.
-    The policies that replaybuf has, which a config names, draw in one transaction and read only what they return.
+    `get` reads all groups that match, and removing them is another transaction: two processes may get the same groups.
+    replaybuf's own policies, named in a config, draw in one transaction and read only the groups they return.
     """
 
     def __init__(self, buffer: ReplayBuffer[Any]) -> None:
@@ -285,7 +285,7 @@ class DatabaseStorage(StorageBackend):
             await self.buffer.delete({"uid": {"$in": list(uids[first : first + _UIDS])}})
 
     async def update(self, items: list[StorageItem]) -> None:
-        """Raise UnsupportedError: rollouts that are stored don't change, and `refresh_staleness` does the rest."""
+        """Raise UnsupportedError: stored rollouts are immutable; `refresh_staleness` updates status and staleness."""
         raise UnsupportedError(
             "update() can't replace the rollouts of a group that is in the database; put it anew, or set its status "
             "with storage.buffer.update(query, status=...)"

@@ -26,11 +26,11 @@ Group = list[Any]
 class ReplayBuffer:
     """Holds xtuner's groups between generation and training, call for call as its ReplayBuffer does.
 
-    Usually built by a config. Over a `DatabaseStorage` with the policy that the database has (or None, for whichever it
-    has), each call is one transaction, any number of processes share the groups, and what a call has returned survives
-    the process. `buffer` is then the replaybuf buffer, for everything else that it can do.
+    Usually built by a config. Over a `DatabaseStorage` with the database's policy (or None), each call is one
+    transaction, any number of processes share the groups, and the effects of a call survive the process once it has
+    returned. `buffer` is then the replaybuf buffer, for its other calls.
 
-    With a storage backend or a replay policy of your own, it does with them what xtuner does, in this process.
+    With a storage backend or a replay policy of your own, the buffer works as xtuner's does, in this process.
 
     Errors are replaybuf's, which derive from the built-in ones that xtuner raises (ValueError, RuntimeError, ...).
     """
@@ -57,11 +57,11 @@ class ReplayBuffer:
         token_stale_threshold: int | None = None,
         expired_groups_retryable: bool = True,
     ) -> None:
-        """Store a group; when this returns, it is committed. The rollouts are changed in place, as xtuner changes them.
+        """Store a group; it is committed when this returns. The rollouts are changed in place, as xtuner changes them.
 
         `model_step` fills their `response_model_steps`; `current_train_step` sets their staleness and applies the
         thresholds, to completed, aborted and expired groups. A group that has expired and isn't retryable isn't stored:
-        its sessions are released and its rollouts discarded, as are groups that leave beyond a capacity.
+        its sessions are released and its rollouts discarded, as are those of evicted groups.
         """
         if not items:
             return
@@ -74,7 +74,7 @@ class ReplayBuffer:
         dropped: list[Group] = []
         try:
             await self._operations.put(items, task_name, status, step, rule, dropped)
-        finally:  # also of a call that is cancelled
+        finally:  # also if the call is cancelled
             await release(dropped)
 
     async def get(self, batch_size: int, task_name: str, group_status: StatusLike) -> list[Group]:
@@ -85,7 +85,7 @@ class ReplayBuffer:
     async def take_batch(
         self, task_batch_sizes: Mapping[str, int], *, group_status: StatusLike = Status.COMPLETED
     ) -> tuple[dict[str, list[Group]], dict[str, int]]:
-        """Take up to so many groups of each task, in one transaction. Return them, and their number, by task."""
+        """Take up to `task_batch_sizes` groups of each task, in one transaction. Return groups and counts by task."""
         taken = await self._take(task_batch_sizes, group_status)
         batch = {task: taken.get(task, []) for task in task_batch_sizes}
         return batch, {task: len(groups) for task, groups in batch.items()}
@@ -103,7 +103,7 @@ class ReplayBuffer:
         return (await self._operations.count([task_name], [status]))[task_name][status]
 
     async def count_statuses(self, task_names: list[str], statuses: list[Any]) -> dict[str, dict[Any, int]]:
-        """Return the number of groups by task and status, all of one moment."""
+        """Return the number of groups by task and status, in one snapshot."""
         ours = {status: OUR_STATUSES.check(status) for status in statuses}
         counts = await self._operations.count(task_names, list(ours.values()))
         return {task: {theirs: counts[task][status] for theirs, status in ours.items()} for task in task_names}
@@ -111,7 +111,7 @@ class ReplayBuffer:
     async def is_ready(
         self, task_batch_sizes: Mapping[str, int], *, group_status: StatusLike = Status.COMPLETED
     ) -> bool:
-        """Return whether there are so many groups of each task."""
+        """Return whether each task has as many groups as its batch size."""
         wanted = {task: size for task, size in task_batch_sizes.items() if size > 0}
         return not wanted or await self._operations.is_ready(wanted, OUR_STATUSES.check(group_status))
 
@@ -124,9 +124,9 @@ class ReplayBuffer:
         current_train_step: int,
         statuses: Iterable[StatusLike] | None = None,
     ) -> dict[str, int]:
-        """Move tasks to a train step. Return by task the number of groups that are EXPIRED then, old ones included.
+        """Move tasks to a train step. Return by task the number of EXPIRED groups, earlier ones included.
 
-        Those of tasks that aren't retryable are removed, then their sessions released, all in one call.
+        EXPIRED groups of tasks that aren't retryable are removed, then their sessions are released by one call.
         """
         tokens, retryable = task_token_stale_thresholds or {}, expired_groups_retryable_by_task or {}
         rules = {
@@ -147,13 +147,13 @@ class ReplayBuffer:
         return len(self._storage)
 
     async def save(self, path: str | Path) -> None:
-        """Write all groups to the folder `path`, which is made if it isn't there."""
+        """Write all groups to the folder `path`, which is created if missing."""
         folder = Path(path)
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         await self._upkeep.save(folder)
 
     async def resume(self, path: str | Path) -> None:
-        """Load what `save` wrote to `path`. What an earlier run has left in the database goes; see `docs/xtuner.md`.
+        """Load the groups that `save` wrote to `path`, in place of an earlier run's groups; see `docs/xtuner.md`.
 
         Raises NotEmptyError, a RuntimeError, if this run has used the buffer already and it isn't empty;
         SnapshotMismatchError, a ValueError, for a snapshot of another policy; MissingSnapshotError, a
@@ -162,7 +162,7 @@ class ReplayBuffer:
         await self._upkeep.resume(Path(path))
 
     async def close(self) -> None:
-        """Release the database. xtuner doesn't call this, and need not: everything is committed."""
+        """Close the connections. xtuner doesn't call this, and need not: everything is committed."""
         if isinstance(self._storage, DatabaseStorage):
             await self._storage.buffer.close()
 
@@ -173,8 +173,8 @@ _Operations = DatabaseOperations | OwnOperations
 def _operations(policy: ReplayPolicy | None, storage: StorageBackend) -> tuple[_Operations, _Operations]:
     """Return the operations for puts, draws and counts, and those for refreshes and snapshots.
 
-    Both are the database itself where it has this policy. Of a storage of the user's own they call the policy and the
-    storage, and over a database with a policy of the user's own, only draws do.
+    Both are the database's if it has this policy. With a user's own storage, both call the policy and the storage; with
+    a user's own policy over a database, only the first.
     """
     if not isinstance(storage, DatabaseStorage):
         if policy is None:
@@ -187,7 +187,7 @@ def _operations(policy: ReplayPolicy | None, storage: StorageBackend) -> tuple[_
     return OwnOperations(policy, storage), database
 
 
-# The configs are subclasses of xtuner's, because those of its trainers declare and check these classes.
+# The configs are subclasses of xtuner's, because its trainers' configs declare and check these classes.
 _TheirSync: Any = config_class("SyncReplayBufferConfig")
 _TheirAsync: Any = config_class("AsyncReplayBufferConfig")
 

@@ -1,6 +1,6 @@
-"""The pages. Each is a function that reads what it shows, in one transaction; `/api/NAME.json` gives the same as JSON.
+"""The pages. Each has a function that reads its data in one transaction; `/api/NAME.json` returns the data as JSON.
 
-The time of the transaction (`now`) is with what it reads. `draw` adds what only people look at, such as plots.
+The data includes the time of the transaction (`now`). `draw` adds parts for the HTML only, such as plots.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Data = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: its path and title, what it reads, and what it draws of that. The name is that of its template.
+    """A page: path and title, `read` for its data, and `draw` for its plots. `PAGES` has it by its template's name.
 
-    `rows` finds the rows of its table in what it reads, for CSV. Instead of `read`, `run` runs a statement in a
-    transaction of its own, for so many seconds and rows. A page that `compares` is given another run's train steps.
+    `rows` finds the rows of its table in the data, for CSV. Instead of `read`, `run` runs a statement in a transaction
+    of its own, with limits in seconds and rows. A page that `compares` gets another run's train steps.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Groups, page by page, by a query, task, status and order; and one as people read it: conversation, tokens, life."""
+"""Groups by query, task, status and order, with pagination; and one group in full: conversation, tokens, life."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STATUSES = tuple(map(str, Status))
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A text in three parts, the middle one of which is wrong, and why."""
+    """A text in three parts, the middle one of which is invalid, and the reason."""
 
     before: str
     wrong: str
@@ -53,13 +53,13 @@ class Marked:
 
     @classmethod
     def at(cls, text: str, span: tuple[int, int], reason: str) -> Marked:
-        """Return the text with what is wrong from one place to another."""
+        """Return the text, split at the span of an error."""
         start, end = span
         return cls(text[:start], text[start:end], text[end:], reason)
 
 
 def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return a page of groups; for a query that isn't one, no groups but what is wrong with it, and where."""
+    """Return a page of groups; for an invalid query no groups, but the error and its position."""
     task, status = ask.text("task"), ask.text("status")
     if status is not None and status not in STATUSES:
         raise InputError(f"status must be one of {', '.join(STATUSES)}, not {status!r:.100}")
@@ -96,7 +96,7 @@ _FACETS = 12
 
 
 def draw_groups(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return what groups can be chosen by: the status, task, worker and tags of the newest that match."""
+    """Return the facets: the statuses, tasks, workers and tags of the newest groups that match."""
     facets = [
         facet_of(name, dict(values), ask, parameter=_PARAMETERS.get(name))
         for name, values in [*data["values"].items()][:_FACETS]
@@ -106,7 +106,7 @@ def draw_groups(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
 
 
 def _query(where: str) -> Node | Marked:
-    """Return the query, or what is wrong with it, marked in its text."""
+    """Return the parsed query, or its text with the error marked."""
     if not where.strip():
         return LogicNode("$and", ())
     try:
@@ -133,7 +133,7 @@ def _order(ask: Ask) -> OrderTerm:
 
 
 def _after(ask: Ask, order: OrderTerm) -> Key | None:
-    """Return the key of the group behind which the page begins."""
+    """Return the key of the last group of the previous page (keyset pagination)."""
     if (given := ask.text("after")) is None:
         return None
     kind = FIELDS[order.field]
@@ -150,7 +150,7 @@ def _after(ask: Ask, order: OrderTerm) -> Key | None:
 
 
 def _total(tasks: list[dict[str, Any]], task: str | None, status: str | None) -> int | None:
-    """Return the number of groups of a task and status, from tallies; None where leased ones may be of any status."""
+    """Return the number of groups of a task and status, from tallies; None if leased groups make it unknown."""
     chosen = [one for one in tasks if task in (None, one["task"])]
     if status is not None:
         return None if any(one["leased"] for one in chosen) else sum(_of_status(one, status) for one in chosen)
@@ -163,16 +163,16 @@ def _of_status(numbers: dict[str, Any], status: str) -> int:
 
 # One group
 
-#: Rollouts that are shown at once, characters of a text, messages, tokens of a response and of all responses together.
+#: Limits on a page: rollouts, characters of a text, messages, tokens of a response and of all responses together.
 CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 20_000, 100, 2_000, 20_000
-#: The same where all is asked for.
+#: The same limits where everything is requested.
 _ALL = (1_000, 20_000_000, 10_000, 100_000, 500_000)
-#: Arrays that are listed, unless all is asked for.
+#: Arrays that are listed, unless everything is requested.
 CUT_ARRAYS = 200
-#: Payloads above this many bytes are read only when all is asked for.
+#: Larger payloads (bytes) are read only when everything is requested.
 _LARGE = 50_000_000
 _SORTS = ("position", "best", "worst")
-#: Fields that the page shows elsewhere, or that say nothing to people.
+#: Fields that the page shows elsewhere, or that aren't informative.
 _TOLD = {
     *("status", "uid", "seq_staleness", "rollout_id", "message", "response", "reward", "error_msg", "finish_reason"),
     *("task_name", "tool_calls"),
@@ -193,7 +193,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a conversation; `rest` is what it has besides role and content."""
+    """A message of a conversation; `rest` has its fields besides role and content."""
 
     role: str
     content: Text
@@ -201,7 +201,7 @@ class Message:
 
 
 def read_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return a group with its rollouts and its life; of one that has left the life. Raises NotThereError."""
+    """Return a group with its rollouts and its life; only the life of a removed group. Raises NotThereError."""
     uid = ask.number("uid", 0)
     assert uid is not None
     by, sort = ask.text("by"), ask.choice("sort", _SORTS)
@@ -236,9 +236,9 @@ def read_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 def _read(
     tx: ReadTransaction, uid: int, *, everything: bool
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]], list[dict[str, Any]], list[StoredArray], str | None]:
-    """Return the metadata of a group and of its rollouts, the rollouts, their arrays, and why not all can be shown.
+    """Return the metadata of a group and of its rollouts, the rollouts, their arrays, and why some aren't shown, if so.
 
-    All of it is empty when the group has left.
+    All of them are empty for a removed group.
     """
     found = describe_group(tx, uid)
     if found is None:
@@ -256,7 +256,7 @@ def _read(
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """How much is shown: rollouts, characters of a text, messages, tokens of a response."""
+    """Limits on a page: rollouts, characters of a text, messages, tokens of a response."""
 
     rollouts: int
     characters: int
@@ -265,7 +265,7 @@ class _Limits:
 
     @classmethod
     def of(cls, rollouts: int, *, everything: bool) -> _Limits:
-        """Return the limits for a group of so many rollouts."""
+        """Return the limits for a group with `rollouts` rollouts."""
         cut = _ALL if everything else (CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS)
         shown, characters, messages, tokens, all_tokens = cut
         return cls(shown, characters, messages, min(tokens, all_tokens // max(1, min(rollouts, shown))))
@@ -276,7 +276,7 @@ class _Limits:
 
 
 def _rollout(row: Mapping[str, Any], rollout: Mapping[str, Any], by: str | None, limits: _Limits) -> dict[str, Any]:
-    """Return what is shown of a rollout: its row in the view, and what its payload has."""
+    """Return a rollout for the page, from its row in the view and its decoded payload."""
     response = _field(rollout, "response")
     tokens = strip(rollout, response, by, limits.tokens)
     fields = {
@@ -301,7 +301,7 @@ def _text(value: Any) -> str:
 
 
 def _field(rollout: Mapping[str, Any], name: str) -> Any:
-    """Return a field of a rollout, by our name or that of another framework."""
+    """Return a field of a rollout, by our name for it or another framework's."""
     return next((rollout[one] for one in (name, *SYNONYMS[name]) if units.is_there(rollout.get(one))), None)
 
 
@@ -322,7 +322,7 @@ def _message(message: Any, limits: _Limits) -> Message:
 
 
 def _brief(value: Any) -> Any:
-    """Return a value without the numbers of long lists and arrays, which are the tokens' and shown as such."""
+    """Return a value without the numbers of long lists and arrays, which the page shows as tokens."""
     shape = getattr(value, "shape", None)
     if shape is not None:
         return f"array of {' × '.join(map(str, shape)) or 'one'}, {getattr(value, 'dtype', '')}"
@@ -334,7 +334,7 @@ def _brief(value: Any) -> Any:
 
 
 def _sorted(rows: list[dict[str, Any]], sort: str) -> list[int]:
-    """Return the places of rollouts in the order that is asked for."""
+    """Return the indexes of rollouts in the requested order."""
     if sort == "position":
         return list(range(len(rows)))
     sign = -1 if sort == "best" else 1
@@ -342,7 +342,7 @@ def _sorted(rows: list[dict[str, Any]], sort: str) -> list[int]:
 
 
 def draw_group(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return what tokens can be coloured by, the colours' legend, and the best and worst rewards."""
+    """Return the possible token colourings, the colours' legend, and the best and worst rewards."""
     strips = [one["tokens"] for one in data["rollouts"] if one["tokens"]]
     shades = [name for name in SHADES if any(name in one.shades for one in strips)]
     rewards = [one["reward"] for one in data["rollouts"] if one["reward"] is not None]
@@ -364,7 +364,7 @@ def draw_group(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
 
 
 def _happenings(life: Life) -> list[tuple[datetime | None, str, str]]:
-    """Return what befell a group, in order: when, what, and the page that has more of it."""
+    """Return the events of a group's life in order: time, text, and the URL of the page with details."""
     found = []
     for row in timeline(life):
         by = f" by {row['worker']}" if row["worker"] else ""
@@ -377,7 +377,7 @@ def _happenings(life: Life) -> list[tuple[datetime | None, str, str]]:
 
 
 def _page_of(row: Mapping[str, Any]) -> str:
-    """Return the address of the page that has more of what befell a group."""
+    """Return the URL of the page with details of an event in a group's life."""
     if row["batch"] is not None:
         return f"/batches/{row['batch']}" if row["step"] is None else f"/steps/{row['step']}"
     return "" if row["what"] in ("put", "consumed", "came back") else "/events"

@@ -1,4 +1,4 @@
-"""The first page: what there is, how fast it comes and goes, who waits for what; checkpoints and events."""
+"""The overview page: groups, rates and waits; the pages of checkpoints and events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from replaybuf.units import time_of
 from replaybuf.web.ask import LARGEST, Ask, facet_of, listed
 from replaybuf.web.plots import BARS, Plot, areas, histogram, lines, whole_bins
 
-#: The columns by which tasks are ordered, beside the numbers of groups of each status.
+#: The sortable columns of tasks, besides the numbers of groups of each status.
 _TASKS = (
     *("task", "buffer", "leased", "archived", "made", "prompts", "sampled_new", "sampled_again", "expired"),
     "evicted",
@@ -31,13 +31,13 @@ _HOURS = ("6", "1", "24", "48")
 _EVENTS, _BATCHES = 8, 200
 _LAST_SECOND = 2**36
 _DRAWN = ("sampled_new", "sampled_again")
-#: A buffer, a time, and its figures by task as they were then.
+#: A buffer, a time, and the buffer's figures by task at that time.
 _Reading = tuple[str, datetime, Mapping[str, Any]]
 STATUS_CLASSES = {str(status): f"status-{status}" for status in Status}
 
 
 def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return the numbers of groups, totals and rates of each task, the last hours, and who waits."""
+    """Return the groups, totals and rates of each task, the history of the last hours, and the current waits."""
     buffer, task = ask.text("buffer"), ask.text("task")
     hours = int(ask.choice("hours", _HOURS))
     now = tx.now()
@@ -45,7 +45,7 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     tallies = tallies_of(tx, buffer)
     figures = {name: of_tasks(of_buffer) for name, of_buffer in tallies.items()}
     last = last_sign_of(tx, buffer, now)
-    # What happened after the last minute that was noted happened before the last process ended.
+    # Changes since the last reading of the history were made before the last process ended.
     ends = [now] if last is None else [max(last.time, first), now]
     readings = [one for one in history_of(tx, buffer, first.timestamp()) if one[1] <= end]
     noted = max((time for _, time, _ in readings), default=first)
@@ -75,7 +75,7 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 
 def _range(ask: Ask, now: datetime, hours: int) -> tuple[datetime, datetime]:
-    """Return the times that are plotted: those of the address, or else the last hours. Raises InputError."""
+    """Return the time range of the plots: that of the URL, or else the last hours. Raises InputError."""
     first, last = (ask.number(name, most=_LAST_SECOND) for name in ("from", "to"))
     if first is None:
         return now - timedelta(hours=hours), now
@@ -83,9 +83,9 @@ def _range(ask: Ask, now: datetime, hours: int) -> tuple[datetime, datetime]:
 
 
 def _of_task(history: Sequence[_Reading], task: str | None) -> list[dict[str, Any]]:
-    """Return for each time the groups by status and by task, and what was put and drawn until then.
+    """Return for each time the groups by status and by task, and the cumulative puts and draws.
 
-    Where a buffer has no reading of its own, because no process had it open, its last one holds, or else its first.
+    A buffer without a reading at a time, because no process had it open, counts with its previous one, or its first.
     """
     known = {buffer: tasks for buffer, _, tasks in reversed(history)}
     found: dict[datetime, dict[str, Any]] = {}
@@ -112,7 +112,7 @@ def _reading_of(buffers: Iterable[Mapping[str, Any]], task: str | None) -> dict[
 
 
 def _rates(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what was put and drawn a minute, between each reading and the one before; a restore counts as none."""
+    """Return puts and draws per minute between consecutive readings; never negative (after a restore)."""
     found = []
     for before, after in pairwise(history):
         minutes = (after["time"] - before["time"]).total_seconds() / 60
@@ -122,7 +122,7 @@ def _rates(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rates_now(history: list[dict[str, Any]]) -> dict[str, float] | None:
-    """Return the groups a minute, in the last minute."""
+    """Return puts and draws per minute, over the last minute."""
 
     def of(name: str) -> float | None:
         return rate([(one["time"].timestamp(), one[name]) for one in history])
@@ -180,15 +180,15 @@ def _stacked(history: list[dict[str, Any]], by: str) -> dict[str, list[tuple[flo
     return {name: [(one["time"].timestamp(), one[by].get(name, 0)) for one in history] for name in names}
 
 
-# Waits, checkpoints, events; and which buffer a page is about
+# Waits, checkpoints, events; and the buffer of a page
 
 _MOST_WAITS = 50
 
 
 def read_waits(tx: ReadTransaction, buffer: str | None, task: str | None = None) -> dict[str, Any]:
-    """Return a row for each wait, those that last longest first, their number, and whether there are several buffers.
+    """Return a row for each wait, the longest first, their number, and whether there are several buffers.
 
-    Of a buffer in which nobody waits, the rows are the draws of one group that somebody might do now, and `asked`.
+    A buffer without waits has rows for a hypothetical draw of one group, with `asked`.
     """
     found = explain(tx, buffer, DrawQuestion(task), asked=False)
     rows = [
@@ -215,20 +215,20 @@ def read_checkpoints(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 
 def draw_checkpoints(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return a page of the checkpoints in the order that is asked for."""
+    """Return a page of the checkpoints in the requested order."""
     return {"page": listed(data["rows"], ask, _CHECKPOINTS)}
 
 
 _EVENTS_SHOWN = 100
-#: The columns by which events are chosen, and the parameters that say so.
+#: The columns by which events are filtered, and their parameters.
 _CHOSEN = {"kind": "kind", "task_name": "task", "worker": "worker"}
 _COUNTED = "SELECT {column}, count(*) FROM events WHERE {where} GROUP BY 1"
 
 
 def read_events(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return a page of events, newest first, of a kind, task and worker if asked for; and how many there are of each.
+    """Return a page of events, newest first, filtered by kind, task and worker; and the number of events of each.
 
-    `counts` are those of events that the other conditions choose.
+    `counts` of a column are those with the filters on the other columns.
     """
     given = {column: text for column, name in _CHOSEN.items() if (text := ask.text(name)) is not None}
     conditions = ["id < :before", *(f"{column} = :{column}" for column in given)]
@@ -244,7 +244,7 @@ def read_events(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 
 def _counts(tx: ReadTransaction, column: str, given: dict[str, str], buffer: str | None) -> dict[str, int]:
-    """Return how many events there are of each value of a column, of those that the other conditions choose."""
+    """Return the number of events by the value of a column, with the filters on the other columns."""
     values = {name: text for name, text in given.items() if name != column}
     if buffer is not None:
         values["buffer"] = buffer
@@ -253,13 +253,13 @@ def _counts(tx: ReadTransaction, column: str, given: dict[str, str], buffer: str
 
 
 def draw_events(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return what events can be chosen by."""
+    """Return the facets of the events."""
     counts = {_CHOSEN[column]: numbers for column, numbers in data["counts"].items()}
     return {"facets": [facet_of(name, numbers, ask, parameter=name) for name, numbers in counts.items()]}
 
 
 def one_buffer(tx: ReadTransaction, ask: Ask) -> tuple[str, list[str]]:
-    """Return the buffer that is asked for, or the first, and all that there are. Raises InputError."""
+    """Return the requested buffer, or the first, and the names of all buffers. Raises InputError."""
     buffer, buffers = ask.text("buffer"), buffers_of(tx)
     check_buffer(tx, buffer)
     return buffer or next(iter(buffers), "default"), buffers

@@ -1,4 +1,4 @@
-"""SQL on the page: one statement that only reads, as a table, a plot or CSV."""
+"""The SQL page: one read-only statement, as a table, a plot or CSV."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from replaybuf.web.apart import Answer, run_apart
 from replaybuf.web.ask import Ask
 from replaybuf.web.plots import STEPS, TIMES, Across, Plot, bars, lines
 
-#: Rows on the page and in JSON, and in CSV.
+#: Maximum number of rows on the page and in JSON, and in CSV.
 ROWS, CSV_ROWS = 500, 100_000
 _LONGEST = 20_000
 _LINES, _BARS = 8, 60
-#: The train step that is asked about in the questions, instead of which the last one of the buffer is asked about.
+#: The train step in the texts of the questions, which is replaced by the buffer's last one.
 _STEP = "413"
 
 
 def run_typed(reader: Reader, ask: Ask, seconds: float, rows: int) -> dict[str, Any]:
-    """Return the answer to the statement that is asked for, or what is wrong with it, and what else can be asked."""
+    """Return the result of the requested statement, or its error, and the questions that can be asked."""
     statement = (ask.text("sql") or "").strip()
     if len(statement) > _LONGEST:
         raise InputError(f"a statement has at most {_LONGEST:,} characters, not {len(statement):,}")
@@ -63,14 +63,14 @@ def _questions(tx: ReadTransaction, buffer: str | None) -> dict[str, list[dict[s
 
 
 def rows_of_statement(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of an answer by the names of their columns. Raises what was wrong with the statement."""
+    """Return the rows of a result as dicts. Raises the statement's error."""
     if data["error"]:
         raise QueryError(data["error"])
     return [dict(zip(data["names"], row, strict=True)) for row in data["rows"]]
 
 
 def draw_statement(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return what the page adds to an answer: which columns have numbers, a plot, and the views for completion."""
+    """Return the page's additions to a result: its columns of numbers, a plot, and the views for completion."""
     numbers = [_is_numbers(column) for column in zip(*data["rows"], strict=True)] or [False] * len(data["names"])
     plot = plot_of(Answer(data["names"], data["rows"], data["is_cut"]))
     words = json.dumps({name: [column.name for column in view.columns] for name, view in VIEW_COLUMNS.items()})
@@ -84,10 +84,10 @@ _VIEWS = {
 
 
 def plot_of(answer: Answer) -> Plot | None:
-    """Return a plot of an answer, by its first column; None where it has none.
+    """Return a plot of a result over its first column; None if it can't be plotted.
 
-    Of numbers or times there, lines: of each other column of numbers, or if the second column is of texts, of the first
-    one of numbers for each of these. Of texts that are all different, bars of the first column of numbers.
+    Over numbers or times: a line for each other column of numbers, or, if the second column has texts, a line of the
+    first column of numbers for each text. Over distinct texts: bars of the first column of numbers.
     """
     columns = [*zip(*answer.rows, strict=True)]
     values = [place for place, column in enumerate(columns) if place and _is_numbers(column)]
@@ -119,7 +119,7 @@ def _by_name(at: Sequence[float | None], names: Sequence[Any], values: Sequence[
 
 
 def _points(pairs: Iterable[tuple[float | None, Any]]) -> list[tuple[float, float]]:
-    """Return the points that are known in order; none where several lie above one another, which is no line."""
+    """Return the known points in order; none where an x has several values, which is no line."""
     ordered = sorted((x, float(y)) for x, y in pairs if x is not None and y is not None)
     return [] if any(one[0] == other[0] for one, other in pairwise(ordered)) else ordered
 

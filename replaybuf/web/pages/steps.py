@@ -1,4 +1,4 @@
-"""The train steps of a run, one of them with its groups, one draw; and the workers: what they made of the steps."""
+"""Pages of train steps, of one step with its groups, of one draw, and of workers with their shares of the steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from replaybuf.web.pages.overview import one_buffer, read_waits
 from replaybuf.web.plots import STEPS, Across, Plot, lines
 
 _SIZE = 50
-#: Groups that are read to find out what stands out of the steps.
+#: Maximum number of groups that are read to find the steps that stand out.
 _MOST_JUDGED = 20_000
 _MOST_GROUPS = 100_000
 _LOWEST = 3
@@ -38,9 +38,9 @@ _ACROSS = ("step", "time")
 
 
 def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return the train steps of a buffer, newest first, those to be plotted, and the last draws that name none.
+    """Return the train steps of a buffer, newest first, those to be plotted, and the last draws without a step.
 
-    `judged` has what stands out of the steps on the page, by step and number of restores.
+    `judged` has the verdicts on steps that stand out, by step and number of restores.
     """
     buffer, buffers = one_buffer(tx, ask)
     first, last = (ask.number(name, least=-LARGEST) for name in ("from", "to"))
@@ -61,7 +61,7 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     more = len(numbers) > _SIZE
     steps = [one for one in plotted if not more or one.step > numbers[_SIZE]]
     without = recorded(tx, buffer).without_step
-    # At least those on the page are judged, and more of them as long as few groups are to be read for it.
+    # All steps on the page are judged, and earlier ones up to the limit on groups.
     few = bisect_right([*accumulate(one.groups for one in plotted)], _MOST_JUDGED)
     unnamed = newest(tx, "batches", buffer, _SIZE, "step IS NULL") if without and before is None else []
     return {
@@ -83,7 +83,7 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 
 def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return plots of the rewards and the staleness of the steps, and what stands out, by step and restores."""
+    """Return plots of the rewards and the staleness of the steps, and the verdicts, by step and restores."""
     runs: dict[str, list[StepSummary]] = {
         name: [one for one in found if not one.undone]
         for name, found in ((data["chosen"], data["plotted"]), (ask.text("beside") or "", data["beside"]))
@@ -120,15 +120,14 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     }
 
 
-#: A worker that stands out in so many steps does so in one sentence.
+#: A worker that stands out in this many steps gets one sentence for all of them.
 _OFTEN = 3
 
 
 def _say(judged: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what stands out of steps, newest first, in sentences: steps in which others are lower, too, by themselves.
+    """Return the verdicts on steps, newest first; a worker that stands out in several steps gets one for all of them.
 
-    A sentence has a `step` and a `verdict`, or of a worker that stands out in several steps its name, how many they
-    are, and the first.
+    A verdict on a step has `step` and `verdict`; one on a worker has its name, the number of steps, and the first.
     """
     often: dict[str | None, list[int]] = {}
     for one in judged:
@@ -144,7 +143,7 @@ def _say(judged: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _across(ask: Ask, steps: Sequence[StepSummary]) -> tuple[Across, Callable[[StepSummary], float]]:
-    """Return what is along the bottom of the plots of steps, and where a step is there."""
+    """Return the x axis of the plots of steps, and the function from a step to its x."""
     if ask.choice("across", _ACROSS) == "step":
         return Across(STEPS, "step", to=_place_of(ask)), lambda one: float(one.step)
     drawn = sorted((one.last_at.timestamp(), one.step) for one in steps)
@@ -157,14 +156,14 @@ def _across(ask: Ask, steps: Sequence[StepSummary]) -> tuple[Across, Callable[[S
 
 
 def _place_of(ask: Ask) -> Callable[[float], str]:
-    """Return what finds the address of the page of a step."""
+    """Return a function from a train step to the URL of its page."""
     buffer = ask.text("buffer")
     of_pages = Ask({}, prefix=ask.prefix)
     return lambda step: of_pages.link(f"/steps/{int(step)}", buffer=buffer)
 
 
 def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return what a train step was trained on, for each run that trained on it. Raises NotThereError."""
+    """Return the groups and draws of a train step, for each run that trained it. Raises NotThereError."""
     buffer, _ = one_buffer(tx, ask)
     step = ask.number("step", 0, least=-LARGEST)
     assert step is not None
@@ -186,11 +185,11 @@ def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 
 def groups_of_step(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each group of each run that trained on a step."""
+    """Return a row for each group of each run that trained a step."""
     return [{"restores": run.summary.restores, **asdict(one)} for run in data["runs"] for _, one in run.groups]
 
 
-#: The columns by which groups of a step or a draw are ordered.
+#: The sortable columns of a step's or a draw's groups.
 _MEMBERS = ("reward", "staleness", "uid", "task_name", "worker", "oldest_model_step", "created_at")
 _STEPS = (
     *("step", "last_at", "batches", "groups", "settled", "reward", "min_reward", "max_reward", "staleness"),
@@ -199,12 +198,12 @@ _STEPS = (
 
 
 def draw_step(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return a page of the groups of each run in the order that is asked for, the lowest rewards first if none is."""
+    """Return a page of the groups of each run in the requested order; by default the lowest rewards first."""
     return {"pages": [listed([one for _, one in run.groups], ask, _MEMBERS) for run in data["runs"]]}
 
 
 def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return a draw with its groups, and those by who made them. Raises NotThereError."""
+    """Return a draw with its groups, and a summary of them by worker. Raises NotThereError."""
     number = ask.number("batch")
     found = newest(tx, "batches", None, 1, "id = :id", id=number)
     if not found:
@@ -215,12 +214,12 @@ def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 
 def draw_batch(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return a page of the groups of a draw in the order that is asked for."""
+    """Return a page of the groups of a draw in the requested order."""
     return {"page": listed(data["groups"], ask, _MEMBERS)}
 
 
 _MOST_ROWS = 10_000
-#: The columns by which workers are ordered: what they made, and their last hour.
+#: The sortable columns of workers: their shares of the steps, and their last hour.
 _MADE = ("name", "groups", "reward", "lead", "worse", "staleness")
 _WORKERS = (
     *("worker", "host", "pid", "last_seen", "started_at", "groups_last_hour", "rollouts_last_hour"),
@@ -231,7 +230,7 @@ _MOST_LINES, _LOWEST_SHOWN = 8, 50
 
 
 def read_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return the workers, those heard of last first, what they made of the last steps, and the waits under way."""
+    """Return the workers, latest heartbeat first, their shares of the last steps, and the current waits."""
     buffer = ask.text("buffer")
     chosen, _ = one_buffer(tx, ask)
     made = [_total(name, steps) for name, steps in steps_by_worker(tx, chosen, _STEPS_OF_WORKERS).items()]
@@ -256,7 +255,7 @@ def draw_workers(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
 
 
 def _total(name: str | None, steps: Sequence[WorkerStep]) -> dict[str, Any]:
-    """Return what a worker made of several steps: means, its lead over the others, and in how many it stands out."""
+    """Return a worker's share of several steps: means, lead over the others, number of steps where it stands out."""
 
     def mean_of(values: Iterable[tuple[float | None, int]]) -> float | None:
         known = [(value, groups) for value, groups in values if value is not None]
@@ -276,7 +275,7 @@ def _total(name: str | None, steps: Sequence[WorkerStep]) -> dict[str, Any]:
 
 
 def plot_workers(made: Mapping[str, Sequence[WorkerStep]], to: Callable[[float], str]) -> list[Plot]:
-    """Return plots of the mean rewards and of the staleness of workers over train steps, which lead to these pages."""
+    """Return plots of the workers' mean rewards and staleness over train steps; `to` returns the URL of a step."""
 
     def of(field: str) -> dict[str, list[tuple[float, float]]]:
         return {
@@ -303,7 +302,7 @@ def plot_workers(made: Mapping[str, Sequence[WorkerStep]], to: Callable[[float],
 
 
 def read_worker(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return what a worker made and drew. Raises NotThereError."""
+    """Return the groups that a worker put, by step, and its draws. Raises NotThereError."""
     buffer, _ = one_buffer(tx, ask)
     name = ask.text("worker") or ""
     found = trace_worker(tx, buffer, name, _STEPS_OF_WORKERS)
