@@ -35,7 +35,7 @@ def running_server(*, own: bool = False, flushing: bool = False) -> Iterator[str
         return
     with own_server() as server:
         if not flushing and not is_in_memory():
-            server.hurry()
+            server.cut_retries()
         yield server.url
 
 
@@ -75,7 +75,7 @@ class Server:
         with open(self._server.pgdata / "postgresql.conf", "a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
 
-    def hurry(self) -> None:
+    def cut_retries(self) -> None:
         """Flush nothing to the disk from now on: after a crash of the server its data would be lost."""
         self.configure(fsync="off", full_page_writes="off")
         self._control("reload")

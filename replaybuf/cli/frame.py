@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from replaybuf.rules.circumstances import Circumstances, Worker
-    from replaybuf.storage.sql.inspection.waits import Glance, Reading
+    from replaybuf.storage.sql.inspection.waits import Dashboard, Reading
 
 
 #: Minimum width for two columns of panels.
@@ -142,7 +142,7 @@ _NAME = 20
 _MOST = 20
 
 
-def panels_of(found: Sequence[Glance]) -> list[Panel]:
+def panels_of(found: Sequence[Dashboard]) -> list[Panel]:
     """Return the panels of each buffer, the most important first; neighbours stand side by side.
 
     With several buffers, those with waits come first: their waits, then all other panels.
@@ -166,7 +166,7 @@ def panels_of(found: Sequence[Glance]) -> list[Panel]:
     return panels
 
 
-def _waiting(found: Glance, several: bool) -> Panel:
+def _waiting(found: Dashboard, several: bool) -> Panel:
     lines = []
     for one in found.waits:
         since = "" if one.wait.since is None else f" {units.age(found.about.now - one.wait.since)}"
@@ -177,7 +177,7 @@ def _waiting(found: Glance, several: bool) -> Panel:
     return Panel(title, lines, least=4, wraps=True, of=found.buffer)
 
 
-def _tasks(found: Glance) -> list[Text]:
+def _tasks(found: Dashboard) -> list[Text]:
     from rich.cells import cell_len
 
     about = found.about
@@ -214,7 +214,7 @@ def _per_minute(per_second: float | None) -> str:
 # Distributions
 
 
-def _distributions(found: Glance) -> list[Text]:
+def _distributions(found: Dashboard) -> list[Text]:
     staleness = _bars([*binned(found.sample.staleness).items()])
     rewards = _bars(histogram(found.sample.rewards))
     if not staleness:

@@ -28,7 +28,7 @@ from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from replaybuf.storage.sql.inspection.waits import Glance, Reading
+    from replaybuf.storage.sql.inspection.waits import Dashboard, Reading
 
 
 @contextlib.contextmanager
@@ -123,10 +123,10 @@ def _print(lines: Sequence[Text]) -> None:
         write(f"{one.plain.rstrip()}\n" for one in lines)
 
 
-def _read(reader: Reader, buffer: str | None) -> list[Glance]:
-    from replaybuf.storage.sql.inspection.waits import glance
+def _read(reader: Reader, buffer: str | None) -> list[Dashboard]:
+    from replaybuf.storage.sql.inspection.waits import read_dashboard
 
-    return reader.read(lambda tx: glance(tx, buffer), timeout=_READ_TIMEOUT)
+    return reader.read(lambda tx: read_dashboard(tx, buffer), timeout=_READ_TIMEOUT)
 
 
 def _terminate(*_: Any) -> None:
@@ -139,7 +139,7 @@ class Watched:
 
     where: str
     interval: float
-    found: Sequence[Glance] = ()
+    found: Sequence[Dashboard] = ()
     error: str = ""
     cost: float = 0.0
     read_at: float = 0.0
@@ -151,15 +151,15 @@ class Watched:
         """The seconds between two readings."""
         return max(self.interval, self.cost / _SHARE)
 
-    def take(self, found: Sequence[Glance], error: str, cost: float) -> None:
+    def take(self, found: Sequence[Dashboard], error: str, cost: float) -> None:
         """Store a reading, or its error; `cost` is its duration in seconds."""
         self.error, self.cost = error, cost
         if not error:
             self.read_at = time.monotonic()
             self.found = [self._with_readings(one) for one in found]
 
-    def _with_readings(self, one: Glance) -> Glance:
-        """Return a glance whose rates are based on the readings made here, once these cover a minute."""
+    def _with_readings(self, one: Dashboard) -> Dashboard:
+        """Return a read_dashboard whose rates are based on the readings made here, once these cover a minute."""
         kept = self.readings.setdefault(one.buffer, deque())
         kept.append(one.readings[-1])
         now = kept[-1][0]
@@ -187,7 +187,7 @@ class Watched:
 
 
 #: A reading, its error ("" for none), and its duration in seconds.
-_News = tuple[Sequence["Glance"], str, float]
+_News = tuple[Sequence["Dashboard"], str, float]
 
 
 def _begin_reading(reader: Reader, buffer: str | None, news: queue.SimpleQueue[_News]) -> None:

@@ -17,7 +17,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import is_apart
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
 from replaybuf.rollouts.marks import Marks
-from replaybuf.segments.places import open_place, recognise, url_here
+from replaybuf.segments.places import local_url, open_place, recognise
 from replaybuf.segments.store import EXTENT_BYTES, Extent, Range
 
 #: Exceptions for damaged metadata of a group.
@@ -112,7 +112,7 @@ def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIEN
             wanted.setdefault(extent.place, {})[number] = extent
     for place, extents in wanted.items():
         try:
-            store = open_place(url_here(database or "", place, urls[place]), patience)
+            store = open_place(local_url(database or "", place, urls[place]), patience)
         except (ConfigError, MissingDriverError) as error:
             raise PayloadStoreError(str(error)) from error
         with closing(store):

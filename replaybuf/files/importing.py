@@ -301,7 +301,7 @@ async def import_groups(
                 counts[new.task_name, new.status] += 1
                 new.worker = new.worker or worker
             moved = replace(cursor, position=counts.total(), value=_packed(counts))
-            if not await storage.put_behind(batch, moved):
+            if not await storage.put_with_cursor(batch, moved):
                 raise ConflictError(
                     f"another process imports the same file, or the buffer was restored; {done.groups} groups were put "
                     "here. Run the import again when that is over: it goes on where they are"

@@ -161,7 +161,7 @@ class RolloutType:
         self.cls = cls
         self.reward_key = reward_key
         #: Whether a warning about a reward that isn't a number was logged: once is enough.
-        self.told_of_rewards = False
+        self.warned_of_reward = False
         shape = shape_of(cls)
         if shape is None:
             raise ConfigError(

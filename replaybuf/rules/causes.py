@@ -282,9 +282,9 @@ def _by_holders(held: Sequence[Held], wait: Wait, about: Circumstances) -> str:
         return ""
     names = sorted(last, key=lambda name: (-counts[name], name))
     if len(names) == 1:
-        return f" by {names[0]} {until(last[names[0]], about.told_at)}"
+        return f" by {names[0]} {until(last[names[0]], about.read_at)}"
     shown = [f"{name} ({counts[name]:,})" for name in names]
-    return f" by {joined(shown)}, the last {until(max(last.values()), about.told_at)}"
+    return f" by {joined(shown)}, the last {until(max(last.values()), about.read_at)}"
 
 
 def spoilt(need: Need, about: Circumstances) -> list[Cause]:

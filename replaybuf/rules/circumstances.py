@@ -267,7 +267,7 @@ class Circumstances:
     for_later: bool = False
 
     @property
-    def told_at(self) -> float | None:
+    def read_at(self) -> float | None:
         """The time at which sentences are read; None if that is later."""
         return None if self.for_later else self.now
 

@@ -118,10 +118,10 @@ def producers_silent(need: Need, about: Circumstances) -> Cause | None:
     if not known:
         if last is None or about.now - last < _IDLE_SECONDS:
             return None
-        text = f"nobody is known to put groups; the last was put {at(last, about.told_at)}"
+        text = f"nobody is known to put groups; the last was put {at(last, about.read_at)}"
         return Cause(Reason.PRODUCERS_SILENT, text, "Start the producers")
     if not alive:
-        text = f"no producer is left: {ends_of(known, about.told_at)}"
+        text = f"no producer is left: {ends_of(known, about.read_at)}"
         return Cause(Reason.PRODUCERS_SILENT, text, "Start them again")
     restored = about.restored
     if restored and all(one.started_at < restored.time and one.name != restored.worker for one in alive):
@@ -131,13 +131,13 @@ def producers_silent(need: Need, about: Circumstances) -> Cause | None:
         return None
     if gone := _silent_since_the_last_put(about, last):
         silent = f"{'one' if len(gone) == 1 else 'some'} of the producers went silent: "
-        silent += joined([f"{named(one.name)} was last seen {at(one.seen_at, about.told_at)}" for one in gone])
+        silent += joined([f"{named(one.name)} was last seen {at(one.seen_at, about.read_at)}" for one in gone])
         idle = f"but {'has' if len(_names(alive)) == 1 else 'have'} put nothing since the last group came"
-        text = f"{silent}; {_alive(alive, about)}, {idle} {ago(last, about.told_at)}"
+        text = f"{silent}; {_alive(alive, about)}, {idle} {ago(last, about.read_at)}"
         return Cause(Reason.PRODUCERS_SILENT, text, "Start it again, and see what the others do (replaybuf watch)")
     if about.now - last < _IDLE_SECONDS:
         return None
-    text = f"{_alive(alive, about)}, but the last group was put {ago(last, about.told_at)}, and none is being generated"
+    text = f"{_alive(alive, about)}, but the last group was put {ago(last, about.read_at)}, and none is being generated"
     return Cause(Reason.PRODUCERS_SILENT, text, "See what they do (their logs; replaybuf watch)")
 
 
@@ -161,7 +161,7 @@ def slow(need: Need, about: Circumstances) -> Cause:
         return Cause(Reason.SLOW, "; ".join(parts), PATIENCE)
     last, needed = about.last_put.get(need.task), f"{need.missing:,} more {'is' if need.missing == 1 else 'are'} needed"
     if last is not None:
-        needed = f"the last group was put {ago(last, about.told_at)}, and {needed}"
+        needed = f"the last group was put {ago(last, about.read_at)}, and {needed}"
     if not about.alive:
         return Cause(Reason.PRODUCERS_SILENT, "too few were put, and nobody is known to put any", _START)
     if {one.name for one in about.alive} == {need.wait.worker}:
@@ -183,7 +183,7 @@ def _waiters(waits: Sequence[Wait], about: Circumstances) -> str:
     """Return `gen-1 waits since 40s`, `gen-1 and gen-2 wait since 3m`."""
     names = sorted({wait.worker or "a producer" for wait in waits})
     began = min((wait.since for wait in waits if wait.since is not None), default=about.now)
-    return f"{listed(names)} {'waits' if len(names) == 1 else 'wait'} {since(began, about.told_at)}"
+    return f"{listed(names)} {'waits' if len(names) == 1 else 'wait'} {since(began, about.read_at)}"
 
 
 def ends_of(workers: Sequence[Worker], now: float | None) -> str:
@@ -204,10 +204,10 @@ def _alive(workers: Sequence[Worker], about: Circumstances) -> str:
     """Return `gen-1 was last seen 4s ago and gen-2 40s ago`: whether they still run is unknown."""
     seen = {one.name: one.seen_at for one in sorted(workers, key=lambda one: one.seen_at)}
     names = sorted(seen, key=lambda name: -seen[name])
-    first = [name for name in names if ago(seen[name], about.told_at) == ago(seen[names[0]], about.told_at)]
+    first = [name for name in names if ago(seen[name], about.read_at) == ago(seen[names[0]], about.read_at)]
     were = "was" if len(first) == 1 else "were"
-    text = f"{listed(sorted(first))} {were} last seen {ago(seen[names[0]], about.told_at)}"
-    return joined([text, *(f"{named(name)} {ago(seen[name], about.told_at)}" for name in names[len(first) :])])
+    text = f"{listed(sorted(first))} {were} last seen {ago(seen[names[0]], about.read_at)}"
+    return joined([text, *(f"{named(name)} {ago(seen[name], about.read_at)}" for name in names[len(first) :])])
 
 
 def _names(workers: Sequence[Worker]) -> list[str]:
@@ -330,7 +330,7 @@ def _background(wait: Wait, about: Circumstances) -> list[Fact]:
     facts = []
     if last := about.last_take:
         who = "" if last.worker is None else f" by {named(last.worker)}"
-        facts.append(Fact(f"last drawn: {groups(last.groups)}{who}, {ago(last.time, about.told_at)}"))
+        facts.append(Fact(f"last drawn: {groups(last.groups)}{who}, {ago(last.time, about.read_at)}"))
     if names := sorted({other.worker or "somebody" for other in about.consumers if other.worker != wait.worker}):
         facts.append(Fact(f"{listed(names)} {'waits' if len(names) == 1 else 'wait'} for groups, too"))
     return facts
@@ -374,12 +374,12 @@ def _who_should_take(task: str, about: Circumstances) -> tuple[str, str, list[Fa
     takers = [one for one in about.workers if one.taken]
     alive = [one for one in takers if one.is_alive(about.now)]
     last = about.last_take
-    drawn = f"the last draw was {ago(last.time, about.told_at)}" if last is not None else ""
+    drawn = f"the last draw was {ago(last.time, about.read_at)}" if last is not None else ""
     if alive:
         names = listed(dict.fromkeys(one.name for one in alive))
         return f"{names} should draw them{', and ' if drawn else ''}{drawn}", "Wait for the consumer", []
     if takers:
-        return f"no consumer is left: {ends_of(takers, about.told_at)}", "Start the trainer again", []
+        return f"no consumer is left: {ends_of(takers, about.read_at)}", "Start the trainer again", []
     return drawn or "nobody has drawn any yet", "Is the consumer running?", []
 
 
@@ -406,6 +406,6 @@ def _of_trainer(wait: Wait, about: Circumstances) -> Diagnosis:
         takers = [one for one in about.workers if one.taken]
         gone = takers and not any(one.is_alive(about.now) for one in takers)
         text = f"the trainer has published {about.news}"
-        text += f", and is gone: {ends_of(takers, about.told_at)}" if gone else ""
+        text += f", and is gone: {ends_of(takers, about.read_at)}" if gone else ""
         cause = Cause(Reason.WAITS_FOR_TRAINER, text, "Start the trainer again" if gone else "Is it running?")
     return Diagnosis(cause.reason, _sentence(head, cause), None, tuple(_background(wait, about)))

@@ -176,19 +176,19 @@ def parse_place(payloads: str) -> str | None:
 _here: dict[tuple[int, str, int], list[str]] = {}
 
 
-def know_place(database: str, number: int, url: str) -> None:
+def register_url(database: str, number: int, url: str) -> None:
     """Register this process's URL of a place, which may differ from the URL that the database has."""
     _here.setdefault((os.getpid(), database, number), []).append(url)
 
 
-def forget_place(database: str, number: int, url: str) -> None:
-    """Undo one `know_place`."""
+def unregister_url(database: str, number: int, url: str) -> None:
+    """Undo one `register_url`."""
     known = _here.get((os.getpid(), database, number), [])
     if url in known:
         known.remove(url)
 
 
-def url_here(database: str, number: int, url: str) -> str:
+def local_url(database: str, number: int, url: str) -> str:
     """Return this process's URL of a place, by default the one that the database has."""
     known = _here.get((os.getpid(), database, number))
     return known[-1] if known else url

@@ -83,15 +83,15 @@ class ImportLaws(Harness):
 
     async def test_groups_are_put_with_the_cursors_move_or_not_at_all(self, buffer: ReplayBuffer) -> None:
         storage = buffer.storage
-        assert await storage.put_behind([self.moved(1), self.moved(2)], Cursor("file", 0, 2, b"x"))
-        assert not await storage.put_behind([self.moved(3)], Cursor("file", 0, 3, b"y"))
+        assert await storage.put_with_cursor([self.moved(1), self.moved(2)], Cursor("file", 0, 2, b"x"))
+        assert not await storage.put_with_cursor([self.moved(3)], Cursor("file", 0, 3, b"y"))
         assert await storage.cursor("file") == Cursor("file", 1, 2, b"x")
         assert ids(await buffer.get(9, "math")) == [1, 2]
 
     async def test_they_keep_what_they_were(self, buffer: ReplayBuffer) -> None:
         storage = buffer.storage
         told = {"priority": 2.5, "times_sampled": 3, "deliveries": 1, "error": "no", "key": "a", "tags": {"level": 1}}
-        await storage.put_behind([self.moved(1, **told)], Cursor("file"))
+        await storage.put_with_cursor([self.moved(1, **told)], Cursor("file"))
         [item] = await found(buffer)
         assert {name: getattr(item, name) for name in told} == told
         assert (item.staleness, item.created_at) == (2, 1.0)
@@ -99,14 +99,14 @@ class ImportLaws(Harness):
     async def test_one_of_the_same_key_is_replaced(self, buffer: ReplayBuffer) -> None:
         storage = buffer.storage
         await buffer.put(group(1), "math", key="a")
-        await storage.put_behind([self.moved(2, key="a")], Cursor("file"))
+        await storage.put_with_cursor([self.moved(2, key="a")], Cursor("file"))
         assert ids([item.item for item in await found(buffer)]) == [2]
 
     async def test_a_group_without_room_leaves_nothing_of_the_others(self, open_buffer: OpenBuffer) -> None:
         buffer = await open_buffer(capacity=1, on_full="reject")
         storage = buffer.storage
         with pytest.raises(FullError):
-            await storage.put_behind([self.moved(1), self.moved(2)], Cursor("file"))
+            await storage.put_with_cursor([self.moved(1), self.moved(2)], Cursor("file"))
         assert len(buffer) == 0
         assert (await storage.cursor("file")).version == 0
 

@@ -39,7 +39,7 @@ def _want_password(hba: Path) -> None:
 def guarded_server() -> Iterator[str]:
     """A server that wants a password from the role."""
     with own_server() as server:
-        server.hurry()
+        server.cut_retries()
 
         async def guard() -> None:
             connection = await asyncpg.connect(server.url)

@@ -46,7 +46,7 @@ async def test_a_failure_in_the_middle_is_made_good_by_the_next_import(
 ) -> None:
     monkeypatch.setattr(importing, "_GROUPS", 2)
     async with ReplayBufferConfig(url=url).build() as buffer:
-        put, calls = buffer.storage.put_behind, []  # type: ignore[attr-defined]
+        put, calls = buffer.storage.put_with_cursor, []  # type: ignore[attr-defined]
 
         async def failing(*args: Any) -> bool:
             calls.append(args)
@@ -54,7 +54,7 @@ async def test_a_failure_in_the_middle_is_made_good_by_the_next_import(
                 raise OSError("the network is down")
             return bool(await put(*args))
 
-        monkeypatch.setattr(buffer.storage, "put_behind", failing)
+        monkeypatch.setattr(buffer.storage, "put_with_cursor", failing)
         with pytest.raises(OSError, match="network"):
             await buffer.import_from(file)
         assert len(buffer) == 2
@@ -76,7 +76,7 @@ async def test_two_imports_of_one_file_at_once_double_nothing(file: Path, url: s
         found = await survey(buffer.storage, source.read, ImportOptions())
         cursor = await buffer.storage.cursor(f"import {found.digest}")  # type: ignore[attr-defined]
         await import_groups(buffer.storage, source.read, ImportOptions(), found)
-        assert not await buffer.storage.put_behind([], cursor)  # type: ignore[attr-defined]
+        assert not await buffer.storage.put_with_cursor([], cursor)  # type: ignore[attr-defined]
         assert len(buffer) == 5
 
 

@@ -32,7 +32,7 @@ PATIENT = {"reconnect_timeout": 30.0}
 SIZES = (30_000, 100_000, 250_000)
 
 
-def hurry() -> None:
+def cut_retries() -> None:
     """Let segments be small and sweeps frequent, and let others be taken for dead soon."""
     statements.SILENT_SECONDS = SILENT_SECONDS
     open_segments.SEGMENT_BYTES = 450_000
@@ -77,7 +77,7 @@ Variables = dict[str, str]
 
 def live(ledger: Ledger, url: str, place: str, kill_at: int | None, variables: Variables) -> None:
     """All that can happen to a segment: registered, written, sealed, emptied, written over, deleted."""
-    hurry()
+    cut_retries()
     os.environ.update(variables)
     points = SegmentPoints(ledger, kill_at)
 
@@ -139,7 +139,7 @@ def train(ledger: Ledger, url: str, place: str, kill_at: int | None) -> None:
 
     The points are those in checkpoints and restores.
     """
-    hurry()
+    cut_retries()
     points = SegmentPoints(ledger, kill_at)
 
     async def run() -> None:
@@ -170,7 +170,7 @@ async def _train(ledger: Ledger, buffer: ReplayBuffer, points: FailPoints) -> No
 
 def produce(ledger: Ledger, url: str, place: str, stop: str, first: int, seed: int, variables: Variables) -> None:
     """Put groups, some at a time, until the file `stop` exists; numbers from `first` on."""
-    hurry()
+    cut_retries()
     os.environ.update(variables)
     chance = random.Random(seed)
 
@@ -194,7 +194,7 @@ async def _put(ledger: Ledger, buffer: ReplayBuffer, number: int, size: int) -> 
 
 def consume(ledger: Ledger, url: str, place: str, done: str, seed: int, variables: Variables) -> None:
     """Lease batches, look at every byte, and acknowledge them; to the end when the file `done` exists."""
-    hurry()
+    cut_retries()
     os.environ.update(variables)
     chance = random.Random(seed)
 
@@ -285,7 +285,7 @@ def small_disk(ledger: Ledger, place: str, size: int) -> Iterator[Callable[[str]
 
 def fill_up(ledger: Ledger, url: str, place: str, what: str) -> None:
     """Put until the disk is full or can't be written to; read; go on with more room."""
-    hurry()
+    cut_retries()
     open_segments.SEGMENT_BYTES = 2_000_000
     with small_disk(ledger, place, 5_000_000) as remount:
         asyncio.run(_fill_up(ledger, url, place, what, remount))

@@ -19,8 +19,8 @@ from replaybuf.errors import LockedError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.schema.tables import checkpoint
 from replaybuf.storage.sql.statements.buffer_facts import MAKER_SILENT_SECONDS
-from replaybuf.storage.sql.tasks import making
-from replaybuf.storage.sql.tasks.making import Making
+from replaybuf.storage.sql.tasks import incremental_checkpoint as making
+from replaybuf.storage.sql.tasks.incremental_checkpoint import IncrementalCheckpoint
 from tests.cancellation.ways import take
 from tests.contract.checkpointing import go_on, state_of
 from tests.contract.leasing import LONG
@@ -65,7 +65,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     held = Held()
     for name in ("FIRST", "FEWEST", "MOST"):
         monkeypatch.setattr(making, name, 2)
-    monkeypatch.setattr(Making, "_pause", lambda _, seconds: held.pause(seconds))
+    monkeypatch.setattr(IncrementalCheckpoint, "_pause", lambda _, seconds: held.pause(seconds))
     yield held
     held.let_go.set()
 

@@ -31,14 +31,14 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(sqlite_log, name, PAGES)
     monkeypatch.setattr(sqlite_log, "_TOO_LONG_PAGES", 4 * PAGES)
     # Nothing waits for the disk, which may take as long as hundreds of writes.
-    monkeypatch.setattr(sqlite, "flush_log", lambda path: None)
-    monkeypatch.setattr(sqlite, "copy_log", copy_unflushed)
+    monkeypatch.setattr(sqlite, "sync_wal", lambda path: None)
+    monkeypatch.setattr(sqlite, "checkpoint_wal", copy_unflushed)
     return str(request.param)
 
 
 def copy_unflushed(connection: sqlite3.Connection) -> int:
     connection.execute("PRAGMA synchronous = OFF")
-    return sqlite_log.copy_log(connection)
+    return sqlite_log.checkpoint_wal(connection)
 
 
 @asynccontextmanager
@@ -102,9 +102,9 @@ async def test_nobody_else_writes_while_an_old_version_copies_the_log(
     def copy(connection: sqlite3.Connection) -> int:
         # Beside others a copy may meet a transaction of this store, which ends soon.
         seen.append(may_write(path, timeout=5 if way == "beside" else 0))
-        return sqlite_log.copy_log(connection)
+        return sqlite_log.checkpoint_wal(connection)
 
-    monkeypatch.setattr(sqlite, "copy_log", copy)
+    monkeypatch.setattr(sqlite, "checkpoint_wal", copy)
     async with opened(path) as engine:
         await insert(engine, 3 * PAGES)
     assert seen
@@ -118,9 +118,9 @@ async def test_others_write_while_the_log_is_flushed_before_a_copy(
 
     def flush(log: str) -> None:
         seen.append(may_write(path, timeout=5))
-        sqlite_log.flush_log(log)
+        sqlite_log.sync_wal(log)
 
-    monkeypatch.setattr(sqlite, "flush_log", flush)
+    monkeypatch.setattr(sqlite, "sync_wal", flush)
     async with opened(path) as engine, asyncio.timeout(60):
         while not seen:
             await insert(engine, PAGES)
@@ -159,9 +159,9 @@ async def test_a_log_that_can_not_be_copied_is_copied_later(
         failures -= 1
         if failures >= 0:
             raise sqlite3.OperationalError("disk I/O error")
-        return sqlite_log.copy_log(connection)
+        return sqlite_log.checkpoint_wal(connection)
 
-    monkeypatch.setattr(sqlite, "copy_log", copy)
+    monkeypatch.setattr(sqlite, "checkpoint_wal", copy)
     async with opened(path) as engine, asyncio.timeout(60):
         while pages_of(path) <= PAGES:
             await insert(engine, PAGES)
@@ -198,9 +198,9 @@ async def test_no_copy_begins_while_an_engine_closes(tmp_path: Path, monkeypatch
 
     def copy(connection: sqlite3.Connection) -> int:
         copies.append(closing_began)
-        return sqlite_log.copy_log(connection)
+        return sqlite_log.checkpoint_wal(connection)
 
-    monkeypatch.setattr(sqlite, "copy_log", copy)
+    monkeypatch.setattr(sqlite, "checkpoint_wal", copy)
     async with opened(tmp_path / "run.db") as engine:
         await insert(engine, 2 * PAGES)
         writing = asyncio.create_task(insert(engine, 8 * PAGES))

@@ -20,7 +20,7 @@ from replaybuf.storage.sql.engine import sqlite_changes
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.postgres import Notifications
 from replaybuf.storage.sql.engine.sqlite_changes import Inotify
-from replaybuf.storage.sql.engine.thread import Pace
+from replaybuf.storage.sql.engine.thread import RateLimit
 from replaybuf.storage.sql.engine.urls import parse_url
 from tests.stores import TASK, build, group
 
@@ -33,12 +33,12 @@ NEVER = 60.0
 def test_a_pace_is_a_burst_and_then_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("replaybuf.storage.sql.engine.thread.time", SimpleNamespace(monotonic=lambda: now))
-    pace = Pace(burst=3, per_second=10)
-    assert [round(pace.pause(), 6) for _ in range(5)] == [0, 0, 0, 0.1, 0.2]
+    rate = RateLimit(burst=3, per_second=10)
+    assert [round(rate.delay(), 6) for _ in range(5)] == [0, 0, 0, 0.1, 0.2]
     now += 0.3
-    assert [round(pace.pause(), 6) for _ in range(2)] == [0, 0.1]
+    assert [round(rate.delay(), 6) for _ in range(2)] == [0, 0.1]
     now += 10
-    assert [round(pace.pause(), 6) for _ in range(4)] == [0, 0, 0, 0.1]
+    assert [round(rate.delay(), 6) for _ in range(4)] == [0, 0, 0, 0.1]
 
 
 @on_linux

@@ -31,7 +31,7 @@ from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.store import Store
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing
-from replaybuf.storage.sql.tasks.making import Making
+from replaybuf.storage.sql.tasks.incremental_checkpoint import IncrementalCheckpoint
 from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 
@@ -102,7 +102,7 @@ class SQLStorage(Store):
         )
         for (storage, new), outcome in zip(groups, outcomes, strict=True):
             if isinstance(outcome, Stored):
-                await storage._tell(new.dropped, outcome.leaving)
+                await storage._append_dropped(new.dropped, outcome.leaving)
         return [one.uid if isinstance(one, Stored) else one for one in outcomes]
 
     @property
@@ -127,12 +127,12 @@ class SQLStorage(Store):
             self.presence.count_put(group)
             return rows
 
-        await self._tell(group.dropped, await self._run(work))
+        await self._append_dropped(group.dropped, await self._run(work))
 
-    async def _tell(self, dropped: list[StorageItem] | None, rows: Sequence[GroupRow]) -> None:
+    async def _append_dropped(self, dropped: list[StorageItem] | None, rows: Sequence[GroupRow]) -> None:
         """Append removed groups to the caller's list, if there is one."""
         if dropped is not None and rows:
-            dropped += await self._run(lambda: self.encoding.told(rows))
+            dropped += await self._run(lambda: self.encoding.decode_removed(rows))
 
     async def refuse(self, group: NewGroup) -> None:
         """Count a group as refused for lack of room."""
@@ -258,7 +258,7 @@ class SQLStorage(Store):
         also when they were EXPIRED before, and appended to `refresh.dropped`, as by `put`. One transaction.
         """
         counts, rows = await self._write(refresh_staleness, refresh, alone=True)
-        await self._tell(refresh.dropped, rows)
+        await self._append_dropped(refresh.dropped, rows)
         return counts
 
     # Checkpoints
@@ -279,7 +279,7 @@ class SQLStorage(Store):
         await self.open()
         if self.engine.dialect.locks_rows:
             return await self._run(lambda: self.transactions.checkpoint(step, keep))
-        making = Making(self.transactions, step, keep)
+        making = IncrementalCheckpoint(self.transactions, step, keep)
         try:
             return await self._run(making.run)
         finally:
@@ -326,7 +326,7 @@ class SQLStorage(Store):
         taken = await self.thread.run(claiming.run, undo=claiming.undo)
         return None if taken is None else taken.lease()
 
-    async def put_behind(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
+    async def put_with_cursor(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
         """Move a cursor like `move_cursor`, and put groups like `put`, all in one transaction. For imports.
 
         Returns False, and changes nothing, when the cursor can't be moved. Raises the `put` error of the first group
@@ -335,11 +335,11 @@ class SQLStorage(Store):
         await self.open()
         presence = self.presence
 
-        def put_behind(tx: Transaction, encoded: list[EncodedGroup]) -> list[EncodedGroup] | None:
-            return encoded if cursors.put_behind(tx, encoded, cursor) else None
+        def put_with_cursor(tx: Transaction, encoded: list[EncodedGroup]) -> list[EncodedGroup] | None:
+            return encoded if cursors.put_with_cursor(tx, encoded, cursor) else None
 
         async def work() -> bool:
-            stored = await self.encoding.write(groups, put_behind)
+            stored = await self.encoding.write(groups, put_with_cursor)
             presence.count_puts(stored or ())
             return stored is not None
 

@@ -334,7 +334,7 @@ class _End:
             self._closed = True
             try:
                 with contextlib.suppress(ClosedError):
-                    self._thread.post(self._engine.hurry)
+                    self._thread.post(self._engine.cut_retries)
                 self._thread.close(self._shut_down, timeout=_CLOSE_SECONDS)
             finally:
                 self._transactions.end_computing(wait=True)
@@ -344,7 +344,7 @@ class _End:
         if self._thread.pid == os.getpid() and not self._closed:
             self._transactions.end_computing(wait=False)
             with contextlib.suppress(ClosedError):
-                self._thread.post(self._engine.hurry)
+                self._thread.post(self._engine.cut_retries)
             self._thread.abandon(self._shut_down, timeout=_CLOSE_SECONDS)
 
     async def _shut_down(self) -> None:

@@ -23,12 +23,12 @@ T = TypeVar("T")
 Function = Callable[[Transaction], T]
 
 
-class Follows(Enum):
+class DependsOn(Enum):
     """The commits that an operation depends on, where a failover may have lost some that this store has seen."""
 
     NOTHING = auto()
-    WHAT_WAS_SEEN = auto()
-    A_CHECKPOINT = auto()
+    SEEN_COMMITS = auto()
+    CHECKPOINT = auto()
 
 
 class Database(ABC):
@@ -62,12 +62,12 @@ class Database(ABC):
         *,
         brief: bool = False,
         single: bool = False,
-        follows: Follows = Follows.NOTHING,
+        depends_on: DependsOn = DependsOn.NOTHING,
     ) -> T:
         """Run `function(tx)` in a read transaction, which sees one state of the database.
 
         `brief`: the function takes milliseconds at most, and may run in this thread. `single`: it is one statement,
-        which on a server is one round trip. `follows` as in `write`.
+        which on a server is one round trip. `depends_on` as in `write`.
         """
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Database(ABC):
         brief: bool = False,
         fenced: bool = True,
         patience: float | None = None,
-        follows: Follows = Follows.NOTHING,
+        depends_on: DependsOn = DependsOn.NOTHING,
         in_one_call: Function[T | None] | None = None,
     ) -> T:
         """Run `function(tx)` in a fenced write transaction and commit; `alone` excludes all other writers.
@@ -88,8 +88,8 @@ class Database(ABC):
         `brief` as in `read`. With `fenced=False` the function checks the fence itself, or needs none. `patience` bounds
         each wait for a lock, in seconds, in place of `lock_timeout`.
 
-        With WHAT_WAS_SEEN, CommitsLostError is raised once the database lacks commits that this store has seen, until a
-        write with A_CHECKPOINT (a restore) has been committed.
+        With SEEN_COMMITS, CommitsLostError is raised once the database lacks commits that this store has seen, until a
+        write with CHECKPOINT (a restore) has been committed.
 
         On a server, `in_one_call(tx)` is tried first: it makes one `Transaction.call`, whose answer is the result, or
         None if that changed nothing.
@@ -136,7 +136,7 @@ class Database(ABC):
     def lent(self) -> int:
         """The number of pooled connections in use at the moment."""
 
-    def hurry(self) -> None:  # noqa: B027
+    def cut_retries(self) -> None:  # noqa: B027
         """Shorten the retries after a lost connection, because the store is being closed."""
 
     @abstractmethod

@@ -101,7 +101,7 @@ class Outage:
             if self._announced:
                 _logger.info("connected to %s again after %.1f s", self.where, time.monotonic() - since)
 
-    def hurry(self) -> None:
+    def cut_retries(self) -> None:
         """Give up soon, because the store is being closed."""
         if not self._hurried.is_set():
             self._hurried_at = time.monotonic()

@@ -19,7 +19,7 @@ from replaybuf.errors import CommitsLostError, ReplayBufError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine import outage as identities
-from replaybuf.storage.sql.engine.database import CommitWatch, Database, Follows, Function, Steps
+from replaybuf.storage.sql.engine.database import CommitWatch, Database, DependsOn, Function, Steps
 from replaybuf.storage.sql.engine.errors import OtherServerError, says_unknown, translated
 from replaybuf.storage.sql.engine.hooks import on_statement
 from replaybuf.storage.sql.engine.outage import Attempt, Identity, Outage
@@ -162,11 +162,11 @@ class PostgresDatabase(Database):
         *,
         brief: bool = False,
         single: bool = False,
-        follows: Follows = Follows.NOTHING,
+        depends_on: DependsOn = DependsOn.NOTHING,
     ) -> T:
         async def once(attempt: Attempt[T]) -> T:
             async with self._connected(attempt) as connection:
-                self._check_followed(follows)
+                self._check_followed(depends_on)
                 tx = Transaction(PostgresSession(connection), scope)
                 if single:  # a statement of its own sees one state, too
                     return await run(lambda: function(tx))
@@ -186,7 +186,7 @@ class PostgresDatabase(Database):
         brief: bool = False,
         fenced: bool = True,
         patience: float | None = None,
-        follows: Follows = Follows.NOTHING,
+        depends_on: DependsOn = DependsOn.NOTHING,
         in_one_call: Function[T | None] | None = None,
     ) -> T:
         work = self._behind_fence(function) if fenced else function
@@ -204,12 +204,12 @@ class PostgresDatabase(Database):
                 return has_written
 
             async with self._connected(attempt) as connection:
-                self._check_followed(follows)
+                self._check_followed(depends_on)
                 attempt.identity = self._identity(connection)
                 if in_one_call is not None and attempt.identity is not None:
                     attempt.result = await self._call(connection, in_one_call, scope, attempt)
                     if attempt.called:
-                        self._committed(attempt, follows)
+                        self._committed(attempt, depends_on)
                         return attempt.result  # type: ignore[no-any-return]
                 own = None if attempt.identity is None else attempt.identity.lock
                 async with self._begun(connection, begin, locks.first(own, alone=alone)):
@@ -221,13 +221,13 @@ class PostgresDatabase(Database):
                     else:
                         await send(connection, "ROLLBACK;")
                 if attempt.committing:
-                    self._committed(attempt, follows)
+                    self._committed(attempt, depends_on)
             result: T = attempt.result
             return result
 
         # Who bounds the wait for a lock goes on without it.
         return await self._recovery.until_done(
-            once, stored="; nothing of it was stored", follows=follows, repeats_locked=patience is None
+            once, stored="; nothing of it was stored", depends_on=depends_on, repeats_locked=patience is None
         )
 
     async def _call(
@@ -259,18 +259,18 @@ class PostgresDatabase(Database):
         identity: Identity | None = connection.next_identity() if self.opened else None
         return identity
 
-    def _check_followed(self, follows: Follows) -> None:
-        if follows is Follows.WHAT_WAS_SEEN and self.pool.servers.lost:
+    def _check_followed(self, depends_on: DependsOn) -> None:
+        if depends_on is DependsOn.SEEN_COMMITS and self.pool.servers.lost:
             raise CommitsLostError(self.pool.servers.lost)
 
-    def _committed(self, attempt: Attempt[Any], follows: Follows) -> None:
+    def _committed(self, attempt: Attempt[Any], depends_on: DependsOn) -> None:
         """Note what was committed. Raises OSError if another server is followed by now, which doesn't have it."""
         if self.pool.servers.is_left(attempt.server):
             raise ConnectionResetError("meanwhile another server took over")
-        self._note(attempt, follows)
+        self._note(attempt, depends_on)
 
-    def _note(self, attempt: Attempt[Any], follows: Follows) -> None:
-        if follows is Follows.A_CHECKPOINT:
+    def _note(self, attempt: Attempt[Any], depends_on: DependsOn) -> None:
+        if depends_on is DependsOn.CHECKPOINT:
             self.pool.servers.accept()
         if attempt.identity is not None:
             self.pool.servers.seen.add(attempt.identity, attempt.began)
@@ -315,7 +315,7 @@ class PostgresDatabase(Database):
             # Both connections are acquired before anything is locked. One operation at a time: many that have one
             # connection and wait for their second would exhaust the pool.
             async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
-                self._check_followed(Follows.WHAT_WAS_SEEN)
+                self._check_followed(DependsOn.SEEN_COMMITS)
                 identity = self._identity(guarding)
                 beside = Transaction(PostgresSession(guarding), scope)
                 tx = Transaction(PostgresSession(connection), scope)
@@ -329,13 +329,13 @@ class PostgresDatabase(Database):
                         await self._commit(connection)
                     await self._commit(guarding, _mark(identity))
                 attempt.identity = identity
-                self._committed(attempt, Follows.WHAT_WAS_SEEN)
+                self._committed(attempt, DependsOn.SEEN_COMMITS)
                 return result
 
         return await self._recovery.until_done(once)
 
-    def hurry(self) -> None:
-        self._outage.hurry()
+    def cut_retries(self) -> None:
+        self._outage.cut_retries()
 
     # Connections
 
@@ -352,7 +352,7 @@ class PostgresDatabase(Database):
         begin, first = (_WRITES, locks.first(None, alone=alone)) if write else (_READS, None)
         with translated(self.url, self.lock_timeout):
             async with self.pool.lend() as connection:
-                self._check_followed(Follows.WHAT_WAS_SEEN if write else Follows.NOTHING)
+                self._check_followed(DependsOn.SEEN_COMMITS if write else DependsOn.NOTHING)
                 async with self._begun(connection, self._begin(begin), first):
                     session = PostgresSession(connection)
                     steps = Steps(Transaction(session, scope), run, lambda: send(connection, "ROLLBACK;"))
@@ -361,7 +361,7 @@ class PostgresDatabase(Database):
                     if not steps.is_over:
                         attempt.identity = self._identity(connection) if write else None
                         await self._commit(connection, _mark(attempt.identity))
-                        self._committed(attempt, Follows.NOTHING)
+                        self._committed(attempt, DependsOn.NOTHING)
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
         return Notifications(self.url, self.lock_timeout, self.pool, hint)

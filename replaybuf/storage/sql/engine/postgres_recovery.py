@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from replaybuf.errors import LockedError, PoolBusyError, ReplayBufError, StandbyAwaitedError
 from replaybuf.storage.sql.engine import outage as identities
-from replaybuf.storage.sql.engine.database import Follows
+from replaybuf.storage.sql.engine.database import DependsOn
 from replaybuf.storage.sql.engine.errors import StandbyWaitEnded, is_conflict, is_lost
 from replaybuf.storage.sql.engine.outage import (
     Attempt,
@@ -212,7 +212,7 @@ class Recovery:
     """Repeats the transactions of a store until each is certainly committed, or certainly not.
 
     `connected(attempt)` lends a connection, `is_opened()` says whether the store was opened (before that nothing is
-    repeated), and `note(attempt, follows)` is called for a transaction that was found to be committed.
+    repeated), and `note(attempt, depends_on)` is called for a transaction that was found to be committed.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Recovery:
         waits: CommitWaits,
         connected: Callable[[Attempt[Any]], AbstractAsyncContextManager[asyncpg.Connection[Any]]],
         is_opened: Callable[[], bool],
-        note: Callable[[Attempt[Any], Follows], None],
+        note: Callable[[Attempt[Any], DependsOn], None],
     ) -> None:
         self._outage, self._waits, self._connected = outage, waits, connected
         self._is_opened, self._note = is_opened, note
@@ -231,7 +231,7 @@ class Recovery:
         once: Callable[[Attempt[T]], Awaitable[T]],
         *,
         stored: str = "",
-        follows: Follows = Follows.NOTHING,
+        depends_on: DependsOn = DependsOn.NOTHING,
         repeats_locked: bool = True,
     ) -> T:
         patience, conflicts = Patience(self._outage), 0
@@ -250,7 +250,7 @@ class Recovery:
                 elif not (self._is_opened() and self._is_lost(error, attempt)):
                     raise
                 elif await self._was_committed(attempt, error, patience, stored):
-                    self._note(attempt, follows)
+                    self._note(attempt, depends_on)
                     return attempt.result  # type: ignore[no-any-return]
             else:
                 self._outage.end()

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 from sqlalchemy.engine import URL
 
-from replaybuf.storage.sql.engine.database import CommitWatch, Database, Follows, Function, Steps
+from replaybuf.storage.sql.engine.database import CommitWatch, Database, DependsOn, Function, Steps
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.sqlite_changes import DataVersion, NeverChanges
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
-from replaybuf.storage.sql.engine.sqlite_log import LogCopies, copy_log, flush_log
+from replaybuf.storage.sql.engine.sqlite_log import WalCheckpoints, checkpoint_wal, sync_wal
 from replaybuf.storage.sql.engine.sqlite_session import is_busy
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory
@@ -53,11 +53,11 @@ class SqliteDatabase(Database):
         # lock. A database in memory has a single connection, for which readers queue, too.
         self._turn = asyncio.Lock()
         self._writer: SqliteConnection | None = None
-        self._copier: SqliteConnection | None = None
-        self._log: LogCopies | None = None
+        self._checkpointer: SqliteConnection | None = None
+        self._log: WalCheckpoints | None = None
         if self.path is not None:
             log = f"{self.path}-wal"
-            self._log = LogCopies(log, alone=partial(self._copy_alone, log), beside=self._copy_beside)
+            self._log = WalCheckpoints(log, alone=partial(self._checkpoint_alone, log), beside=self._checkpoint_beside)
 
     async def read(
         self,
@@ -66,7 +66,7 @@ class SqliteDatabase(Database):
         *,
         brief: bool = False,
         single: bool = False,
-        follows: Follows = Follows.NOTHING,
+        depends_on: DependsOn = DependsOn.NOTHING,
     ) -> T:
         with translated(self.url, self.lock_timeout):
             if self.memory or (brief and not self._turn.locked()):
@@ -87,7 +87,7 @@ class SqliteDatabase(Database):
         brief: bool = False,
         fenced: bool = True,
         patience: float | None = None,
-        follows: Follows = Follows.NOTHING,
+        depends_on: DependsOn = DependsOn.NOTHING,
         in_one_call: Function[T | None] | None = None,
     ) -> T:
         # A commit either succeeds or raises: no unknown outcome, no retry.
@@ -161,22 +161,22 @@ class SqliteDatabase(Database):
         if self._log is not None:
             self._log.committed()
 
-    async def _copy_alone(self, log: str) -> int:
-        copier = await self._open_copier()
-        await copier.in_thread(lambda _: flush_log(log))
+    async def _checkpoint_alone(self, log: str) -> int:
+        copier = await self._open_checkpointer()
+        await copier.in_thread(lambda _: sync_wal(log))
         return await self._in_turn(
-            lambda _: copy_log(copier.session.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
+            lambda _: checkpoint_wal(copier.session.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
         )
 
-    async def _copy_beside(self) -> int:
-        copier = await self._open_copier()
-        return await copier.in_thread(lambda session: session.outside(copy_log))
+    async def _checkpoint_beside(self) -> int:
+        copier = await self._open_checkpointer()
+        return await copier.in_thread(lambda session: session.outside(checkpoint_wal))
 
-    async def _open_copier(self) -> SqliteConnection:
+    async def _open_checkpointer(self) -> SqliteConnection:
         """Return the connection used only for WAL checkpoints."""
-        if self._copier is None:
-            self._copier = await self.connections.open()
-        return self._copier
+        if self._checkpointer is None:
+            self._checkpointer = await self.connections.open()
+        return self._checkpointer
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
         return NeverChanges() if self.path is None else DataVersion(self.path, self._connect, self.connections, hint)
@@ -194,8 +194,8 @@ class SqliteDatabase(Database):
         if self._log is not None:
             await self._log.close()
         async with self._turn:
-            connections = (self._copier, self._writer)
-            self._copier = self._writer = None
+            connections = (self._checkpointer, self._writer)
+            self._checkpointer = self._writer = None
             for connection in filter(None, connections):
                 await self.connections.close(connection)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from replaybuf.storage.sql.engine.database import CommitWatch
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
-from replaybuf.storage.sql.engine.thread import Pace
+from replaybuf.storage.sql.engine.thread import RateLimit
 
 _IN_MODIFY = 0x2
 _IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0)
@@ -21,11 +21,11 @@ _READ_BYTES = 4096
 
 
 class Inotify:
-    """Calls `told()` in the event loop soon after any process has written to a file, while switched on."""
+    """Calls `on_write()` in the event loop soon after any process has written to a file, while switched on."""
 
-    def __init__(self, path: str, told: Callable[[], object]) -> None:
+    def __init__(self, path: str, on_write: Callable[[], object]) -> None:
         """Watch a file. Raises OSError on systems without inotify, or when no watch is free."""
-        self._told = told
+        self._on_write = on_write
         self._loop = asyncio.get_running_loop()
         self._on = False
         libc = _libc()
@@ -37,7 +37,7 @@ class Inotify:
             raise
 
     def switch(self, on: bool) -> None:
-        """Start or stop calling `told`. Writes while off cause one call once on again."""
+        """Start or stop calling `on_write`. Writes while off cause one call once on again."""
         if on and not self._on:
             self._loop.add_reader(self._fd, self._read)
         elif self._on and not on:
@@ -52,7 +52,7 @@ class Inotify:
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._fd, _READ_BYTES)
-        self._told()
+        self._on_write()
 
 
 def _libc() -> Any:
@@ -108,7 +108,7 @@ class DataVersion(CommitWatch):
         self._log = f"{os.path.abspath(path)}-wal"
         self._connect, self._connections = connect, connections
         self._hint = hint
-        self._pace = Pace(_BURST, _PER_SECOND)
+        self._rate = RateLimit(_BURST, _PER_SECOND)
         self._connection: SqliteConnection | None = None
         self._raw: sqlite3.Connection | None = None
         self._version: int | None = None
@@ -155,7 +155,7 @@ class DataVersion(CommitWatch):
         """Poll soon, after a write to the WAL."""
         assert self._writes is not None
         self._writes.switch(False)
-        if pause := self._pace.pause():
+        if pause := self._rate.delay():
             self._look_in(pause, _FIRST_LOOK_SECONDS)
         else:
             self._look_again(_FIRST_LOOK_SECONDS)

@@ -53,18 +53,18 @@ def salts_at(path: str, pages: int) -> bytes | None:
     return salts if len(salts) == 8 and salts == header[_SALTS] else None
 
 
-def flush_log(path: str) -> None:
+def sync_wal(path: str) -> None:
     """Fsync the WAL, so that a checkpoint under the write lock doesn't block writers for its fsync as well."""
     with open(path, "r+b", buffering=0) as file:  # Windows flushes no read-only file handle
         os.fsync(file.fileno())
 
 
-def copy_log(connection: sqlite3.Connection) -> int:
+def checkpoint_wal(connection: sqlite3.Connection) -> int:
     """Checkpoint as much of the WAL as readers allow; return its number of pages."""
     return int(connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
 
 
-class LogCopies:
+class WalCheckpoints:
     """Schedules checkpoints of a long WAL: by `alone`, under the write lock, or `beside` writers.
 
     Both return the number of pages in the WAL.

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from replaybuf.errors import ClosedError, FencedError, LockedError, ReplayBufError
 
 
-class Pace:
+class RateLimit:
     """A rate limiter: at most `burst` events at once, and `per_second` in the long run."""
 
     def __init__(self, burst: int, per_second: float) -> None:
@@ -29,7 +29,7 @@ class Pace:
         self._slack = (burst - 1) / per_second
         self._used_until = 0.0
 
-    def pause(self) -> float:
+    def delay(self) -> float:
         """Count another event; return the seconds to wait before it."""
         now = time.monotonic()
         pause = max(0.0, self._used_until - self._slack - now)
@@ -175,17 +175,17 @@ class DatabaseThread:
                 raise ClosedError
             self.loop.call_soon_threadsafe(function, *args)
 
-    def hold(self, task: asyncio.Future[Any]) -> None:
+    def block_on(self, task: asyncio.Future[Any]) -> None:
         """Block later operations until `task` is done (database's thread)."""
         self._unsettled.add(task)
         task.add_done_callback(self._unsettled.discard)
 
-    async def settle(self) -> None:
+    async def drain(self) -> None:
         """Wait for the operations of cancelled callers to be undone (database's thread)."""
         if self._unsettled:
             await asyncio.wait(set(self._unsettled))
 
-    async def settle_all(self) -> None:
+    async def drain_all(self) -> None:
         """Undo unreceived results, and wait for all work without a caller (database's thread)."""
         self._take_back()
         while tasks := self._unsettled | self._retries | self._abandoned:
@@ -281,7 +281,7 @@ class DatabaseThread:
                 task.cancel()
 
     async def _settled(self, work: Callable[[], Awaitable[T]]) -> T:
-        await self.settle()
+        await self.drain()
         return await work()
 
     def _start(self, call: _Call[T], work: Callable[[], Awaitable[T]]) -> None:
@@ -301,7 +301,7 @@ class DatabaseThread:
             outcome: T | None = None
             problem: BaseException | None = None
             try:
-                await self.settle()
+                await self.drain()
                 if call.gone:
                     return
                 outcome = await work()
@@ -318,9 +318,9 @@ class DatabaseThread:
     def _settle_call(self, call: _Call[Any], undo: bool) -> None:
         """Block later operations until the operation of a cancelled caller has ended and is undone."""
         if undo and call.undo is not None:
-            self.hold(self.loop.create_task(_undone(call, call.outcome)))
+            self.block_on(self.loop.create_task(_undone(call, call.outcome)))
         elif call.task is not None and not call.task.done():
-            self.hold(call.task)
+            self.block_on(call.task)
 
 
 async def _undone(call: _Call[Any], outcome: Any) -> None:
@@ -338,4 +338,4 @@ def _settle_all() -> None:
     for thread in list(_running):
         if thread.pid == os.getpid() and not thread._closed:
             with contextlib.suppress(ReplayBufError):
-                thread.run_blocking(thread.settle_all, 10)
+                thread.run_blocking(thread.drain_all, 10)

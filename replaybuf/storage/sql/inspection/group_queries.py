@@ -145,7 +145,7 @@ def _part(
 
 
 @dataclass(frozen=True, slots=True)
-class Looking(Scope):
+class ReadScope(Scope):
     """The scope of a read: one buffer or all, including leased groups."""
 
     @property
@@ -153,17 +153,17 @@ class Looking(Scope):
         return true() if self.buffer is None else lane.c.buffer == self.buffer
 
 
-def looking_at(tx: ReadTransaction, buffer: str | None) -> Transaction:
+def read_scope(tx: ReadTransaction, buffer: str | None) -> Transaction:
     """Return a transaction that queries one buffer or all. Raises InputError when only other buffers exist."""
     check_buffer(tx, buffer)
-    return tx.of(Looking(buffer))
+    return tx.of(ReadScope(buffer))
 
 
 def list_groups(
     tx: ReadTransaction, buffer: str | None, query: Node, order: Order, limit: int | None, *, count: bool
 ) -> Listing:
     """Return the groups that match, in order; with `count` also the number of all matches, regardless of the limit."""
-    looking = looking_at(tx, buffer)
+    looking = read_scope(tx, buffer)
     rows = read_metadata(tx, [uid for uid, _ in find_uids(looking, query, order, limit)])
     matching = count_groups(looking, query, None) if count and len(rows) == limit else len(rows)
     return Listing(rows, matching, tx.now(), several=buffer is None and len(buffers_of(tx)) > 1)
@@ -173,7 +173,7 @@ def extremes_matching(
     tx: ReadTransaction, buffer: str | None, query: Node, count: int, *, worst: bool
 ) -> list[tuple[int, int]]:
     """Return the same as `extreme_rollouts`, for the groups that match."""
-    uids = [uid for uid, _ in find_uids(looking_at(tx, buffer), query, (), None)]
+    uids = [uid for uid, _ in find_uids(read_scope(tx, buffer), query, (), None)]
     return extreme_rollouts(tx, buffer, None, count, worst=worst, among=uids)
 
 
@@ -199,7 +199,7 @@ def page_of_groups(
     if newest is not None and after is None and chosen.order == _NEWEST and size < COUNTED:
         keys = [Key(uid, uid) for uid in newest[: size + 1]]
     else:
-        keys = _keys_of(looking_at(tx, chosen.buffer), chosen, after, size + 1)
+        keys = _keys_of(read_scope(tx, chosen.buffer), chosen, after, size + 1)
     rows = read_metadata(tx, [key.uid for key in keys[:size]])
     return rows, keys[size - 1] if len(keys) > size else None
 
@@ -214,7 +214,7 @@ _NEWEST = OrderTerm("uid", descending=True)
 
 def newest_groups(tx: ReadTransaction, chosen: Chosen) -> list[int]:
     """Return the uids of the newest groups that match, whatever the order, at most `COUNTED`."""
-    keys = _keys_of(looking_at(tx, chosen.buffer), replace(chosen, order=_NEWEST), None, COUNTED)
+    keys = _keys_of(read_scope(tx, chosen.buffer), replace(chosen, order=_NEWEST), None, COUNTED)
     return [key.uid for key in keys]
 
 
@@ -317,7 +317,7 @@ class QueryPlan:
 
 def explain_query(tx: ReadTransaction, buffer: str | None, query: Node, order: Order, limit: int | None) -> QueryPlan:
     """Return the query plan of `find` and `replaybuf ls` for the groups that match, in order."""
-    looking = looking_at(tx, buffer)
+    looking = read_scope(tx, buffer)
     return _explain(looking, finding(looking, query, order, limit), {})
 
 
@@ -380,7 +380,7 @@ def removable(tx: ReadTransaction, name: str, query: Node) -> Removable:
     """Return what a delete of the matching groups of a buffer would remove."""
     columns = lane.c.task_name, lane.c.status, lane.c.leased
     counted = (*columns, func.count().label("groups"), func.max(group.c.uid).label("last"))
-    looking = tx.of(Looking(name))
+    looking = tx.of(ReadScope(name))
     chosen = select_matching(looking, query, *counted)
     found = list(looking.execute(chosen.group_by(*columns).order_by(*columns)))
     rows = [{"task_name": row.task_name, "status": row.status, "groups": row.groups} for row in found if not row.leased]

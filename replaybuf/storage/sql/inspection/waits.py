@@ -214,7 +214,7 @@ FLOWS = ("put", "sampled_new", "sampled_again")
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class Dashboard:
     """The dashboard snapshot of a buffer.
 
     `waits` are the current waits with their diagnoses; `sample` describes the completed groups put last; `readings` are
@@ -239,10 +239,10 @@ class NewestGroups:
     staleness: dict[int, int]
 
 
-def glance(tx: ReadTransaction, buffer: str | None) -> list[Glance]:
+def read_dashboard(tx: ReadTransaction, buffer: str | None) -> list[Dashboard]:
     """Return the dashboard snapshot of one buffer, or of all. Raises InputError when only other buffers exist."""
     return [
-        Glance(
+        Dashboard(
             one.buffer,
             one.about,
             [] if one.asked else one.waits,

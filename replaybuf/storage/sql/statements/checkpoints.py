@@ -257,7 +257,7 @@ def keep_changing(tx: Transaction, mark: Mark) -> None:
 def next_bound(tx: Transaction, mark: Mark, groups: int) -> int:
     """Return the uid up to which there are so many groups of any buffer to copy next; the last one when they end.
 
-    Looking for it reads the pages that the copy will need, while others may write.
+    ReadScope for it reads the pages that the copy will need, while others may write.
     """
     left = select(group.c.uid).where(group.c.uid > mark.copied_to, group.c.uid <= mark.last)
     found = tx.execute(left.order_by(group.c.uid).offset(groups - 1).limit(1)).scalar()

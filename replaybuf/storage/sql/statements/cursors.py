@@ -54,7 +54,7 @@ def claim(
     return rows, token, until
 
 
-def put_behind(tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor) -> bool:
+def put_with_cursor(tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor) -> bool:
     """Move a cursor and put groups; return False, and do nothing, when somebody else has moved it."""
     if not move_cursor(tx, moved):
         return False

@@ -65,7 +65,7 @@ def keep_leaving(tx: Transaction, leaving: Leaving) -> None:
     keep_for_reading(tx, [row.uid for row in leaving or () if row.is_apart], READING_SECONDS)
 
 
-def told(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
+def decode_removed(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
     """Return groups that have left, for their caller, without those whose metadata is damaged as well."""
     items: list[StorageItem] = []
     for row in rows:

@@ -129,9 +129,9 @@ def _warn_of_unreadable(
 ) -> None:
     """Warn once per buffer of a reward that isn't a number, which means and orders silently treat as None."""
     found = [(place, record["unreadable"]) for place, record in enumerate(records) if "unreadable" in record]
-    if not found or kind.told_of_rewards:
+    if not found or kind.warned_of_reward:
         return
-    kind.told_of_rewards = True
+    kind.warned_of_reward = True
     place, what = found[0]
     parts = numeric_parts(kind.get(rollouts[place], "reward"))
     advice = f"Name the part that counts, reward_key= in the config: {listed(parts)}" if parts else "Put finite ones"

@@ -10,7 +10,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, PayloadStoreError
 from replaybuf.segments.store import SegmentLostError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.eviction import told
+from replaybuf.storage.sql.statements.eviction import decode_removed
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
 from replaybuf.storage.sql.tasks.buffer_segments import Segments
@@ -60,7 +60,7 @@ class Encoding:
         """Do one small step of what is due for the segments; return whether more is."""
         return await self.segments.tend(self._transactions.compute, self.codec)
 
-    async def told(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
+    async def decode_removed(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
         """Return groups that have left, for their caller."""
         if not rows:
             return []
@@ -69,7 +69,7 @@ class Encoding:
         except PayloadStoreError as error:  # what they have left for is done, and doesn't fail any more
             for row in rows:
                 row.tail = row.tail if row.tail is not None or not row.is_apart else DecodeError(str(error))
-        items = await self._transactions.compute(partial(told, codec=self.codec), rows)
+        items = await self._transactions.compute(partial(decode_removed, codec=self.codec), rows)
         self.segments.read(row.uid for row in rows if row.is_apart)
         return items
 

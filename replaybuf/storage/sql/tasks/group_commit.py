@@ -141,7 +141,7 @@ class GroupCommit:
         for one in pending:
             if not one.finished:
                 one.settled = self._thread.loop.create_future()
-                self._thread.hold(one.settled)
+                self._thread.block_on(one.settled)
 
     async def _flush(self) -> None:
         """Commit batches until the queue is empty, encoding the next one while others are being committed.
@@ -290,7 +290,7 @@ class GroupCommit:
         """Decode the removed groups, for puts with a `dropped` list."""
         for pending, outcome in results:
             if isinstance(outcome, Stored):
-                pending.dropped = await self._encoding.told(outcome.leaving)
+                pending.dropped = await self._encoding.decode_removed(outcome.leaving)
 
     def _fail(self, batch: list[_Pending], error: BaseException) -> None:
         """Resolve the puts of an interrupted batch with the error, so that none waits for ever."""

@@ -19,7 +19,7 @@ from replaybuf.checks import check_seconds
 from replaybuf.codec.arrays_apart import DeferredArray, Replacing, StandIn, checked_array
 from replaybuf.codec.payload_header import has_tail, head_size
 from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
-from replaybuf.segments.places import in_frames, open_place, url_here
+from replaybuf.segments.places import in_frames, local_url, open_place
 from replaybuf.segments.store import ALIGNMENT, Extent, Frame, GoneError, Range, SegmentStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
@@ -175,7 +175,7 @@ class SegmentSource(ByteSource):
 
     def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
         ranges = [Range(source.extent, array.at, array.nbytes) for source, array in wanted]
-        store = _store(url_here(self.database, self.extent.place, self.url), self.database, timeout)
+        store = _store(local_url(self.database, self.extent.place, self.url), self.database, timeout)
         store.forget()
         return [_checked(store, one.extent, raw) for one, raw in zip(ranges, store.read(ranges, timeout), strict=True)]
 

@@ -17,12 +17,12 @@ from replaybuf.segments.places import (
     check_unclaimed,
     claim,
     described,
-    forget_place,
-    know_place,
+    local_url,
     open_place,
     recognise,
+    register_url,
     take_over,
-    url_here,
+    unregister_url,
 )
 from replaybuf.segments.store import MARKER, Extent, GoneError, Range, SegmentStore
 from replaybuf.storage.sql.engine.database import Database
@@ -114,7 +114,7 @@ class SegmentReader:
         places, _ = await self._engine.read(Transaction.places, self.scope)
         for number in unknown:
             if number in places:
-                url = url_here(self.scope.database or "", number, places[number])
+                url = local_url(self.scope.database or "", number, places[number])
                 self.stores[number] = await in_thread(partial(self._open_place, number, url), self.patience, url)
 
     def _open_place(self, number: int, url: str) -> SegmentStore:
@@ -223,14 +223,14 @@ class OwnPlace:
                     "the place that it wrote to; to keep new ones elsewhere, name another place (payloads=)"
                 )
         self._url, self._number, self._is_noted = store.url, number, False
-        know_place(scope.database or "", number, store.url)
+        register_url(scope.database or "", number, store.url)
         await self.note_where(None)
         return number, store
 
     def close(self) -> None:
         """Forget where it is for this process."""
         if self._number is not None:
-            forget_place(self._scope.database or "", self._number, self._url)
+            unregister_url(self._scope.database or "", self._number, self._url)
 
     async def note_where(self, user: int | None) -> None:
         """Note in the database where it is, unless others have it elsewhere; `user` is this process.

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from replaybuf.errors import FencedError
-from replaybuf.storage.sql.engine.database import Database, Follows
+from replaybuf.storage.sql.engine.database import Database, DependsOn
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, make_checkpoint
@@ -77,7 +77,7 @@ class Transactions:
                     alone=alone,
                     brief=brief,
                     fenced=fenced,
-                    follows=Follows.WHAT_WAS_SEEN,
+                    depends_on=DependsOn.SEEN_COMMITS,
                     in_one_call=in_one_call,
                 )
             except RaceNotRunError as need:
@@ -106,7 +106,9 @@ class Transactions:
         while True:
             scope = self.scope
             try:
-                return await self.engine.read(function, scope, brief=True, single=True, follows=Follows.WHAT_WAS_SEEN)
+                return await self.engine.read(
+                    function, scope, brief=True, single=True, depends_on=DependsOn.SEEN_COMMITS
+                )
             except FencedError as error:
                 await self._rejoin(scope, error)
 
@@ -133,7 +135,7 @@ class Transactions:
         await self.thread.catch_up(self.engine.lock_timeout)
         async with self._restoring:
             made, self.scope = await self.engine.write(
-                work, self.scope, alone=True, fenced=False, follows=Follows.A_CHECKPOINT
+                work, self.scope, alone=True, fenced=False, depends_on=DependsOn.CHECKPOINT
             )
         self._watch.committed()
         return made

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.thread import DatabaseThread, Pace
+from replaybuf.storage.sql.engine.thread import DatabaseThread, RateLimit
 
 # How often hints wake callers, who then read the store, however much others commit.
 _BURST, _PER_SECOND = 16, 50
@@ -30,7 +30,7 @@ class Watch:
         self._thread = thread
         self._wakes = Wakes()
         self._changes = engine.changes(self._hint)
-        self._pace = Pace(_BURST, _PER_SECOND)
+        self._rate = RateLimit(_BURST, _PER_SECOND)
         self._waking: asyncio.TimerHandle | None = None
         self._polling: asyncio.Task[None] | None = None
         self._announcing: asyncio.Task[None] | None = None
@@ -72,7 +72,7 @@ class Watch:
     def _hint(self) -> None:
         """Wake callers, now or soon: something was committed (database's thread)."""
         if self._waking is None and not self._stopped:
-            self._waking = self._thread.loop.call_later(self._pace.pause(), self._wake)
+            self._waking = self._thread.loop.call_later(self._rate.delay(), self._wake)
 
     def _wake(self) -> None:
         self._waking = None

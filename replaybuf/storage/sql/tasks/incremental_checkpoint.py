@@ -40,7 +40,7 @@ class _StoppedError(Exception):
     """Its caller no longer waits for the checkpoint."""
 
 
-class Making:
+class IncrementalCheckpoint:
     """Makes a checkpoint in pieces: the mark, then groups, and at last all of it is published."""
 
     def __init__(self, transactions: Transactions, step: int, keep: int | None) -> None:
