@@ -13,6 +13,7 @@ _FIXTURES = {
     "url",
     "new_url",
     "kind",
+    "flowing_url",
     "shared_url",
     "kept_url",
     "sound",
@@ -76,16 +77,15 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_async.py::*", _STRATEGY),
     ("produce/test_sync.py::*", _STRATEGY),
     ("produce/test_records.py::*", _STRATEGY),
-    ("produce/test_word_problems.py::*", _STRATEGY),
     ("produce/test_sampler_state.py::*", ("postgresql",)),
     ("produce/test_cancelled_production.py::*", ("sqlite",)),
     ("produce/test_limits_in_production.py::*", ("sqlite",)),
     ("produce/test_workers.py::test_workers_together*", ("postgresql",)),
     ("produce/test_workers.py::*", _STRATEGY),
     ("produce/test_worker_ends.py::*", _STRATEGY),
-    ("produce/test_repeatable.py::*every_store*", _DATABASES),
+    ("produce/test_repeatable.py::*every_store*", ("sqlite",)),  # PostgreSQL: storage/test_same_draws.py
     ("produce/test_repeatable.py::*", _STRATEGY),
-    ("produce/test_produce_processes.py::*sqlite-*-partial*", ("sqlite",)),
+    ("produce/test_produce_processes.py::*sqlite-work-partial*", ("sqlite",)),
     ("produce/test_produce_processes.py::*postgresql-produce-sync*", ("postgresql",)),
     ("produce/test_produce_processes.py::*once_though*", ()),
     ("produce/test_produce_processes.py::*", ("postgresql",)),
@@ -133,7 +133,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ),
     ("buffer/test_waits.py::*", ("sqlite",)),
     ("faults/test_steady.py::*", ("sqlite",)),
-    ("faults/test_restored.py::*postgresql-staleness*", _DATABASES),
     ("faults/test_restored.py::*postgresql-prioritized-*", _DATABASES),
     ("faults/test_restored.py::*left*", _DATABASES),
     ("faults/test_restored.py::*sqlite-prompts*", _DATABASES),
@@ -142,10 +141,13 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("faults/test_restored.py::*", ()),
     ("faults/test_storm.py::test_every_group*", ("sqlite",)),
     ("faults/test_storm.py::*", ("postgresql",)),
-    ("cli/test_doctor.py::test_what_is_wrong*index*", _DATABASES),
+    ("cli/test_doctor.py::test_what_is_wrong*index is missing*", _DATABASES),
     ("cli/test_doctor.py::test_what_is_wrong*view*", _DATABASES),
-    ("cli/test_doctor.py::test_what_is_wrong*lease*", _DATABASES),
-    ("cli/test_doctor.py::test_what_is_wrong*", ("sqlite",)),
+    ("cli/test_doctor.py::test_what_is_wrong*", ("sqlite",)),  # on PostgreSQL all at once
+    *((f"cli/test_doctor_places.py::*{law}*", _DATABASES) for law in ("live bytes?", "nobody_names", "goes_on")),
+    ("cli/test_doctor_places.py::*", ("sqlite",)),
+    ("cli/test_watch.py::test_who_waits*", ("sqlite",)),
+    ("cli/test_why.py::test_a_waiter_that_was_killed*", ("postgresql",)),
     ("cli/test_doctor.py::*sound*", _DATABASES),
     ("cli/test_doctor.py::*looking*", _DATABASES),
     ("cli/test_doctor.py::*all_at_once*", _DATABASES),
@@ -258,7 +260,10 @@ _LONG = (
     "faults/test_postgres_connections.py::test_a_take_hands_out_once*ended by the server*",
     "faults/test_postgres_connections.py::test_a_refresh_expires_once*",
     *(f"faults/test_cancelled.py::*done_or_undone?postgresql-{name}*" for name in ("acknowledge", "restore", "lease")),
-    "faults/test_closed_loops.py::*postgresql-acknowledge*",  # on SQLite
+    *(f"faults/test_closed_loops.py::*postgresql-{name}*" for name in ("take", "acknowledge")),  # on SQLite
+    # Each of the calls once, committed or not
+    *(f"faults/test_postgres_restarts.py::*not_told_comes*{case}?" for case in ("get-False", "lease_batch-True")),
+    "produce/test_workers.py::test_the_capacity*reject*",  # produce/test_limits_in_production.py
     "faults/test_closed_loops.py::*postgresql-refresh*",
     "faults/test_closed_loops.py::*postgresql-lease*",
     "processes/test_processes.py::*every_group_goes*postgresql*",  # produce and the storm

@@ -122,11 +122,6 @@ def test_a_damaged_payload_is_an_error_only_with_full(file: Path) -> None:
     assert "damaged" in run("show", file, 15, "--full", code=1).stderr
 
 
-def test_the_variable_leaves_only_the_uid_to_give(file: Path) -> None:
-    shown = run("show", 15, env={"REPLAYBUF_URL": str(file)})
-    assert shown.stdout == run("show", file, 15).stdout
-
-
 def test_without_a_uid_there_is_a_usage_error(file: Path) -> None:
     assert "UID" in run("show", file, code=2).stderr
     assert "UID" in run("show", code=2, env={"REPLAYBUF_URL": str(file)}).stderr
@@ -144,10 +139,6 @@ def test_a_leased_group_says_so(busy: str) -> None:
 def test_an_archived_group_says_so(busy: str) -> None:
     [uid] = [row["uid"] for row in run_json("ls", busy, "--status", "archived")]
     assert re.search(r"(?m)^  archived      \S+Z \(\d+s ago\)$", run("show", busy, uid).stdout)
-
-
-def test_of_one_buffer_its_name_is_not_shown(filled: str) -> None:
-    assert not re.search(r"(?m)^  (buffer|leased|deliveries|archived) ", run("show", filled, 15).stdout)
 
 
 # Side by side

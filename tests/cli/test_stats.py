@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer.metrics import RATES
-from replaybuf.cli import output
 from replaybuf.produce import Sampler, TrainState, publish
 from replaybuf.prompts import PromptLedger
 from replaybuf.storage.sql.schema.revisions import HEAD
@@ -102,18 +99,6 @@ def test_leases_that_are_over_are_told_and_nothing_is_written(busy: str) -> None
     assert [line.split()[0] for line in shown if "2 (1 overdue)" in line] == ["default", "total"]
 
 
-def test_several_buffers_have_a_column(busy: str) -> None:
-    rows = run_json("stats", busy)["groups"]
-    assert {(row["buffer"], row["status"]) for row in rows} == {
-        ("default", "completed"),
-        ("default", "archived"),
-        ("eval", "completed"),
-    }
-    assert run("stats", busy).stdout.split()[0] == "buffer"
-    assert {row["buffer"] for row in run_json("stats", busy, "--buffer", "eval")["groups"]} == {"eval"}
-    assert "buffer" not in run("stats", busy, "--buffer", "eval").stdout
-
-
 def test_where_the_run_is(empty: str) -> None:
     async def work() -> None:
         async with ReplayBufferConfig(url=empty).build() as buffer:
@@ -164,14 +149,6 @@ def test_a_task_of_which_all_was_dropped_is_there(empty: str) -> None:
     assert "math" in run("stats", empty).stdout
 
 
-def test_on_a_narrow_terminal_the_least_is_left_out(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_WIDE", 80)
-    shown = run("stats", busy)
-    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
-    assert shown.stderr.startswith("too narrow for: ")
-    assert {"oldest", "leased", "stale"} <= set(shown.stdout.splitlines()[0].split())
-
-
 def test_both_databases_say_the_same(filled: str) -> None:
     [row] = [
         row for row in run_json("stats", filled)["groups"] if (row["task_name"], row["status"]) == ("math", "completed")
@@ -194,19 +171,6 @@ def test_json_tells_of_the_whole_database(filled: str) -> None:
     assert database["schema"] == HEAD
     assert database["unswept_payloads"] <= 3
     assert database["database_bytes"] > 100_000
-
-
-def test_lines_and_csv_hold_the_rows(filled: str) -> None:
-    rows = run_json("stats", filled)["groups"]
-    assert [json.loads(line) for line in run("stats", filled, "--nl").stdout.splitlines()] == rows
-    read = list(csv.DictReader(io.StringIO(run("stats", filled, "--csv").stdout)))
-    assert [list(row) for row in read] == [list(row) for row in rows]
-    assert [row["groups"] for row in read] == [str(row["groups"]) for row in rows]
-
-
-def test_the_table_has_a_total(filled: str) -> None:
-    [total] = [line.split() for line in run("stats", filled).stdout.splitlines() if line.startswith("total")]
-    assert total[1:3] == ["13", "52"]
 
 
 def test_an_empty_buffer_is_no_error(empty: str) -> None:

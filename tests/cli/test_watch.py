@@ -146,12 +146,6 @@ async def test_who_waits_is_told_first_and_with_the_reason(empty: str) -> None:
     assert shown.index("waiting of b") < shown.index("waiting of a")
 
 
-def test_a_frame_holds_no_unsafe_character(hostile: str) -> None:
-    shown = run("watch", hostile).stdout
-    assert not [character for character in UNSAFE if character in shown]
-    assert "\\x1b]0;owned" in shown
-
-
 # In a terminal
 
 

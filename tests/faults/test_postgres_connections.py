@@ -296,11 +296,11 @@ async def test_connections_that_ended_while_nothing_was_asked_are_made_again(
     postgres_database: str, caplog: Any
 ) -> None:
     async with build(postgres_database) as buffer:
-        await fill(buffer, 100)
-        for _ in range(5):
+        await fill(buffer, 25)
+        for _ in range(2):
             execute(postgres_database, END_ALL)
             assert len(await asyncio.gather(*(buffer.get(1, TASK) for _ in range(10)))) == 10
-        assert len(buffer) == 50
+        assert len(buffer) == 5
         await no_connection_out(buffer)
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 

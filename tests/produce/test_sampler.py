@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import InputError
 from replaybuf.produce import AsyncProduceStrategy, Sampler, SamplerWithReplayBuffer, SyncProduceStrategy, batch_sizes
 from tests.produce.laws import drawn, ids, questions
@@ -45,14 +45,6 @@ async def test_the_rollouts_of_a_group_share_nothing(buffer: ReplayBuffer) -> No
     }
 
 
-async def test_a_dataset_of_rollouts_is_not_changed(buffer: ReplayBuffer) -> None:
-    dataset = [RolloutState(message=[], extra_fields={"seen": []})]
-    (prompt,) = await Sampler(buffer, dataset, TASK, prompt_repeat_k=2).sample()
-    prompt.group[0].extra_fields["seen"].append(1)
-    assert (dataset[0].group_id, dataset[0].extra_fields) == (None, {"seen": []})
-    assert prompt.group[1].extra_fields == {"seen": []}
-
-
 async def test_ids_are_unique_over_epochs(buffer: ReplayBuffer) -> None:
     found = await drawn(Sampler(buffer, prompts(3), TASK, prompt_repeat_k=2, epochs=3), 99)
     assert ids(found) == list(range(9))
@@ -66,14 +58,6 @@ async def test_ids_are_unique_over_samplers_that_draw_at_once(url: str) -> None:
         samplers = [Sampler(one, prompts(10), TASK, epochs=3) for one in (*buffers, *buffers)]
         found = [one for part in await asyncio.gather(*(drawn(one, 99) for one in samplers)) for one in part]
         assert sorted(ids(found)) == list(range(30))
-
-
-async def test_ids_go_on_after_a_restart(shared_url: str) -> None:
-    found: list[int] = []
-    for _ in range(3):
-        async with build(shared_url) as buffer:
-            found += ids(await drawn(Sampler(buffer, prompts(4), TASK), 3))
-    assert found == list(range(9))
 
 
 async def test_another_size_of_groups_after_a_restart(shared_url: str) -> None:
