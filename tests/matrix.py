@@ -28,6 +28,7 @@ _FIXTURES = {
     "dipped",
     "where",
     "places",
+    "copies",
 }
 _NAMES = {
     "memory://": "memory",
@@ -187,6 +188,12 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("segments/test_space.py::test_space_comes_back*", _PLACES),
     *((f"segments/test_{name}.py::*", ("sqlite",)) for name in ("buffers", "dead_writers", "kills", "lost_places")),
     *((f"segments/test_{name}.py::*", ("sqlite",)) for name in ("settings", "space")),
+    *((f"segments/test_originals.py::*{law}*", _DATABASES) for law in ("takes_nothing", "has_moved")),
+    ("segments/test_reading.py::*found_by_sql*", _DATABASES),
+    ("segments/test_reading.py::*an_export*", _DATABASES),
+    *((f"segments/test_{name}.py::*", ("sqlite",)) for name in ("originals", "reading")),
+    ("storage/test_draws.py::*any_order*", ("postgresql",)),  # compared with SQLite in memory
+    ("storage/test_schema.py::test_processes_create*", ("postgresql",)),  # SQLite: processes/test_processes.py
     ("torch/test_loading.py::*every_group*none*", ("sqlite",)),
     ("torch/test_loading.py::*every_group*spawned*", ("sqlite",)),
     ("torch/test_loading.py::*leases_go_on*", ("sqlite",)),
@@ -209,6 +216,17 @@ _LONG = (
     "bench/test_bench.py::test_a_signal*15*",  # Ctrl-C
     "bench/test_bench.py::test_a_buffer_of*",
     "chunks/test_races.py::*several_senders*memory-1*",  # on PostgreSQL
+    # What a buffer does above its store, or compares with the model: on SQLite
+    *(
+        f"contract/test_postgres.py::TestPostgres::test_{law}*"
+        for law in ("evictions_bring", "every_group_is_acc", "a_heartbeat_keeps", "a_lost_lease_shows")
+    ),
+    *(
+        f"contract/test_postgres.py::TestPostgres::test_{law}*"
+        for law in ("a_buffer_can_be_restored_a", "draws_go_on_as")
+    ),
+    "storage/test_lease_clock.py::*agree*sqlite--7200.0?",
+    "storage/test_lease_clock.py::*agree*postgresql-7200.0?",
     "cli/test_ends.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open
     "cli/test_why.py::test_the_reason_is_named*postgres-*",  # on SQLite: the reason is found by the same rules
     "cli/test_why.py::test_leases_of_a_predecessor*postgres*",  # on SQLite: who holds a lease is told by the same rule

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from replaybuf.cli.app import Commands
+from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.conftest import run, start
 
 ENDLESS = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELECT count(*) FROM t"
@@ -75,7 +76,12 @@ def test_a_pipe_that_was_never_read_ends_quietly(file: Path) -> None:
 def test_ctrl_c_ends_quietly_and_at_once(file: Path, postgres_url: str, backend: str) -> None:
     url, statement = (str(file), ENDLESS) if backend == "sqlite" else (postgres_url, "SELECT pg_sleep(60)")
     process = start("sql", url, statement)
-    time.sleep(3)
+    if backend == "sqlite":
+        time.sleep(3)
+    else:
+        asked = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()"
+        while not open_reader(url).read_any(lambda tx: tx.values(asked)):
+            time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=20)
     assert (process.returncode, stdout, stderr) == (130, "", "")
