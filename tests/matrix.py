@@ -78,7 +78,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_async.py::*", _STRATEGY),
     ("produce/test_sync.py::*", _STRATEGY),
     ("produce/test_records.py::*", _STRATEGY),
-    ("produce/test_sampler_state.py::*", ("postgresql",)),
+    ("produce/test_sampler.py::*_state*", ("postgresql",)),
     ("produce/test_cancelled_production.py::*", ("sqlite",)),
     ("produce/test_limits_in_production.py::*", ("sqlite",)),
     ("produce/test_workers.py::test_workers_together*", ("postgresql",)),
@@ -106,10 +106,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("cancellation/*", _DATABASES),
     ("buffer/test_forks.py::*postgresql-pass-os*", _DATABASES),
     ("buffer/test_forks.py::*in_memory*", _STRATEGY),
-    *(
-        (f"buffer/test_{name}.py::*", ("sqlite",))
-        for name in ("forks", "heartbeats", "pickling", "threads", "unclosed")
-    ),
+    *((f"buffer/test_{name}.py::*", ("sqlite",)) for name in ("forks", "threads", "unclosed")),
     ("sync/test_sync_calls.py::*thread*", _SHARED),
     ("sync/test_sync_calls.py::*", _STRATEGY),
     ("sync/test_sync_processes.py::*fork*postgresql-pass-*", _DATABASES),
@@ -260,7 +257,7 @@ _LONG = (
     "segments/test_lost_places.py::test_damaged_groups_are_set_aside*header*",
     "segments/test_objects.py::test_a_store_that_is_down*503*",  # away
     "segments/test_objects.py::test_an_answer_that_it_cannot*500*",
-    "sync/test_sync_processes.py::*multiprocessing*spawn*",  # test_pickling.py
+    "sync/test_sync_processes.py::*multiprocessing*spawn*",  # buffer/test_forks.py
     "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
     "web/test_sql.py::test_too_many_rows*postgres*",  # on SQLite
     "xtuner/test_expired_before.py::test_random_runs*postgresql*",  # on SQLite
@@ -341,7 +338,6 @@ _FAST = (
     "test_redact.py",
 )
 _SLOW = (
-    "chunks/test_configs.py",
     "chunks/test_races.py",
     "produce/test_jsonl.py",
     "produce/test_produce_processes.py",

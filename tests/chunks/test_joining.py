@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from replaybuf import NotReadyError, ReplayBufError
+from replaybuf import ConfigError, NotReadyError, ReplayBufError
+from replaybuf.chunks import ChunkBufferConfig
 from replaybuf.errors import EncodeError, InputError
 from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
 
@@ -240,3 +244,39 @@ async def test_damage__a_fragment_that_can_not_be_read_takes_its_chunk_with_it(s
     await send(chunks, range(2, 6))
     assert await starts(chunks) == [3]
     assert (await chunks.dropped())["damaged"] == 1
+
+
+# Configs of chunk buffers, and their page
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_config__is_checked() -> None:
+    for wrong in (
+        {},
+        {"fragments_per_chunk": 0},
+        {"fragments_per_chunk": 2, "max_chunks": 0},
+        {"fragmentsperchunk": 2},
+    ):
+        with pytest.raises(ConfigError, match="ChunkBufferConfig"):
+            ChunkBufferConfig.from_mapping({"url": "memory://"} | wrong)
+
+
+def test_config__hides_passwords() -> None:
+    config = ChunkBufferConfig(url="postgresql://me:secret@host/rl", fragments_per_chunk=2)
+    assert "secret" not in repr(config)
+
+
+def test_docs__the_example_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs/chunks.md").read_text("utf-8")
+    code, _, output = text.split("```python\n")[1].partition("```\n\n```\n")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert (done.stdout, done.stderr) == (output.partition("```")[0], "")

@@ -8,6 +8,7 @@ import re
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tests.cli.conftest import run, run_json
 from tests.cli.example import HOSTILE
 from tests.cli.terminal import SIZES, needs_tmux, terminal
 from tests.cli.test_escape import UNSAFE, on_a_terminal
+from tests.stores import TASK, build, fill
 
 
 def test_json_holds_the_group_and_its_rollouts(filled: str) -> None:
@@ -274,3 +276,58 @@ async def test_a_line_of_a_megabyte_is_shown_in_a_terminal(tmp_path: Path, size:
         assert "998,000 more" in seen
         assert not [character for character in UNSAFE if character in seen]
         assert shown.tmux("display-message", "-p", "#{pane_title}").strip() != "owned"
+
+
+# Without an archive the texts of groups that were trained on are gone: the command says so, and what keeps them
+
+
+KEEPS = "archive=1000 in the config of the trainer"
+
+
+async def train(url: str, **options: Any) -> None:
+    """Train on two of three groups."""
+    async with build(url, **options) as buffer:
+        await fill(buffer, 3)
+        await buffer.take_batch({TASK: 2}, timeout=5, current_train_step=7)
+
+
+COMMANDS = {
+    "show --worst": ("show", "--worst", "1"),
+    "show --worst --task": ("show", "--worst", "1", "--task", TASK),
+    "trace": ("trace", "step", "7"),
+    "trace uid": ("trace", "uid", "1"),
+}
+
+
+def said(url: str, command: tuple[str, ...], code: int = 0) -> str:
+    name, *rest = command
+    ended = run(name, url, *rest, code=code)
+    return " ".join((ended.stdout + ended.stderr).split())
+
+
+def test_every_command_that_would_show_them_says_so(url: str) -> None:
+    asyncio.run(train(url))
+    for command in COMMANDS.values():
+        assert KEEPS in said(url, command), command
+    assert "the texts of all 2 groups that were trained on are gone" in said(url, COMMANDS["show --worst"])
+    assert "2 of them are gone, and their texts" in said(url, COMMANDS["trace"])
+    missing = said(url, ("show", "1"), code=1)
+    assert "there is no group 1 in" in missing
+    assert "gone: trained on" in missing
+    assert KEEPS in missing
+
+
+def test_with_an_archive_there_is_nothing_to_say(url: str) -> None:
+    asyncio.run(train(url, archive=10))
+    for command in (*COMMANDS.values(), ("show", "1")):
+        assert KEEPS not in said(url, command), command
+
+
+def test_before_anything_is_trained_on_there_is_not_either(url: str) -> None:
+    async def put() -> None:
+        async with build(url) as buffer:
+            await fill(buffer, 1)
+
+    asyncio.run(put())
+    for command in (COMMANDS["show --worst"], COMMANDS["trace uid"]):
+        assert KEEPS not in said(url, command), command
