@@ -202,7 +202,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("rollouts/test_frameworks.py::*", _DATABASES),
     ("examples/test_killed.py::test_trainer_and_workers*", ("postgresql",)),
     ("examples/test_killed.py::*", ("sqlite",)),
-    ("examples/test_endpoint_run.py::test_it_trains*", ("postgresql",)),
     ("examples/test_endpoint_run.py::*", ("sqlite",)),
 ]
 
@@ -230,6 +229,7 @@ _LONG = (
     "demo/test_demo_kills.py::test_killed_at_each_point*",  # two of them: the synchronous run with the same weights
     "demo/test_demo_kills.py::test_killed_at_random*",  # examples
     "demo/test_demo_kills.py::test_workers_killed*",  # examples: trainer and workers
+    "demo/test_display.py::*C-c*",  # demo/test_demo_run.py::test_ctrl_c
     "demo/test_demo_run.py::test_a_short_run*postgresql*",  # on SQLite; an example that is killed on PostgreSQL
     "demo/test_demo_run.py::test_a_run_goes_on*",  # demo/test_start.py
     "demo/test_demo_run.py::test_a_run_may_be_cut*",

@@ -135,11 +135,6 @@ def test_a_head_says_where_its_tail_is() -> None:
     assert Extent.at_end_of(stored) == extent
     assert len(extent.packed()) == EXTENT_BYTES
     assert not is_apart(split.joined())
-    for bit in range(8 * EXTENT_BYTES):
-        damaged = bytearray(stored)
-        damaged[-1 - bit // 8] ^= 1 << bit % 8
-        with pytest.raises(DecodeError):
-            Extent.at_end_of(damaged)
 
 
 class Recording:
