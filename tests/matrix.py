@@ -190,7 +190,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("segments/test_reading.py::*an_export*", _DATABASES),
     *((f"segments/test_{name}.py::*", ("sqlite",)) for name in ("originals", "reading")),
     ("storage/test_draws.py::*any_order*", ("postgresql",)),  # compared with SQLite in memory
-    ("storage/test_schema.py::test_processes_create*", ("postgresql",)),  # SQLite: processes/test_processes.py
     ("torch/test_loading.py::*every_group*none*", ("sqlite",)),
     ("torch/test_loading.py::*every_group*spawned*", ("sqlite",)),
     ("torch/test_loading.py::*leases_go_on*", ("sqlite",)),
@@ -281,7 +280,6 @@ _LONG = (
     "produce/test_workers.py::test_the_capacity*reject*",  # produce/test_limits_in_production.py
     "faults/test_closed_loops.py::*postgresql-refresh*",
     "faults/test_closed_loops.py::*postgresql-lease*",
-    "processes/test_processes.py::*every_group_goes*postgresql*",  # produce and the storm
 )
 
 #: Contracts of which each law is tested by default, but only with its first case: a SQLite file has the others.
