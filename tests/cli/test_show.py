@@ -88,13 +88,9 @@ def test_full_shows_an_expired_rollout_without_its_response(filled: str) -> None
 def test_full_shows_values_of_any_kind(tmp_path: Path) -> None:
     values = [np.zeros(2), {("a", 1): 2}, [{"role": np.zeros(2), "content": np.ones(2), "name": np.ones(3)}]]
     url = f"sqlite:///{tmp_path / 'odd.db'}"
-
-    async def fill() -> None:
-        async with ReplayBufferConfig(url=url, rollout_type=dict).build() as buffer:
-            for value in values:
-                await buffer.put([{"message": value, "response": value, "error_msg": value}] * 2, "t")
-
-    asyncio.run(fill())
+    with ReplayBufferConfig(url=url, rollout_type=dict).build_sync() as buffer:
+        for value in values:
+            buffer.put([{"message": value, "response": value, "error_msg": value}] * 2, "t")
     shown = [run("show", url, uid, "--full").stdout for uid in (1, 2, 3)]
     assert "array([0., 0.])" in shown[0]
     assert "{('a', 1): 2}" in shown[1]

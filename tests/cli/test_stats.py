@@ -118,14 +118,11 @@ def test_where_the_run_is(empty: str) -> None:
 
 
 def test_the_steps_of_checkpoints_are_there(empty: str) -> None:
-    async def make() -> None:
-        for name, step in (("default", 40), ("eval", 7), ("default", 41)):
-            async with ReplayBufferConfig(url=empty, name=name).build() as buffer:
-                await buffer.checkpoint(step)
-
     asyncio.run(fill_busy(empty))
     assert "checkpoints" not in run("stats", empty).stdout
-    asyncio.run(make())
+    for name, step in (("default", 40), ("eval", 7), ("default", 41)):
+        with ReplayBufferConfig(url=empty, name=name).build_sync() as buffer:
+            buffer.checkpoint(step)
     assert {name: of["checkpoints"] for name, of in run_json("stats", empty)["buffers"].items()} == {
         "default": [40, 41],
         "eval": [7],
@@ -141,12 +138,9 @@ def test_a_buffer_that_is_not_there_is_an_error(busy: str, command: str) -> None
 
 
 def test_a_task_of_which_all_was_dropped_is_there(empty: str) -> None:
-    async def drop() -> None:
-        async with ReplayBufferConfig(url=empty).build() as buffer:
-            old = RolloutState(message=[], status=Status.COMPLETED, seq_staleness=9)
-            assert await buffer.put([old], "math", stale_threshold=4, expired_groups_retryable=False) is None
-
-    asyncio.run(drop())
+    with ReplayBufferConfig(url=empty).build_sync() as buffer:
+        old = RolloutState(message=[], status=Status.COMPLETED, seq_staleness=9)
+        assert buffer.put([old], "math", stale_threshold=4, expired_groups_retryable=False) is None
     assert run_json("stats", empty)["groups"] == []
     assert run_json("stats", empty)["buffers"]["default"]["tasks"]["math"]["dropped"] == 1
     assert "math" in run("stats", empty).stdout
