@@ -164,7 +164,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
         (f"cli/test_ls.py::*{law}*", _DATABASES)
         for law in ("where_is", "order_by", "same_types", "shown_with", "one_b")
     ),
-    *((f"cli/test_{name}.py::*", ("sqlite",)) for name in ("escape", "explain", "help", "ls", "show")),
+    ("cli/test_mistakes.py::*sql -*", _DATABASES),
+    *((f"cli/test_{name}.py::*", ("sqlite",)) for name in ("escape", "explain", "help", "ls", "mistakes", "show")),
     *(
         (f"web/test_pages.py::*{law}*", _DATABASES)
         for law in ("is_there", "overview", "prometheus", "every_group", "leads")

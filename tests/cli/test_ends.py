@@ -29,13 +29,6 @@ def test_stats_shows_no_password(filled: str) -> None:
         assert SECRET not in run("stats", url, "--json").stdout
 
 
-@pytest.mark.parametrize(
-    "args", [(), ("nope",), ("stats",), ("stats", "--nope"), ("ls", "run.db", "--limit", "-1"), ("db",)]
-)
-def test_a_wrong_call_ends_with_2(args: tuple[str, ...]) -> None:
-    run(*args, code=2)
-
-
 def test_an_error_of_replaybuf_ends_with_1_and_one_line(tmp_path: Path) -> None:
     process = start("stats", tmp_path / "typo.db")
     stdout, stderr = process.communicate(timeout=60)

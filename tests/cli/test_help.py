@@ -114,20 +114,6 @@ def test_a_missing_url_names_the_variable(path: str) -> None:
     assert run(*path.split(), code=2).stderr.endswith(said)
 
 
-def test_what_comes_after_a_url_that_is_missing_names_the_variable(filled: str) -> None:
-    said = "STATEMENT: it is missing. It comes after the URL, which may be in the environment variable REPLAYBUF_URL"
-    assert said in run("sql", filled, code=2).stderr
-
-
-def test_two_formats_are_a_usage_error(filled: str) -> None:
-    assert "choose one of" in run("ls", filled, "--json", "--csv", code=2).stderr
-
-
-@pytest.mark.parametrize(("typed", "meant"), [("stat", "stats"), ("exprot", "export"), ("checkpoints", "checkpoint")])
-def test_a_misspelt_command_is_told_the_nearest(typed: str, meant: str) -> None:
-    assert f"No such command {typed!r}. Did you mean {meant!r}?" in run(typed, "run.db", code=2).stderr
-
-
 def test_a_command_that_is_like_none_is_told_no_other() -> None:
     assert "Did you mean" not in run("frobnicate", code=2).stderr
 

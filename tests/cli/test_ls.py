@@ -7,7 +7,6 @@ import io
 import json
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -106,26 +105,6 @@ def test_payloads_are_not_read(file: Path) -> None:
     connection.commit()
     connection.close()
     assert len(uids(file)) == 13
-
-
-@pytest.mark.parametrize("where", ["{", "[]", "3", "uid = 3"])
-def test_where_that_is_no_json_object_is_a_usage_error(file: Path, where: str) -> None:
-    assert "--where" in run("ls", file, "--where", where, code=2).stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("--where", '{"nope": 1}'), "nope"),
-        (("--where", '{"staleness": {"$foo": 1}}'), "$foo"),
-        (("--order-by", "nope"), "order_by"),
-        (("--status", "nope"), "completed"),
-    ],
-)
-def test_a_wrong_query_says_what_is_wrong_with_it(file: Path, args: Any, message: str) -> None:
-    stderr = run("ls", file, *args, code=1).stderr
-    assert stderr.startswith("Error: ")  # before the query, with what is wrong marked
-    assert message in stderr
 
 
 def test_leases_are_shown_with_the_time_that_is_left(busy: str) -> None:

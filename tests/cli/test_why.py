@@ -326,12 +326,6 @@ def test_rows_for_programs(filled: str) -> None:
     assert {row["task_name"]: row["completed"] for row in found["tasks"]} == {"code": 3, "math": 8}
 
 
-def test_what_is_wrong_with_a_question_is_said(filled: str) -> None:
-    assert "unknown status 'done'" in run("why", filled, "--status", "done", code=1).stderr
-    assert "reward.$gte" in run("why", filled, "--where", '{"reward": {"$gte": "x"}}', code=1).stderr
-    assert "a query is JSON" in run("why", filled, "--where", "reward > 1", code=2).stderr
-
-
 def test_a_run_whose_trainer_was_killed_begins_with_since_when_nobody_draws(tmp_path: Path) -> None:
     """A trainer that ended by itself is no cause to look into, and a question about one draw is answered alone."""
     url = f"sqlite:///{tmp_path}/run.db"
