@@ -5,6 +5,7 @@ Pages whose examples need more than a folder have tests of their own.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,31 +14,41 @@ from replaybuf.segments.places import PAYLOAD_THRESHOLD
 from replaybuf.storage.sql.tasks.open_segments import SEGMENT_BYTES
 from tests.pages import Page
 
-SAMPLING, PRODUCTION = Page("sampling.md"), Page("production.md")
+SAMPLING, PRODUCTION, CALLING = Page("sampling.md"), Page("production.md"), Page("calling.md")
 #: Pages of which each example is run by itself.
 APART = (
     *(SAMPLING, Page("rollouts.md", beginning=SAMPLING)),
     *(PRODUCTION, Page("datasets.md", beginning=PRODUCTION), Page("workers.md", beginning=PRODUCTION)),
-    *map(Page, ("checkpoints.md", "leases.md", "open-instruct.md", "payloads.md", "reverb.md")),
+    *map(Page, ("checkpoints.md", "leases.md", "open-instruct.md", "payloads.md")),
+    *(CALLING, Page("reverb.md"), Page("web.md", "## For programs")),
 )
 #: Pages whose examples are run one after another.
 IN_ORDER = (Page("prompts.md"), Page("your-loop.md", "## Seven mistakes"))
 #: Pages of which every block of code is an example, but for the beginning of those that have one.
-WHOLE = {"datasets": 0, "open-instruct": 1, "payloads": 1, "production": 1, "reverb": 1, "workers": 0}
+WHOLE = {"calling": 1, "datasets": 0, "open-instruct": 1, "payloads": 1, "production": 1, "reverb": 1, "workers": 0}
 EXAMPLES = [
-    pytest.param(page, [example], id=f"{page.path.stem}-{number}")
+    pytest.param(
+        page,
+        [example],
+        id=f"{page.path.stem}-{number}",
+        marks=[pytest.mark.ray] if "import ray" in example[0] else [],
+    )
     for page in APART
     for number, example in enumerate(page.examples)
 ]
 EXAMPLES += [pytest.param(page, page.examples, id=page.path.stem) for page in IN_ORDER]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of Ray's
 @pytest.mark.parametrize(("page", "examples"), EXAMPLES)
 def test_an_example_prints_what_its_page_says(
     page: Page, examples: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for code, output in examples:
+        if "import ray" in code:
+            pytest.importorskip("ray")
         page.check(code, output)
 
 
@@ -51,3 +62,11 @@ def test_the_page_of_payloads_has_the_sizes_of_the_code() -> None:
     [page] = [one for one in APART if one.path.stem == "payloads"]
     assert f"{SEGMENT_BYTES >> 20} MiB" in page.text
     assert f"({PAYLOAD_THRESHOLD >> 10} KiB)" in page.text
+
+
+def test_every_section_of_the_page_of_calls_has_an_example_and_every_link_a_section() -> None:
+    sections = CALLING.text.split("\n## ")[1:]
+    assert [section.split("\n", 1)[0] for section in sections if "```python" not in section] == []
+    lines = (line.lstrip("#").strip().lower() for line in CALLING.text.split("\n") if line.startswith("##"))
+    headings = {re.sub(r"[^\w-]", "", line.replace(" ", "-")) for line in lines}
+    assert set(re.findall(r"\]\(#([\w-]+)\)", CALLING.text)) <= headings

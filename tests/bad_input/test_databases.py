@@ -21,16 +21,9 @@ from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, take_all
 
 
-async def test_a_port_where_nobody_listens() -> None:
-    await refused("postgresql://user@127.0.0.1:1/db", UnreachableError, "can't reach postgresql://user@127.0.0.1:1/db")
-
-
-async def test_an_unknown_host() -> None:
-    await refused("postgresql://user@host.invalid/db", UnreachableError, "can't reach postgresql://user@host.invalid")
-
-
-async def test_a_socket_that_is_not_there(tmp_path: Path) -> None:
-    await refused(f"postgresql://user@/db?host={tmp_path}", UnreachableError, "can't reach")
+@pytest.mark.parametrize("url", ["user@127.0.0.1:1/db", "user@host.invalid/db", "user@/db?host=/no/such/socket"])
+async def test_a_server_that_is_not_there(url: str) -> None:
+    await refused(f"postgresql://{url}", UnreachableError, f"can't reach postgresql://{url.partition('?')[0]}")
 
 
 async def test_a_database_that_does_not_exist(postgres_url: str) -> None:
@@ -48,13 +41,10 @@ async def test_a_user_that_may_not_create_tables(postgres_database: str) -> None
         execute(postgres_database, f"DROP ROLE {role}")
 
 
-async def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+async def test_a_folder_that_does_not_exist_or_is_in_place_of_a_file(tmp_path: Path) -> None:
     await refused(f"sqlite:///{tmp_path}/no/x.db", AccessError, f"there is no folder {tmp_path}/no")
-    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
-
-
-async def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
     await refused(f"sqlite:///{tmp_path}", AccessError, "is a folder")
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
 
 
 async def test_a_file_that_is_no_database_stays_as_it_is(tmp_path: Path) -> None:

@@ -6,12 +6,16 @@ import asyncio
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from replaybuf import RolloutState, Status, StorageError
+from replaybuf.buffer.lease import Heartbeats
 from replaybuf.rollouts import normalise
+from replaybuf.storage.values import Leased
 from tests.cancellation.ways import end_background_work
 from tests.stores import TASK, build, fill, group, opened, take_all, until
 
@@ -121,3 +125,37 @@ async def test_a_batch_is_freed_when_its_taker_drops_it(shared_url: str) -> None
             return rollout() is None
 
         await until(is_freed, 2)
+
+
+# The thread that extends leases
+
+
+async def test_a_heartbeat_that_fails_leaves_the_others_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its storage raises."""
+    async with build(url) as buffer:
+        await fill(buffer, 2)
+        failing, other = [await buffer.lease_batch({TASK: 1}, seconds=0.2) for _ in range(2)]
+        extend, extended = buffer.storage.extend, []
+
+        async def fail_or_note(leased: Leased, uids: Sequence[int], seconds: float) -> float:
+            if leased.token == failing.token:
+                raise RuntimeError
+            extended.append(leased.token)
+            return await extend(leased, uids, seconds)
+
+        monkeypatch.setattr(buffer.storage, "extend", fail_or_note)
+
+        async def went_on() -> bool:
+            return len(extended) > 4
+
+        await until(went_on)
+        await other.acknowledge()
+
+
+def test_a_heart_whose_last_lease_is_dropped_as_it_looks_comes_to_rest() -> None:
+    heart = Heartbeats()
+    there = MagicMock()
+    there.__len__.return_value = 1
+    there.items.return_value = there.values.return_value = []
+    heart._leases = there
+    assert heart._wait() is None

@@ -18,18 +18,6 @@ ROUNDS = 20
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_a_cancelled_get_loses_nothing(buffer: ReplayBuffer, ending: Ending) -> None:
-    chance = random.Random(1)
-    await fill(buffer, 2 * ROUNDS)
-    taken: list[int] = []
-    for _ in range(ROUNDS):
-        groups = await ending(buffer.get(2, TASK), chance.choice((0, chance.random() * 0.004)))
-        taken += numbers_of(groups or [])
-    taken += await take_all(buffer)
-    assert sorted(taken) == list(range(2 * ROUNDS))
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
 async def test_a_cancelled_take_batch_loses_nothing(buffer: ReplayBuffer, ending: Ending) -> None:
     chance = random.Random(2)
     await fill(buffer, ROUNDS)
@@ -45,13 +33,6 @@ async def test_a_cancelled_take_batch_loses_nothing(buffer: ReplayBuffer, ending
             taken += numbers_of(batch[0][TASK])
     taken += await take_all(buffer)
     assert sorted(taken) == list(range(2 * ROUNDS))
-
-
-async def test_a_batch_that_times_out_takes_nothing(buffer: ReplayBuffer) -> None:
-    await fill(buffer, 3)
-    with pytest.raises(NotReadyError, match="3 of 4"):
-        await buffer.take_batch({TASK: 4}, timeout=0.05)
-    assert await take_all(buffer) == [0, 1, 2]
 
 
 async def test_a_batch_whose_groups_are_locked_times_out(postgres_url: str) -> None:

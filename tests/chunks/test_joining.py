@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from replaybuf import NotReadyError, ReplayBufError
+from replaybuf import ConfigError, NotReadyError, ReplayBufError
+from replaybuf.chunks import ChunkBufferConfig
 from replaybuf.errors import EncodeError, InputError
 from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
 
@@ -27,13 +31,6 @@ async def test_put__workers_do_not_mix(stores: Stores) -> None:
             await send(chunks, [index], worker=worker)
     found = [(chunk.worker, numbers(chunk)) for chunk in await stored(chunks)]
     assert sorted(found) == sorted((worker, pair) for worker in ("a", "b/1", "b") for pair in ([0, 1], [2, 3]))
-
-
-async def test_put__a_chunk_may_be_one_fragment(stores: Stores) -> None:
-    chunks = stores.open(1)
-    await send(chunks, range(3))
-    assert await starts(chunks) == [0, 1, 2]
-    assert (await problem(chunks.put(0, worker=W, index=2, session=1, version=0))).kind == "duplicate"
 
 
 async def test_put__data_comes_back_as_it_was(stores: Stores) -> None:
@@ -101,13 +98,6 @@ async def test_gap__is_an_error_that_says_what_to_do(stores: Stores) -> None:
     assert await starts(chunks) == [0]
 
 
-async def test_gap__dropped_the_unfinished_leave_and_the_next_chunk_starts_there(stores: Stores) -> None:
-    chunks = stores.open(on_problem="drop")
-    assert await send(chunks, [0, 1, 5, 6, 7]) == [True] * 5
-    assert await starts(chunks) == [5]
-    assert (await chunks.dropped())["gap"] == 1
-
-
 async def test_duplicate__is_an_error_also_when_its_chunk_has_left(stores: Stores) -> None:
     chunks = stores.open()
     await send(chunks, range(4))
@@ -116,13 +106,6 @@ async def test_duplicate__is_an_error_also_when_its_chunk_has_left(stores: Store
     for index in range(4):
         error = await problem(chunks.put(1, worker=W, index=index, session=1, version=0))
         assert (error.kind, error.expected) == ("duplicate", 4)
-
-
-async def test_duplicate__dropped_is_counted_and_changes_nothing(stores: Stores) -> None:
-    chunks = stores.open(on_problem="drop")
-    assert await send(chunks, [0, 1, 1, 0, 2, 2]) == [True, True, False, False, True, False]
-    assert await starts(chunks) == [0]
-    assert (await chunks.dropped())["duplicate"] == 3
 
 
 async def test_duplicate__is_an_error_also_when_another_process_has_put_it(stores: Stores) -> None:
@@ -141,13 +124,6 @@ async def test_session__an_older_one_is_an_error(stores: Stores) -> None:
     assert (error.kind, error.expected, error.session) == ("session", 4, 3)
 
 
-async def test_session__an_older_one_dropped_is_counted(stores: Stores) -> None:
-    chunks = stores.open(on_problem="drop")
-    await send(chunks, [0], session=4)
-    assert await send(chunks, [0, 1], session=3) == [False, False]
-    assert (await chunks.dropped())["session"] == 2
-
-
 @pytest.mark.parametrize("who", ["advance", "put"])
 async def test_session__a_newer_one_begins_and_all_of_the_older_leaves(stores: Stores, who: str) -> None:
     chunks = stores.open(2, max_reuse=0, begin_sessions=who)
@@ -160,13 +136,6 @@ async def test_session__a_newer_one_begins_and_all_of_the_older_leaves(stores: S
     with pytest.raises(NotReadyError):
         await chunks.prepared()
     assert await chunks.buffer.count_where({"tags.session": 1}) == 0
-
-
-async def test_session__others_notice_that_it_is_over(stores: Stores) -> None:
-    old, new = stores.open(), stores.open()
-    await send(old, range(2))
-    await new.advance(0, session=2)
-    assert (await problem(old.put(1, worker=W, index=2, session=1, version=0))).kind == "session"
 
 
 @pytest.mark.parametrize("wrong", [2, 10**9, "1", "other"])
@@ -240,3 +209,39 @@ async def test_damage__a_fragment_that_can_not_be_read_takes_its_chunk_with_it(s
     await send(chunks, range(2, 6))
     assert await starts(chunks) == [3]
     assert (await chunks.dropped())["damaged"] == 1
+
+
+# Configs of chunk buffers, and their page
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_config__is_checked() -> None:
+    for wrong in (
+        {},
+        {"fragments_per_chunk": 0},
+        {"fragments_per_chunk": 2, "max_chunks": 0},
+        {"fragmentsperchunk": 2},
+    ):
+        with pytest.raises(ConfigError, match="ChunkBufferConfig"):
+            ChunkBufferConfig.from_mapping({"url": "memory://"} | wrong)
+
+
+def test_config__hides_passwords() -> None:
+    config = ChunkBufferConfig(url="postgresql://me:secret@host/rl", fragments_per_chunk=2)
+    assert "secret" not in repr(config)
+
+
+def test_docs__the_example_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs/chunks.md").read_text("utf-8")
+    code, _, output = text.split("```python\n")[1].partition("```\n\n```\n")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert (done.stdout, done.stderr) == (output.partition("```")[0], "")

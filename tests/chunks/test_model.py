@@ -104,12 +104,12 @@ MODELS = st.builds(
     max_staleness=st.one_of(st.none(), st.integers(0, 3)),
     put_begins=st.booleans(),
 )
-STEPS = st.lists(st.one_of(PUTS, PUTS, PUTS, PUTS, ADVANCES, OPENS), max_size=30)
+STEPS = st.lists(st.one_of(PUTS, PUTS, PUTS, PUTS, ADVANCES, OPENS), min_size=20, max_size=40)
 FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 @pytest.mark.parametrize("kind", ["memory"], indirect=True)
-@settings(max_examples=40, suppress_health_check=FIXTURES)
+@settings(max_examples=12, suppress_health_check=FIXTURES)
 @given(model=MODELS, steps=STEPS)
 def test_model__random_interleavings_agree(kind: str, lend: Callable[[], str], model: Model, steps: list[Any]) -> None:
     agree_with_model(kind, lend, model, steps)

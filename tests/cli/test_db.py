@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,17 +71,6 @@ def test_upgrade_leaves_other_databases_alone(empty: str) -> None:
     execute(empty, "CREATE TABLE other (a int)")
     assert "belongs to something else" in run("db", "upgrade", empty, code=1).stderr
     assert run_json("db", "current", empty)[0]["revision"] is None
-
-
-def test_upgrade_does_not_touch_a_file_of_something_else(tmp_path: Path) -> None:
-    path = tmp_path / "other.db"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE other (a int)")
-    connection.close()
-    before = path.read_bytes()
-    run("db", "upgrade", path, code=1)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("command", [("db", "current"), ("db", "upgrade")])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from replaybuf.cli.app import Commands
+from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.conftest import run, start
 
 ENDLESS = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELECT count(*) FROM t"
@@ -26,13 +27,6 @@ def test_stats_shows_no_password(filled: str) -> None:
     if "sqlite" not in filled:
         url = filled.replace("postgres:@", f"postgres:{SECRET}@")
         assert SECRET not in run("stats", url, "--json").stdout
-
-
-@pytest.mark.parametrize(
-    "args", [(), ("nope",), ("stats",), ("stats", "--nope"), ("ls", "run.db", "--limit", "-1"), ("db",)]
-)
-def test_a_wrong_call_ends_with_2(args: tuple[str, ...]) -> None:
-    run(*args, code=2)
 
 
 def test_an_error_of_replaybuf_ends_with_1_and_one_line(tmp_path: Path) -> None:
@@ -55,7 +49,7 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
         return process.wait(60), process.stderr.read()
 
 
-@pytest.mark.parametrize("format", ["--json", "--nl", "--csv", "--timeout=60"])
+@pytest.mark.parametrize("format", ["--json", "--timeout=60"])
 def test_a_closed_pipe_ends_quietly(file: Path, format: str) -> None:
     process = start("sql", file, MANY, format)
     assert process.stdout is not None
@@ -75,7 +69,12 @@ def test_a_pipe_that_was_never_read_ends_quietly(file: Path) -> None:
 def test_ctrl_c_ends_quietly_and_at_once(file: Path, postgres_url: str, backend: str) -> None:
     url, statement = (str(file), ENDLESS) if backend == "sqlite" else (postgres_url, "SELECT pg_sleep(60)")
     process = start("sql", url, statement)
-    time.sleep(3)
+    if backend == "sqlite":
+        time.sleep(3)
+    else:
+        asked = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()"
+        while not open_reader(url).read_any(lambda tx: tx.values(asked)):
+            time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=20)
     assert (process.returncode, stdout, stderr) == (130, "", "")
@@ -98,17 +97,3 @@ def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
         done = subprocess.run([*command, format], capture_output=True, text=True, env=env, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
         assert shown in done.stdout
-
-
-def test_nothing_slow_is_imported_without_need(file: Path) -> None:
-    code = (
-        "import sys; from replaybuf.cli.app import app\n"
-        "for args in (['--help'], ['stats', sys.argv[1], '--nl'], ['ls', sys.argv[1], '--nl']):\n"
-        "    try: app(args)\n"
-        "    except SystemExit: pass\n"
-        "slow = {'pandas', 'alembic', 'asyncpg', 'rich', 'IPython', 'zstandard'} & set(sys.modules)\n"
-        "assert not slow, slow"
-    )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, env=env, timeout=60)
-    assert done.returncode == 0, done.stderr

@@ -43,7 +43,9 @@ def test_json_keeps_its_meaning(text: str) -> None:
     assert not any(character in encoded for character in UNSAFE)
 
 
-@pytest.mark.parametrize("command", [("stats",), ("ls",), ("show", "1"), ("show", "1", "--full")])
+@pytest.mark.parametrize(
+    "command", [("stats",), ("ls",), ("show", "1"), ("show", "1", "--full"), ("why", "--size", "9")]
+)
 @pytest.mark.parametrize("format", ["", "--json", "--nl"])
 def test_no_command_prints_an_unsafe_character(hostile: str, command: tuple[str, ...], format: str) -> None:
     args = [command[0], hostile, *command[1:], *([format] if format else [])]
@@ -52,9 +54,11 @@ def test_no_command_prints_an_unsafe_character(hostile: str, command: tuple[str,
     assert "not markup" in stdout
 
 
-def test_sql_prints_no_unsafe_character(hostile: str) -> None:
-    stdout = run("sql", hostile, "SELECT prompt, tags FROM groups").stdout
+@pytest.mark.parametrize("command", [("sql", "SELECT prompt, tags FROM groups"), ("watch",)])
+def test_statements_and_screens_have_no_unsafe_character(hostile: str, command: tuple[str, ...]) -> None:
+    stdout = run(command[0], hostile, *command[1:]).stdout
     assert not [character for character in UNSAFE if character in stdout]
+    assert "owned" in stdout
 
 
 def test_markup_is_shown_as_it_is(hostile: str) -> None:

@@ -7,7 +7,6 @@ import io
 import json
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -92,11 +91,6 @@ def test_both_databases_give_the_same_types(filled: str) -> None:
     }
 
 
-def test_a_group_whose_rollouts_all_expired_has_no_response_tokens(filled: str) -> None:
-    [row] = run_json("ls", filled, "--status", "expired", "--task", "math")
-    assert row["response_tokens"] == 0
-
-
 def test_lines_and_csv_hold_the_same_rows(filled: str) -> None:
     rows = run_json("ls", filled)
     assert [json.loads(line) for line in run("ls", filled, "--nl").stdout.splitlines()] == rows
@@ -105,38 +99,12 @@ def test_lines_and_csv_hold_the_same_rows(filled: str) -> None:
     assert [json.loads(row["tags"]) for row in read] == [row["tags"] for row in rows]
 
 
-def test_the_table_holds_a_line_for_each_group(filled: str) -> None:
-    lines = run("ls", filled).stdout.splitlines()
-    assert lines[0].split()[:3] == ["uid", "task", "status"]
-    assert len(lines) == 2 + 13
-
-
 def test_payloads_are_not_read(file: Path) -> None:
     connection = sqlite3.connect(file)
     connection.execute("UPDATE rb_payload SET data = x'00'")
     connection.commit()
     connection.close()
     assert len(uids(file)) == 13
-
-
-@pytest.mark.parametrize("where", ["{", "[]", "3", "uid = 3"])
-def test_where_that_is_no_json_object_is_a_usage_error(file: Path, where: str) -> None:
-    assert "--where" in run("ls", file, "--where", where, code=2).stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("--where", '{"nope": 1}'), "nope"),
-        (("--where", '{"staleness": {"$foo": 1}}'), "$foo"),
-        (("--order-by", "nope"), "order_by"),
-        (("--status", "nope"), "completed"),
-    ],
-)
-def test_a_wrong_query_says_what_is_wrong_with_it(file: Path, args: Any, message: str) -> None:
-    stderr = run("ls", file, *args, code=1).stderr
-    assert stderr.startswith("Error: ")  # before the query, with what is wrong marked
-    assert message in stderr
 
 
 def test_leases_are_shown_with_the_time_that_is_left(busy: str) -> None:
@@ -150,10 +118,6 @@ def test_leases_are_shown_with_the_time_that_is_left(busy: str) -> None:
         *(False, True, True),
         *(False, False),
     ]
-
-
-def test_leases_are_not_shown_where_there_are_none(filled: str) -> None:
-    assert not {"leased", "deliveries", "archived", "buffer"} & set(run("ls", filled).stdout.split())
 
 
 def test_one_buffer_of_several(busy: str) -> None:

@@ -75,14 +75,6 @@ def test_a_folder_is_an_error(tmp_path: Path) -> None:
     assert "is a folder" in run("stats", tmp_path, code=1).stderr
 
 
-def test_what_a_run_has_committed_is_seen_while_it_goes_on(file: Path) -> None:
-    writer = sqlite3.connect(file, isolation_level=None)
-    writer.execute("UPDATE rb_group SET priority = 7")
-    assert Path(f"{file}-wal").stat().st_size
-    assert {row["priority"] for row in run_json("ls", file)} == {7.0}
-    writer.close()
-
-
 @pytest.mark.parametrize("mode", ["wal", "delete"])
 def test_a_writer_does_not_wait_for_a_reader(file: Path, mode: str) -> None:
     connection = sqlite3.connect(file, isolation_level=None)

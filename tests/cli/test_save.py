@@ -58,14 +58,10 @@ def test_a_policy_is_kept_and_compared(filled: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("option", "policy"), [([], "uniform"), (["--policy", "fifo"], "fifo")])
 def test_resume_takes_the_policy_of_the_snapshot_unless_told(tmp_path: Path, option: list[str], policy: str) -> None:
     """Lanes that are made anew run the races of that policy."""
-
-    async def save() -> None:
-        async with ReplayBufferConfig(url="sqlite:///:memory:", policy="uniform").build() as buffer:
-            await buffer.put(group(1), "math")
-            await buffer.get(1, "math")
-            await buffer.save(tmp_path)
-
-    asyncio.run(save())
+    with ReplayBufferConfig(url="sqlite:///:memory:", policy="uniform").build_sync() as buffer:
+        buffer.put(group(1), "math")
+        buffer.get(1, "math")
+        buffer.save(tmp_path)
     with closing(sqlite3.connect(tmp_path / "replaybuf.sqlite")) as connection, connection:
         connection.execute("UPDATE rb_lane SET uniform_clock = 0")
         connection.execute("DELETE FROM rb_info WHERE name = 'digest'")

@@ -112,12 +112,6 @@ def test_no_rows_are_an_empty_list(filled: str) -> None:
     assert run("sql", filled, "SELECT uid FROM groups WHERE uid < 0").stderr == "no rows (columns: uid)\n"
 
 
-def test_a_mistake_is_one_line(filled: str) -> None:
-    stderr = run("sql", filled, "SELECT nope FROM groups", code=1).stderr
-    assert "nope" in stderr
-    assert len(stderr.splitlines()) == 1
-
-
 @pytest.mark.parametrize("name", ["grups", "public.grups"])
 def test_an_unknown_table_lists_the_views_there_are(filled: str, name: str) -> None:
     if filled.startswith("sqlite"):
@@ -142,20 +136,13 @@ def test_an_unknown_column_lists_those_of_the_views_in_the_statement(filled: str
     )
 
 
-def test_a_delete_names_the_command_that_deletes(filled: str) -> None:
-    for table in ("groups", "rb_group"):
-        assert run("sql", filled, f" delete FROM {table}", code=1).stderr.endswith("; `replaybuf rm` deletes groups\n")
-
-
-@pytest.mark.parametrize("parameter", ["?", ":name", "$1"])
-@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
-def test_parameters_are_refused_by_sqlite(filled: str, parameter: str) -> None:
+@pytest.mark.parametrize(
+    ("filled", "parameter"),
+    [*(("sqlite", parameter) for parameter in ("?", ":name", "$1")), ("postgres", "$1::int")],
+    indirect=["filled"],
+)
+def test_parameters_are_refused(filled: str, parameter: str) -> None:
     assert "parameters" in run("sql", filled, f"SELECT {parameter}", code=1).stderr
-
-
-@pytest.mark.parametrize("filled", ["postgres"], indirect=True)
-def test_parameters_are_refused_by_postgresql(filled: str) -> None:
-    assert "parameters" in run("sql", filled, "SELECT $1::int", code=1).stderr
 
 
 @pytest.mark.parametrize(("statement"), ["SELECT 'a%sb%%' AS a", "SELECT 'a%sb%%' AS a -- :x"])
@@ -177,15 +164,12 @@ def test_bytes_are_base64_for_programs_and_a_size_for_people(filled: str) -> Non
     assert "bytes>" in run("sql", filled, statement).stdout
 
 
-@pytest.mark.parametrize("value", ["9e999", "-9e999"])
-@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("filled", "value"),
+    [("sqlite", "9e999"), ("sqlite", "-9e999"), ("postgres", "'NaN'::float8"), ("postgres", "'Infinity'::numeric")],
+    indirect=["filled"],
+)
 def test_numbers_that_json_lacks_are_null(filled: str, value: str) -> None:
-    assert run_json("sql", filled, f"SELECT {value} AS a") == [{"a": None}]
-
-
-@pytest.mark.parametrize("value", ["'NaN'::float8", "'Infinity'::numeric"])
-@pytest.mark.parametrize("filled", ["postgres"], indirect=True)
-def test_postgresqls_numbers_that_json_lacks_are_null(filled: str, value: str) -> None:
     assert run_json("sql", filled, f"SELECT {value} AS a") == [{"a": None}]
     assert run("sql", filled, f"SELECT {value} AS a").stdout
 
@@ -207,10 +191,6 @@ def test_postgresqls_types_are_printed(filled: str) -> None:
         "d": "2026-01-02",
         "v": "1 day, 0:00:00",
     }
-
-
-def test_an_empty_statement_is_a_usage_error(file: Path) -> None:
-    run("sql", file, " ", code=2)
 
 
 def test_any_database_can_be_asked(empty: str) -> None:
@@ -239,8 +219,3 @@ def test_a_narrow_table_stays_one(filled: str, monkeypatch: pytest.MonkeyPatch) 
     shown = run("sql", filled, f"SELECT 1 AS a, '{'x' * 100}' AS b").stdout.splitlines()
     assert shown[0].split() == ["a", "b"]
     assert shown[2].endswith("…")
-
-
-def test_a_table_called_group_is_not_groups(filled: str) -> None:
-    stderr = run("sql", filled, "SELECT * FROM group WHERE uid = 1", code=1).stderr
-    assert "did you mean groups? GROUP is a word of SQL." in " ".join(stderr.split())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 import json
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,12 +12,13 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer.metrics import RATES
-from replaybuf.cli import output
 from replaybuf.produce import Sampler, TrainState, publish
 from replaybuf.prompts import PromptLedger
 from replaybuf.storage.sql.schema.revisions import HEAD
 from tests.cli.conftest import run, run_json
+from tests.cli.doctored import examine
 from tests.cli.example import fill_busy
+from tests.stores import build
 
 
 def test_counts_by_task_and_status(filled: str) -> None:
@@ -102,18 +102,6 @@ def test_leases_that_are_over_are_told_and_nothing_is_written(busy: str) -> None
     assert [line.split()[0] for line in shown if "2 (1 overdue)" in line] == ["default", "total"]
 
 
-def test_several_buffers_have_a_column(busy: str) -> None:
-    rows = run_json("stats", busy)["groups"]
-    assert {(row["buffer"], row["status"]) for row in rows} == {
-        ("default", "completed"),
-        ("default", "archived"),
-        ("eval", "completed"),
-    }
-    assert run("stats", busy).stdout.split()[0] == "buffer"
-    assert {row["buffer"] for row in run_json("stats", busy, "--buffer", "eval")["groups"]} == {"eval"}
-    assert "buffer" not in run("stats", busy, "--buffer", "eval").stdout
-
-
 def test_where_the_run_is(empty: str) -> None:
     async def work() -> None:
         async with ReplayBufferConfig(url=empty).build() as buffer:
@@ -130,14 +118,11 @@ def test_where_the_run_is(empty: str) -> None:
 
 
 def test_the_steps_of_checkpoints_are_there(empty: str) -> None:
-    async def make() -> None:
-        for name, step in (("default", 40), ("eval", 7), ("default", 41)):
-            async with ReplayBufferConfig(url=empty, name=name).build() as buffer:
-                await buffer.checkpoint(step)
-
     asyncio.run(fill_busy(empty))
     assert "checkpoints" not in run("stats", empty).stdout
-    asyncio.run(make())
+    for name, step in (("default", 40), ("eval", 7), ("default", 41)):
+        with ReplayBufferConfig(url=empty, name=name).build_sync() as buffer:
+            buffer.checkpoint(step)
     assert {name: of["checkpoints"] for name, of in run_json("stats", empty)["buffers"].items()} == {
         "default": [40, 41],
         "eval": [7],
@@ -153,23 +138,12 @@ def test_a_buffer_that_is_not_there_is_an_error(busy: str, command: str) -> None
 
 
 def test_a_task_of_which_all_was_dropped_is_there(empty: str) -> None:
-    async def drop() -> None:
-        async with ReplayBufferConfig(url=empty).build() as buffer:
-            old = RolloutState(message=[], status=Status.COMPLETED, seq_staleness=9)
-            assert await buffer.put([old], "math", stale_threshold=4, expired_groups_retryable=False) is None
-
-    asyncio.run(drop())
+    with ReplayBufferConfig(url=empty).build_sync() as buffer:
+        old = RolloutState(message=[], status=Status.COMPLETED, seq_staleness=9)
+        assert buffer.put([old], "math", stale_threshold=4, expired_groups_retryable=False) is None
     assert run_json("stats", empty)["groups"] == []
     assert run_json("stats", empty)["buffers"]["default"]["tasks"]["math"]["dropped"] == 1
     assert "math" in run("stats", empty).stdout
-
-
-def test_on_a_narrow_terminal_the_least_is_left_out(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_WIDE", 80)
-    shown = run("stats", busy)
-    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
-    assert shown.stderr.startswith("too narrow for: ")
-    assert {"oldest", "leased", "stale"} <= set(shown.stdout.splitlines()[0].split())
 
 
 def test_both_databases_say_the_same(filled: str) -> None:
@@ -196,19 +170,49 @@ def test_json_tells_of_the_whole_database(filled: str) -> None:
     assert database["database_bytes"] > 100_000
 
 
-def test_lines_and_csv_hold_the_rows(filled: str) -> None:
-    rows = run_json("stats", filled)["groups"]
-    assert [json.loads(line) for line in run("stats", filled, "--nl").stdout.splitlines()] == rows
-    read = list(csv.DictReader(io.StringIO(run("stats", filled, "--csv").stdout)))
-    assert [list(row) for row in read] == [list(row) for row in rows]
-    assert [row["groups"] for row in read] == [str(row["groups"]) for row in rows]
-
-
-def test_the_table_has_a_total(filled: str) -> None:
-    [total] = [line.split() for line in run("stats", filled).stdout.splitlines() if line.startswith("total")]
-    assert total[1:3] == ["13", "52"]
-
-
 def test_an_empty_buffer_is_no_error(empty: str) -> None:
     run("db", "upgrade", empty)
     assert run("stats", empty).stdout.startswith("The buffer is empty.\n")
+
+
+# Rewards that are no numbers, as `stats`, `doctor` and SQL show them
+
+
+PARTS = {"accuracy": 0.25, "format": 1.0}
+
+
+async def put(url: str, *rewards: Any, task: str = "math", **options: Any) -> None:
+    async with build(url, **options) as buffer:
+        rollouts = [RolloutState(message=[], response="4", reward=one, status=Status.COMPLETED) for one in rewards]
+        await buffer.put(rollouts, task, model_step=1, current_train_step=2)
+
+
+async def expire(url: str) -> None:
+    async with build(url) as buffer:
+        await buffer.refresh_staleness(task_stale_thresholds={"math": 2}, current_train_step=9)
+
+
+def test_they_are_counted_until_they_expire(url: str) -> None:
+    asyncio.run(put(url, 1.0, "0.5", math.nan, {"other": 1}))
+    asyncio.run(put(url, 1.0, None, task="code"))
+    assert {row["task_name"]: row["unreadable_rewards"] for row in run_json("stats", url)["groups"]} == {
+        "code": 0,
+        "math": 3,
+    }
+    header, _, _, math_row, *_ = run("stats", url).stdout.splitlines()
+    assert dict(zip(header.split(), math_row.split(), strict=False))["unreadable"] == "3"
+    (finding,) = examine(url)["rewards"]
+    assert finding["level"] == "warning"
+    assert "1 rollout of math completed (a text)" in finding["text"]
+    assert "group 1 is one" in finding["text"]
+    asyncio.run(expire(url))
+    assert examine(url)["rewards"][0]["level"] == "ok"
+    assert "unreadable" not in run("stats", url).stdout
+
+
+def test_the_parts_of_a_dict_are_in_sql_whichever_counts(url: str) -> None:
+    asyncio.run(put(url, PARTS, reward_key="accuracy"))
+    (row,) = run_json("sql", url, "SELECT reward, rewards FROM rollouts")
+    parts = json.loads(row["rewards"]) if url.startswith("sqlite") else row["rewards"]
+    assert (row["reward"], parts) == (0.25, PARTS)
+    assert examine(url)["rewards"][0]["level"] == "ok"

@@ -57,26 +57,19 @@ def test_buffers_without_room_are_counted() -> None:
     assert arrange([], panels[:2], line("q quit"), 80, 9)[-1].plain == "q quit"
 
 
-def readings(*totals: tuple[float, int]) -> list[tuple[float, dict[str, dict[str, int]]]]:
-    return [(time, {"math": {"put": n}}) for time, n in totals]
-
-
-def test_a_rate_is_that_of_the_last_minute() -> None:
-    assert rate(readings((0, 0), (100, 1000), (130, 1010), (160, 1020)), "math", ["put"]) == pytest.approx(20 / 60)
-    assert rate(readings((0, 0), (120, 120)), "math", ["put"]) == 1
-
-
-def test_a_run_that_is_over_has_no_rate() -> None:
-    assert rate(readings((0, 0), (20, 900), (200, 900)), "math", ["put"]) == 0
-
-
-def test_a_rate_is_that_since_the_oldest_reading_within_the_first_minute() -> None:
-    assert rate(readings((100, 10), (110, 30)), "math", ["put"]) == 2
-    assert rate(readings((100, 10)), "math", ["put"]) is None
-
-
-def test_a_restore_gives_no_negative_rate() -> None:
-    assert rate(readings((0, 500), (60, 20)), "math", ["put"]) == 0
+@pytest.mark.parametrize(
+    ("totals", "expected"),
+    [
+        ([(0, 0), (100, 1000), (130, 1010), (160, 1020)], pytest.approx(20 / 60)),
+        ([(0, 0), (120, 120)], 1),
+        ([(0, 0), (20, 900), (200, 900)], 0),  # the run is over
+        ([(100, 10), (110, 30)], 2),  # within the first minute, that since the oldest reading
+        ([(100, 10)], None),
+        ([(0, 500), (60, 20)], 0),  # a restore
+    ],
+)
+def test_a_rate_is_that_of_the_last_minute(totals: list[tuple[float, int]], expected: float | None) -> None:
+    assert rate([(time, {"math": {"put": n}}) for time, n in totals], "math", ["put"]) == expected
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=200))
@@ -144,12 +137,6 @@ async def test_who_waits_is_told_first_and_with_the_reason(empty: str) -> None:
     assert "trainer-0 waits" in shown
     assert "nothing was ever put" in shown
     assert shown.index("waiting of b") < shown.index("waiting of a")
-
-
-def test_a_frame_holds_no_unsafe_character(hostile: str) -> None:
-    shown = run("watch", hostile).stdout
-    assert not [character for character in UNSAFE if character in shown]
-    assert "\\x1b]0;owned" in shown
 
 
 # In a terminal

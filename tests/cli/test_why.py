@@ -24,7 +24,6 @@ from replaybuf.storage.sql.inspection.circumstances import read_circumstances, r
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 from replaybuf.sync import run as sync_run
 from tests.cli.conftest import BACKENDS, run, run_json, start
-from tests.cli.example import HOSTILE
 from tests.cli.waiting import Scene, shuffled
 from tests.postgres import execute, new_database
 from tests.scripts import BEGINNING, Script
@@ -303,10 +302,6 @@ def test_a_draw_may_be_asked_for(filled: str) -> None:
     )
 
 
-def test_an_empty_buffer(empty: str, tmp_path: Path) -> None:
-    assert "has no replaybuf tables" in run("why", empty, code=1).stderr
-
-
 def test_each_buffer_is_explained(busy: str) -> None:
     found = run("why", busy).stdout
     assert "If somebody drew now of default: Ready" in found
@@ -329,23 +324,6 @@ def test_rows_for_programs(filled: str) -> None:
     assert found["somebody_waits"] is False
     assert found["waits"][0]["facts"][0]["text"] == "task math: 8 of 64 completed groups (1 expired)"
     assert {row["task_name"]: row["completed"] for row in found["tasks"]} == {"code": 3, "math": 8}
-
-
-def test_a_hostile_name_is_escaped(hostile: str) -> None:
-    found = run("why", hostile, "--size", 9).stdout
-    assert not set(found) & set(HOSTILE) & {"\x1b", "\u202e", "\x9b", "\r", "\x07"}
-    assert "\\x1b]0;owned" in found
-
-
-def test_what_is_wrong_with_a_question_is_said(filled: str) -> None:
-    assert "unknown status 'done'" in run("why", filled, "--status", "done", code=1).stderr
-    assert "reward.$gte" in run("why", filled, "--where", '{"reward": {"$gte": "x"}}', code=1).stderr
-    assert "a query is JSON" in run("why", filled, "--where", "reward > 1", code=2).stderr
-
-
-def test_the_task_alone_is_enough_where_a_variable_has_the_url(file: Path) -> None:
-    found = run("why", "code", env={"REPLAYBUF_URL": f"sqlite:///{file}"}).stdout
-    assert found.startswith("If somebody drew now: Ready: 3 completed groups of code")
 
 
 def test_a_run_whose_trainer_was_killed_begins_with_since_when_nobody_draws(tmp_path: Path) -> None:

@@ -19,10 +19,8 @@ import pytest
 from hypothesis import given, settings
 
 from replaybuf.codec import payload_format
-from replaybuf.codec.payload import Codec
 from replaybuf.rollouts.rollout import RolloutState, Status
-from replaybuf.rollouts.rollout_type import RolloutType
-from tests.codec.values import DICTS, STATES, ZSTD, Point, ndarrays, round_trip, same, sealed, values
+from tests.codec.values import DICTS, STATES, ZSTD, ndarrays, round_trip, same, sealed, values
 
 
 @given(values)
@@ -105,11 +103,6 @@ def test_groups_of_any_size_keep_their_order() -> None:
     for count in (0, 1, 100):
         group = [{"number": number} for number in range(count)]
         assert DICTS.decode(DICTS.encode(group)) == group
-
-
-def test_dataclasses_make_the_round_trip() -> None:
-    codec = Codec(RolloutType(Point))
-    assert codec.decode(codec.encode([Point(3)])) == [Point(3)]
 
 
 def test_the_payload_shares_nothing_with_the_rollouts() -> None:

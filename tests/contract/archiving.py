@@ -29,13 +29,6 @@ MANY = 1000
 class ArchiveLaws(Harness):
     """Laws of `archive_groups`, `archive_seconds`, `unfit_groups` and `unfit_seconds` in the limits."""
 
-    async def test_without_an_archive_nothing_stays(self, open_buffer: OpenBuffer) -> None:
-        """The default."""
-        buffer = await open_buffer()
-        await fill(buffer, 2)
-        await drawn(buffer, 2)
-        assert await found(buffer) == []
-
     async def test_what_was_drawn_stays_as_archived(self, open_buffer: OpenBuffer) -> None:
         """With its rollouts, uid and metadata; it counts as taken."""
         buffer = await open_buffer(archive_groups=MANY)
@@ -87,15 +80,6 @@ class ArchiveLaws(Harness):
         async with buffer.lease_batch({"math": 1}, seconds=1000):
             assert await found(buffer) == []
         assert (await only(buffer)).status == Status.ARCHIVED
-
-    async def test_other_statuses_are_not_archived(self, open_buffer: OpenBuffer) -> None:
-        """Nor is what leaves otherwise."""
-        buffer = await open_buffer(archive_groups=MANY)
-        await buffer.put(group(1, status=Status.ABORTED), "math")
-        assert len(await buffer.get(1, "math", "aborted")) == 1
-        await fill(buffer, 1)
-        await buffer.delete({})
-        assert await found(buffer) == []
 
     async def test_the_archive_is_pruned_by_number(self, open_buffer: OpenBuffer) -> None:
         """Of each task the last ones stay, in the order in which they left; soon."""

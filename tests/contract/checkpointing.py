@@ -100,14 +100,6 @@ class CheckpointLaws(Harness):
         await buffer.restore(1)
         assert await buffer.put(group(9), "math") not in given
 
-    async def test_what_was_taken_and_put_again_is_there_once(self, buffer: ReplayBuffer) -> None:
-        """A key that was put again since has its old group after a restore."""
-        old = await buffer.put(group(1), "math", key="a")
-        await buffer.checkpoint(1)
-        await buffer.put(group(2), "math", key="a")
-        await buffer.restore(1)
-        assert [(item.uid, item.key) for item in await found(buffer)] == [(old, "a")]
-
     async def test_leased_groups_are_as_if_given_back(self, buffer: ReplayBuffer) -> None:
         """Those that were leased then, and those that are leased now."""
         uids = [await buffer.put(group(number), "math") for number in range(3)]

@@ -12,7 +12,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import NewGroup
-from tests.contract.harness import CODEC, OTHER_CODEC, SOON, Harness, Open, OpenBuffer, found, group, ids, plain
+from tests.contract.harness import CODEC, OTHER_CODEC, SOON, Harness, Open, OpenBuffer, group, ids, plain
 from tests.contract.persistence import everything, fill
 from tests.contract.waiting import waiting
 
@@ -26,10 +26,6 @@ class DurableLaws(Harness):
     def same_place(self) -> SamePlace:
         """A function that returns a further storage over the data of the one given, with its rules, for a codec."""
         raise NotImplementedError("give a fixture same_place; tests.contract says how")
-
-    async def test_it_says_that_it_is_durable(self, storage: SQLStorage) -> None:
-        """`durable` is True."""
-        assert storage.durable
 
     async def test_what_was_put_is_there_again(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
@@ -81,15 +77,6 @@ class DurableLaws(Harness):
         await buffer.close()
         again = await open_buffer(storage=same_place(buffer.storage, CODEC))
         assert await again.put(group(9), "math") not in given
-
-    async def test_a_refresh_holds_for_later_readers(
-        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
-    ) -> None:
-        """Other storages over the place see refreshed and expired groups as the refresher does."""
-        await fill(buffer)
-        other = await open_buffer(storage=same_place(buffer.storage, CODEC))
-        await buffer.refresh_staleness(task_stale_thresholds={"math": 3, "code": None}, current_train_step=11)
-        assert plain([item.item for item in await found(other)]) == plain([item.item for item in await found(buffer)])
 
     async def test_groups_of_another_type_wait_for_theirs(
         self, open_storage: Open, open_buffer: OpenBuffer, same_place: SamePlace

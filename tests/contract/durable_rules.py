@@ -9,9 +9,6 @@ from collections import Counter
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import LeaseLostError
-from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.backend import SQLStorage
 from tests.contract.durable import SamePlace
 from tests.contract.harness import (
     CODEC,
@@ -26,7 +23,7 @@ from tests.contract.harness import (
     ids,
     total,
 )
-from tests.contract.leasing import LONG, lease_of
+from tests.contract.leasing import lease_of
 
 #: Long enough to close a storage and open it again.
 WHILE = 2.0
@@ -72,16 +69,6 @@ class DurableRulesLaws(Harness):
         expected = [await drawn(one, 2) for _ in range(8)]
         assert [await drawn((first, second)[turn % 2], 2) for turn in range(8)] == expected
 
-    async def test_draws_are_counted_for_all(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
-        """max_times_sampled holds across storages and reopening."""
-        buffer = await open_buffer(max_times_sampled=3)
-        [uid] = await fill(buffer, 1)
-        await drawn(buffer)
-        other = await open_buffer(storage=same_place(buffer.storage, CODEC))
-        await drawn(other)
-        again = await self._reopened(buffer, open_buffer, same_place)
-        assert [await drawn(again), await drawn(again), len(other)] == [[uid], [], 0]
-
     async def test_two_readers_never_get_the_same_draw(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
         """Trinity-RFT's readers of SQLite get the same rows; here groups are drawn as often as the limit says."""
         buffer = await open_buffer("uniform", seed=1, max_times_sampled=2)
@@ -112,17 +99,6 @@ class DurableRulesLaws(Harness):
         assert ids(await other.get(1, "math")) == [0]
         await asyncio.wait_for(task, SOON)
 
-    async def test_tallies_are_those_of_the_place(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
-        """Over all storages, also after reopening."""
-        buffer = await open_buffer(max_times_sampled=2, capacity=3)
-        other = await open_buffer(storage=same_place(buffer.storage, CODEC))
-        await fill(buffer, 3)
-        await fill(other, 2)
-        await drawn(other, 2)
-        before = await _tallies(buffer.storage)
-        assert before == await _tallies(other.storage)
-        assert await _tallies((await self._reopened(buffer, open_buffer, same_place)).storage) == before
-
     async def test_leases_survive_reopening(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
         """Groups stay hidden from every storage over the place; when their lease ends, they come back."""
         buffer = await open_buffer()
@@ -149,18 +125,6 @@ class DurableRulesLaws(Harness):
         third = await lease_of(again)
         assert first.token < second.token < third.token
 
-    async def test_a_lease_is_settled_by_its_own_consumer(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
-        """A late acknowledgement is refused when a consumer elsewhere has the groups."""
-        buffer = await open_buffer()
-        other = await open_buffer(storage=same_place(buffer.storage, CODEC))
-        await fill(buffer, 1)
-        late = await lease_of(buffer, 1, 0.25)
-        taken = await other.lease_batch({"math": 1}, timeout=SOON, seconds=LONG, heartbeat=False)
-        with pytest.raises(LeaseLostError):
-            await late.acknowledge()
-        await taken.acknowledge()
-        assert await total(buffer, "taken") == 1
-
     async def test_a_heartbeat_ends_with_its_buffer(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
         """A consumer that closed its buffer holds its groups no longer than the lease's time."""
         buffer = await open_buffer()
@@ -169,16 +133,3 @@ class DurableRulesLaws(Harness):
         again = await self._reopened(buffer, open_buffer, same_place)
         await again.wait_ready({"math": 1}, timeout=SOON)
         assert lease.open
-
-    async def test_an_archive_is_there_again(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
-        """As it was left."""
-        buffer = await open_buffer(archive_groups=100)
-        uids = await fill(buffer, 3)
-        await drawn(buffer, 2)
-        again = await self._reopened(buffer, open_buffer, same_place)
-        assert [item.uid for item in await found(again, {"status": "archived"})] == uids[:2]
-        assert len(again) == 1
-
-
-async def _tallies(storage: SQLStorage) -> dict[object, int]:
-    return {key: n for key, n in (await storage.tallies()).items() if n and key[2] != Tally.REFUSED}

@@ -13,7 +13,7 @@ from replaybuf.errors import FencedError
 from replaybuf.storage.values import Cursor
 from tests.contract.checkpointing import state_of
 from tests.contract.durable import SamePlace
-from tests.contract.harness import CODEC, SOON, Harness, OpenBuffer, found, group, ids
+from tests.contract.harness import CODEC, SOON, Harness, OpenBuffer, group, ids
 from tests.contract.leasing import LONG
 from tests.contract.persistence import everything, fill
 from tests.contract.waiting import waiting
@@ -116,18 +116,3 @@ class FenceLaws(Harness):
             await worker.put(group(number), "math")
             await trainer.put(group(number), "math")
             assert ids(await trainer.get(9, "math")) == [number, number]
-
-    async def test_checkpoints_outlive_the_process(
-        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
-    ) -> None:
-        """Another storage over the place restores them."""
-        await fill(buffer)
-        before = state_of(buffer)
-        made = await buffer.checkpoint(3)
-        await buffer.delete({})
-        await buffer.close()
-        again = await open_buffer(storage=same_place(buffer.storage, CODEC))
-        assert await again.checkpoints() == [made]
-        await again.restore(3)
-        assert state_of(again) == before
-        assert len(await found(again)) == made.groups

@@ -11,7 +11,7 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, FullError, InputError, NotReadyError
 from replaybuf.rollouts.rollout import Status
-from tests.contract.harness import CODEC, SOON, Harness, OpenBuffer, fill, found, group, ids, total
+from tests.contract.harness import SOON, Harness, OpenBuffer, fill, found, group, ids, total
 
 
 async def numbers(buffer: ReplayBuffer, query: Any = None) -> list[int]:
@@ -164,16 +164,6 @@ class FullLaws(Harness):
         assert await numbers(buffer) == [3, 4]
         metrics = await buffer.metrics()
         assert metrics["waits"]["room"]["count"] == 3
-
-    async def test_a_take_by_another_buffer_lets_the_next_put_in(self, open_buffer: OpenBuffer) -> None:
-        """The wait looks at the storage, not at the buffer object."""
-        buffer = await open_buffer(capacity=1, on_full="block")
-        await fill(buffer, 1)
-        other = ReplayBuffer(buffer.storage, CODEC.rollout_type)
-        [task] = await waits_for_room(buffer, buffer.put(group(1), "math"))
-        assert ids(await other.get(1, "math")) == [0]
-        await asyncio.wait_for(task, SOON)
-        assert await numbers(other) == [1]
 
     @pytest.mark.parametrize("how", ["delete", "lease", "update"])
     async def test_other_changes_make_room_too(self, open_buffer: OpenBuffer, how: str) -> None:

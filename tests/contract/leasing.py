@@ -168,21 +168,6 @@ class LeaseLaws(Harness):
         await again.acknowledge()
         assert (len(buffer), await total(buffer, "taken")) == (0, 1)
 
-    async def test_tokens_grow(self, buffer: ReplayBuffer) -> None:
-        """A later lease has a higher token, which marks its writes elsewhere as later."""
-        await fill(buffer, 3)
-        tokens = [(await lease_of(buffer)).token for _ in range(3)]
-        assert tokens == sorted(set(tokens))
-
-    async def test_two_consumers_never_share_a_group(self, buffer: ReplayBuffer) -> None:
-        """Leases and takes at the same time."""
-        await fill(buffer, 20)
-        leases = await asyncio.gather(
-            *(buffer.lease_batch({"math": 3}, seconds=LONG, heartbeat=False).__aenter__() for _ in range(5))
-        )
-        batches = [ids(lease.batch["math"]) for lease in leases] + [ids(await buffer.get(9, "math"))]
-        assert sorted(number for batch in batches for number in batch) == list(range(20))
-
     async def test_a_lease_waits_for_a_whole_batch(self, buffer: ReplayBuffer) -> None:
         """As take_batch does; at the timeout nothing is leased, and the error says what others hold."""
         await fill(buffer, 2)
@@ -211,15 +196,6 @@ class LeaseLaws(Harness):
         await buffer.update({}, status="completed")
         item = await only(buffer)
         assert (item.status, item.deliveries, item.error) == (Status.COMPLETED, 0, None)
-
-    async def test_zero_is_no_limit_of_deliveries(self, open_buffer: OpenBuffer) -> None:
-        """Groups come back as often as they fail."""
-        buffer = await open_buffer(max_deliveries=0)
-        await fill(buffer, 1)
-        for _ in range(12):
-            await (await lease_of(buffer)).give_back(failed="?")
-        item = await only(buffer)
-        assert (item.status, item.deliveries) == (Status.COMPLETED, 12)
 
     async def test_each_acknowledgement_is_one_draw(self, open_buffer: OpenBuffer) -> None:
         """With reuse: a group given back was not drawn; an acknowledgement clears the deliveries."""
@@ -256,19 +232,6 @@ class LeaseLaws(Harness):
         await lease.acknowledge()
         assert [item.priority for item in await found(buffer)] == [0, 0, 7]
         assert [await drawn(buffer) for _ in range(3)] == [uids[2:]] * 3
-
-    async def test_leased_items_belong_to_their_consumer(self, buffer: ReplayBuffer) -> None:
-        """Its changes to them change nothing in the store."""
-        await buffer.put(group(1), "math", tags={"a": 1})
-        lease = await lease_of(buffer)
-        [item] = lease.items["math"]
-        assert item.tags is not None
-        item.tags["a"] = 2
-        item.item[0].response = "changed"
-        item.priority = 9
-        await lease.give_back()
-        stored = await only(buffer)
-        assert (stored.tags, stored.priority, stored.item[0].response) == ({"a": 1}, 1, "the answer")
 
     async def test_a_damaged_group_is_not_leased(self, open_storage: Open, open_buffer: OpenBuffer) -> None:
         """It is set aside, and the next one comes in its place."""

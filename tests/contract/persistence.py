@@ -78,24 +78,6 @@ class PersistenceLaws(Harness):
             ]
             assert counts == [{"math": 0, "code": 1}, {"math": 0, "code": 0}]
 
-    async def test_a_resumed_buffer_goes_on_like_the_old_one(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
-        """Puts, keys, refreshes and takes have the same effects in both."""
-        buffer, fresh = await open_buffer("staleness"), await open_buffer("staleness")
-        await fill(buffer)
-        await buffer.get(1, "code")
-        await buffer.save(tmp_path)
-        await fresh.resume(tmp_path)
-        for one in (buffer, fresh):
-            await one.put(group(8), "math", model_step=4, current_train_step=8)
-            await one.put(group(9), "math", key="a")
-            await one.refresh_staleness(task_stale_thresholds={"math": 4, "code": None}, current_train_step=9)
-        after, expected = await everything(fresh), await everything(buffer)
-        for seen in (*after, *expected):
-            if isinstance(seen, dict):
-                del seen["created_at"]
-        assert after == expected
-        assert plain(await fresh.get(9, "math", "expired")) == plain(await buffer.get(9, "math", "expired"))
-
     async def test_an_empty_buffer_can_be_saved(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
         """Its uids and dropped counts go on."""
         buffer, fresh = await open_buffer(), await open_buffer()
@@ -217,16 +199,6 @@ class PersistenceLaws(Harness):
                 assert value is None or type(value) in (str, int, float, bool, bytes)
 
         check(buffer.state_dict())
-
-    async def test_a_state_dict_does_not_change_afterwards(self, buffer: ReplayBuffer) -> None:
-        """It is a copy, whatever happens to the buffer then."""
-        await fill(buffer)
-        state = buffer.state_dict()
-        kept = deepcopy(state)
-        await buffer.update({}, tags={"x": 1}, priority=3, status="archived")
-        await buffer.refresh_staleness(task_stale_thresholds={"math": 1, "code": 1}, current_train_step=50)
-        await buffer.delete({})
-        assert state == kept
 
     async def test_a_damaged_state_is_refused_whole(self, open_buffer: OpenBuffer, open_storage: Open) -> None:
         """If one group of a state dict is incomplete, none is loaded, and the right state still can be."""

@@ -66,13 +66,6 @@ class PuttingLaws(Harness):
         assert [item.uid for item in items] == uids
         assert [item.timestamp_id for item in items] == sorted({item.timestamp_id for item in items})
 
-    async def test_uids_are_never_used_again(self, buffer: ReplayBuffer) -> None:
-        """The uid of a group that has left is not given to another."""
-        seen = [await buffer.put(group(i), "math") for i in range(3)]
-        await buffer.get(2, "math")
-        await buffer.delete({})
-        assert await buffer.put(group(9), "math") not in seen
-
     async def test_metadata_describes_the_group(self, buffer: ReplayBuffer) -> None:
         """task, status, priority, tags, key, times_sampled, created_at and error of a new group."""
         before = time.time()
@@ -83,12 +76,6 @@ class PuttingLaws(Harness):
         assert (item.priority, item.key, item.times_sampled, item.error) == (2.5, "k", 0, None)
         assert plain(item.tags) == plain(tags)
         assert before <= item.created_at <= time.time()
-
-    async def test_without_options_metadata_is_plain(self, buffer: ReplayBuffer) -> None:
-        """priority 1, no tags (an empty dict counts as none), no key, staleness 0."""
-        await buffer.put(group(1), "math", tags={})
-        item = await only(buffer)
-        assert (item.priority, item.tags, item.key, item.staleness) == (1.0, None, None, 0)
 
     @pytest.mark.parametrize(
         ("rewards", "mean"),

@@ -59,12 +59,6 @@ class RefreshingLaws(Harness):
             await refresh(buffer, step)
             assert await staleness(buffer) == expected
 
-    async def test_staleness_is_negative_when_the_model_is_ahead(self, buffer: ReplayBuffer) -> None:
-        """Going back to a step before the model's."""
-        await buffer.put(group(1), "math", model_step=5, current_train_step=6)
-        await refresh(buffer, 2)
-        assert await staleness(buffer) == [-4]
-
     async def test_steps_may_come_again_and_go_back(self, buffer: ReplayBuffer) -> None:
         """The result of a refresh depends only on its own step, not on earlier ones."""
         for step in (1, 4, 7):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from replaybuf.rollouts.rollout import Status
-from tests.contract.harness import Harness, OpenBuffer, drawn, fill, found, group, only, total
+from tests.contract.harness import Harness, OpenBuffer, drawn, fill, only, total
 
 EVERY_POLICY = pytest.mark.parametrize("policy", ["fifo", "lifo", "staleness", "uniform", "prioritized"])
 
@@ -56,49 +54,6 @@ class ReuseLaws(Harness):
         [item] = (await buffer.sample({"math": 1}))["math"]
         assert (item.uid, item.times_sampled) == (uid, 3)
         assert len(buffer) == 0
-
-    async def test_a_drawn_group_can_be_changed_by_its_reader(self, open_buffer: OpenBuffer) -> None:
-        """The next draw gives it as it was put."""
-        buffer = await open_buffer(max_times_sampled=2)
-        await buffer.put(group(1), "math", tags={"a": 1})
-        [item] = (await buffer.sample({"math": 1}))["math"]
-        item.item[0].response = "changed"
-        assert item.tags is not None
-        item.tags["a"] = 2
-        [again] = (await buffer.sample({"math": 1}))["math"]
-        assert (again.item[0].response, again.tags) == ("the answer", {"a": 1})
-
-    async def test_other_statuses_leave_at_once(self, open_buffer: OpenBuffer) -> None:
-        """Only completed groups are for reuse; aborted ones are taken to be generated again."""
-        buffer = await open_buffer(max_times_sampled=3)
-        await buffer.put(group(1, status=Status.ABORTED), "math")
-        assert len(await buffer.get(1, "math", "aborted")) == 1
-        assert len(buffer) == 0
-
-    @pytest.mark.parametrize("how", ["snapshot", "state"])
-    async def test_the_count_outlives_the_buffer(self, open_buffer: OpenBuffer, how: str, tmp_path: Path) -> None:
-        """After a resume only the remaining draws are left."""
-        buffer, fresh = await open_buffer(max_times_sampled=3), await open_buffer(max_times_sampled=3)
-        [uid] = await fill(buffer, 1)
-        await drawn(buffer)
-        await drawn(buffer)
-        if how == "snapshot":
-            await buffer.save(tmp_path)
-            await fresh.resume(tmp_path)
-        else:
-            fresh.load_state_dict(buffer.state_dict())
-        assert [item.times_sampled for item in await found(fresh)] == [2]
-        assert await drawn(fresh) == [uid]
-        assert await drawn(fresh) == []
-
-    async def test_a_new_put_of_the_same_key_starts_anew(self, open_buffer: OpenBuffer) -> None:
-        """The count of draws belongs to the group that was replaced."""
-        buffer = await open_buffer(max_times_sampled=2)
-        await buffer.put(group(1), "math", key="a")
-        await drawn(buffer)
-        await buffer.put(group(2), "math", key="a")
-        assert (await only(buffer)).times_sampled == 0
-        assert [len(await drawn(buffer)) for _ in range(3)] == [1, 1, 0]
 
     async def test_draws_of_all_or_nothing_may_ask_for_what_stays(self, open_buffer: OpenBuffer) -> None:
         """With a timeout, a batch is ready as long as there are as many groups."""

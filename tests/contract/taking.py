@@ -109,13 +109,6 @@ class TakingLaws(Harness):
         }
         assert len(storage) == 0
 
-    async def test_a_group_goes_to_one_taker(self, buffer: ReplayBuffer) -> None:
-        """Coroutines that take at the same time get all groups, each once."""
-        for i in range(40):
-            await buffer.put(group(i), "math")
-        batches = await asyncio.gather(*(buffer.get(7, "math") for _ in range(8)))
-        assert sorted(rollout_id for batch in batches for rollout_id in ids(batch)) == list(range(40))
-
     async def test_a_group_goes_to_one_thread(self, buffer: ReplayBuffer) -> None:
         """Threads, each with an event loop of its own, put and take at the same time: every group arrives once."""
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.buffer.metrics import flatten
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FullError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.backend import SQLStorage
-from tests.contract.harness import Harness, OpenBuffer, drawn, fill, found, group, total
+from tests.contract.harness import Harness, OpenBuffer, drawn, fill, found, group
 
 TASKS = ("math", "code")
 _GONE = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.PRUNED)
@@ -98,19 +97,6 @@ class TallyLaws(Harness):
             ("code", Status.EXPIRED, Tally.DROPPED): 1,
         }
 
-    async def test_a_refresh_counts_what_expired(self, buffer: ReplayBuffer) -> None:
-        """As EXPIRED if the group stays, as DROPPED if it doesn't."""
-        for task in TASKS:
-            await buffer.put(group(1, response_model_steps=[1, 1, 1]), task)
-        await buffer.refresh_staleness(
-            task_stale_thresholds=dict.fromkeys(TASKS, 2),
-            expired_groups_retryable_by_task={"code": False},
-            current_train_step=9,
-        )
-        assert [await total(buffer, name) for name in ("expired", "dropped")] == [1, 0]
-        assert [await total(buffer, name, "code") for name in ("expired", "dropped")] == [0, 1]
-        assert (await buffer.dropped("math"), await buffer.dropped("code")) == (0, 1)
-
     async def test_totals_outlive_the_buffer(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
         """They are in the state, and in a snapshot."""
         buffer, fresh, resumed = [await open_buffer(max_times_sampled=2, capacity=3) for _ in range(3)]
@@ -177,13 +163,6 @@ class MetricsLaws(Harness):
         assert metrics["tasks"]["math"]["put_per_second"] * metrics["seconds"] == pytest.approx(2)
         assert metrics["tasks"]["code"]["put_per_second"] * metrics["seconds"] == pytest.approx(1)
         assert (await buffer.metrics())["tasks"]["math"]["put_per_second"] == 0
-
-    async def test_metrics_can_be_flat(self, buffer: ReplayBuffer) -> None:
-        """Names joined by slashes and numbers, as loggers take them."""
-        await fill(buffer, 2)
-        flat = flatten(await buffer.metrics())
-        assert (flat["tasks/math/put"], flat["tasks/math/buffered/completed"], flat["waits/room/count"]) == (2, 2, 0)
-        assert all(isinstance(value, (int, float)) for value in flat.values())
 
     async def test_waits_are_counted(self, buffer: ReplayBuffer) -> None:
         """How often, how long, and how often until the timeout."""

@@ -113,16 +113,6 @@ class WaitingLaws(Harness):
         batches = [batch["math"] for batch, _ in await asyncio.gather(*tasks)]
         assert sorted(i for batch in batches for i in ids(batch)) == list(range(8))
 
-    async def test_a_cancelled_wait_takes_nothing(self, buffer: ReplayBuffer) -> None:
-        """And the next one works."""
-        task = await waiting(buffer, buffer.take_batch({"math": 1}, timeout=None))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await buffer.put(group(1), "math")
-        batch, _ = await buffer.take_batch({"math": 1}, timeout=SOON)
-        assert ids(batch["math"]) == [1]
-
     async def test_changed_returns_by_its_timeout(self, storage: SQLStorage) -> None:
         """On the backend itself: without a change, `changed` returns at the timeout, without an error."""
         async with asyncio.timeout(SOON):
@@ -198,28 +188,6 @@ class ClosingLaws(Harness):
             for task in tasks:
                 with pytest.raises(ClosedError):
                     await task
-
-    async def test_close_leaves_nobody_hanging(self, buffer: ReplayBuffer) -> None:
-        """Calls that are under way end with their result or with ClosedError."""
-        await buffer.put(group(1), "math")
-        calls = [
-            call
-            for _ in range(5)
-            for call in (
-                buffer.put(group(2), "math"),
-                buffer.get(1, "math"),
-                buffer.count_where({}),
-                buffer.is_ready({"math": 1}),
-                buffer.update({}, priority=2),
-            )
-        ]
-        tasks = [asyncio.create_task(call) for call in calls]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        async with asyncio.timeout(SOON):
-            await buffer.close()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert {type(result) for result in results if isinstance(result, BaseException)} <= {ClosedError}
 
 
 async def _put(buffer: ReplayBuffer) -> None:

@@ -63,11 +63,6 @@ async def test_it_doesnt_matter_who_generates(new_engine):
         assert np.array_equal(one.logprobs, other.logprobs)
 
 
-@pytest.mark.parametrize("other", [{"step": 1}, {"seed": 1}])
-async def test_other_steps_and_seeds_say_other_things(new_engine, other):
-    assert tokens_of(await generate(new_engine())) != tokens_of(await generate(new_engine(**other)))
-
-
 @pytest.mark.parametrize("tokens", [0, 1, 2])
 async def test_an_interrupted_group_that_is_continued_by_the_same_weights_is_the_same(new_engine, tokens):
     group = await interrupted_after(new_engine(), tokens)
@@ -83,21 +78,6 @@ async def test_what_was_said_stays_when_other_weights_go_on(new_engine):
     after = tokens_of(await generate(new_engine(weights=1, step=3), group=group))
     assert [said[:1] for said in after] == before
     assert after != tokens_of(await generate(new_engine()))
-
-
-async def test_without_partial_an_interrupted_answer_begins_anew(new_engine):
-    group = await interrupted_after(new_engine(), 1)
-    aborted = [place for place, rollout in enumerate(group) if rollout.status == Status.ABORTED]
-    again = tokens_of(await new_engine(weights=1, step=3).generate_group(group, partial=False))
-    anew = tokens_of(await generate(new_engine(weights=1, step=3)))
-    assert [again[place] for place in aborted] == [anew[place] for place in aborted]
-
-
-async def test_an_interrupted_rollout_has_neither_reward_nor_end(new_engine):
-    for rollout in await interrupted_after(new_engine(), 1):
-        if rollout.status == Status.ABORTED:
-            assert (rollout.reward, rollout.finish_reason) == (None, None)
-            assert len(rollout.response_ids) == len(rollout.logprobs) == len(rollout.response_mask) == 1
 
 
 async def test_log_probs_are_those_of_the_distribution_sampled_from():
@@ -133,15 +113,6 @@ async def test_a_pause_ends_the_wait_for_a_token(new_engine):
     groups = await asyncio.gather(*running)
     assert time.monotonic() - began < LONG / 10
     assert {rollout.status for group in groups for rollout in group} == {Status.ABORTED}
-
-
-async def test_nothing_is_said_until_it_is_resumed(new_engine):
-    engine = new_engine()
-    await engine.pause()
-    group = await generate(engine)
-    assert tokens_of(group) == [[]] * 8
-    await engine.resume()
-    assert {rollout.status for rollout in await generate(engine, group=group)} == {Status.COMPLETED}
 
 
 async def test_a_cancelled_call_leaves_the_group_as_it_was(new_engine):

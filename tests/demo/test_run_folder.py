@@ -58,13 +58,7 @@ def test_a_run_goes_to_its_steps_and_when_it_has_ended_as_many_more() -> None:
     assert targets(run, (200, 200), (250, 200), (400, 200)) == [400] * 3
     run.finished = True
     assert targets(run, (400, 100)) == [500]
-
-
-def test_a_run_that_was_killed_at_its_end_has_nothing_left_to_do() -> None:
-    assert targets(Run(Policy.create(), 0), (0, 200), (200, 200)) == [200, 200]
-
-
-def test_more_steps_extend_a_run() -> None:
+    assert targets(Run(Policy.create(), 0), (0, 200), (200, 200)) == [200, 200]  # killed at its end
     assert targets(Run(Policy.create(), 0), (0, 5), (3, 10)) == [5, 10]
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import count
 from typing import Any
 
 import asyncpg
+import numpy as np
 import pytest
 
-from replaybuf import Lease, ReplayBuffer, Status
+from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.rules.transitions import Tally
 from tests.cancellation.ways import end_background_work, no_connection_out
 from tests.faults.figures import Figures
@@ -107,8 +109,8 @@ async def at_every_message(proxy: Proxy, way: str, operation: Callable[[int], Aw
 
 async def tallies(buffer: ReplayBuffer) -> dict[Tally, int]:
     totals: dict[Tally, int] = {}
-    for (_, _, name), count in (await buffer.storage.tallies()).items():
-        totals[name] = totals.get(name, 0) + count
+    for (_, _, name), amount in (await buffer.storage.tallies()).items():
+        totals[name] = totals.get(name, 0) + amount
     return totals
 
 
@@ -296,11 +298,11 @@ async def test_connections_that_ended_while_nothing_was_asked_are_made_again(
     postgres_database: str, caplog: Any
 ) -> None:
     async with build(postgres_database) as buffer:
-        await fill(buffer, 100)
-        for _ in range(5):
+        await fill(buffer, 25)
+        for _ in range(2):
             execute(postgres_database, END_ALL)
             assert len(await asyncio.gather(*(buffer.get(1, TASK) for _ in range(10)))) == 10
-        assert len(buffer) == 50
+        assert len(buffer) == 5
         await no_connection_out(buffer)
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
@@ -351,3 +353,64 @@ async def test_outcomes_that_nobody_asks_for_any_more_are_forgotten(postgres_dat
 async def names_in(connection: asyncpg.Connection[Any], table: str) -> set[str]:
     rows = await connection.fetch(f"SELECT name FROM {table} WHERE name LIKE 'connection %'")
     return {row["name"] for row in rows}
+
+
+# Backends of PostgreSQL that are ended while large groups are sent: every put ends, and each group is there once
+
+
+#: Long enough for a connection that falls silent, several times.
+PATIENCE = 120.0
+
+END_TWO = """
+    SELECT count(*) FROM (
+        SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE pid <> pg_backend_pid() AND datname = current_database() ORDER BY random() LIMIT 2
+    ) AS ended
+"""
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(12, marks=pytest.mark.long)])
+async def test_puts_of_large_groups_end_when_backends_are_ended(
+    postgres_database: str, seconds: int, figures: Figures
+) -> None:
+    """A statement that waits until it may send more has to hear that its connection is gone."""
+    config = ReplayBufferConfig(url=postgres_database, policy="fifo", rollout_type=dict)
+    numbers, put, over = count(), list[int](), asyncio.Event()
+
+    async def producer() -> None:
+        while not over.is_set():
+            number = next(numbers)
+            size = 50_000 if number % 5 == 0 else 30
+            await buffer.put([{"number": number, "values": np.zeros(size)}], TASK)
+            put.append(number)
+
+    async with config.build() as buffer, asyncio.timeout(seconds + PATIENCE):
+        assert await buffer.count_where({}) == 0
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(48):
+                tasks.create_task(producer())
+            ended = await end_backends(postgres_database, seconds)
+            over.set()
+        found = [group[0]["number"] for group in await everything(buffer)]
+    figures.compare(ended, put, found)
+    assert sorted(found) == sorted(put)
+
+
+async def everything(buffer: ReplayBuffer[Any]) -> list[list[Any]]:
+    found: list[list[Any]] = []
+    while groups := await buffer.get(100, TASK):
+        found += groups
+    return found
+
+
+async def end_backends(url: str, seconds: int) -> int:
+    """End two backends every quarter of a second, for some seconds. Return the number ended."""
+    ended = 0
+    connection = await asyncpg.connect(url)
+    try:
+        for _ in range(seconds * 4):
+            await asyncio.sleep(0.25)
+            ended += await connection.fetchval(END_TWO)
+    finally:
+        await connection.close()
+    return ended

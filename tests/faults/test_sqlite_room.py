@@ -65,3 +65,16 @@ def test_a_lock_that_another_process_holds(tmp_path: Path, figures: Figures) -> 
     found = asyncio.run(main())
     figures.compare(4, range(6), found)
     assert found == list(range(6))
+
+
+# PostgreSQL on a disk that gets full: an error that says so, nothing is lost, and it goes on afterwards
+
+
+@pytest.mark.long
+def test_a_full_disk_of_the_server_loses_nothing(tmp_path: Path, figures: Figures) -> None:
+    disk, ledger = tmp_path / "disk", tmp_path / "ledger"
+    disk.mkdir()
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)  # the server isn't root
+    assert end(start(disks.postgres_on_a_small_disk, ledger, str(disk)), ledger, 300) == 0
+    disks.check(ledger, figures, "postgresql://")

@@ -32,7 +32,7 @@ NEAR = {
         "tests/prompts",
         "tests/buffer/test_buffers.py",
         "tests/storage/test_snapshots.py",
-        "tests/storage/test_undone_draws.py",
+        "tests/storage/test_draws.py",
         "tests/side_by_side/test_statemachine.py",
         "-k",
         "not postgres",

@@ -193,7 +193,7 @@ _FAILOVER = [
     ("call-unknown", f"{_ENGINE}/postgres_connect.py", "if not says_unknown(error):", "if True:", "puts do without functions where they can't be asked for"),
     ("call-behind-pooler", f"{_ENGINE}/postgres_connect.py", "direct = self.standing.process == self.get_server_pid()", "direct = True", "behind a pooler no function is called"),
     ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "there.get(row, 0) < number", "False", "who saw lost commits is told"),
-    ("lost-and-on", f"{_ENGINE}/postgres.py", "        if follows is DependsOn.SEEN_COMMITS and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
+    ("lost-and-on", f"{_ENGINE}/postgres.py", "        if depends_on is DependsOn.SEEN_COMMITS and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
     ("old-primary-not-told", f"{_ENGINE}/postgres_servers.py", "                await self._leave(opened.values())\n", "", "an old primary that was met is refused by who reaches no other"),

@@ -58,21 +58,6 @@ def twice(values: list[int]) -> list[int]:
     return [value for value, count in Counter(values).items() if count > 1]
 
 
-@pytest.mark.parametrize("each", [40, pytest.param(1500, marks=pytest.mark.long)])
-def test_every_group_goes_to_exactly_one_process(crew: Crew, shared_url: str, tmp_path: Path, each: int) -> None:
-    over = tmp_path / "over"
-    consumers = [crew.start(worker.consume, over, size) for size in (1, 4)]
-    producers = [crew.start(worker.produce, first, each) for first in (0, 10_000)]
-    crew.end(*producers)
-    over.touch()
-    crew.end(*consumers)
-    taken = done(*(log for _, log in consumers))
-    assert twice(taken) == []
-    assert sorted(taken) == sorted(done(*(log for _, log in producers)))
-    assert len(taken) == 2 * each
-    assert left_over(shared_url) == []
-
-
 @pytest.mark.parametrize("after", [20, pytest.param(400, marks=pytest.mark.long)])
 def test_what_put_acknowledged_survives_the_death_of_the_process(crew: Crew, shared_url: str, after: int) -> None:
     process, log = crew.start(worker.produce, 0, 100_000)

@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from replaybuf import ReplayBuffer
-from tests.stores import build
+from replaybuf.produce import Sampler
+from tests.produce.scripted import prompts
+from tests.stores import TASK, build
 
 
 @pytest.fixture
@@ -18,6 +20,12 @@ async def buffer(url: str) -> AsyncIterator[ReplayBuffer]:
     """A buffer that keeps filtered groups, so that every prompt can be accounted for."""
     async with build(url, unfit=1000) as buffer:
         yield buffer
+
+
+@pytest.fixture
+def sampler(buffer: ReplayBuffer) -> Sampler:
+    """Of 60 prompts, each twice, once."""
+    return Sampler(buffer, prompts(60), TASK, prompt_repeat_k=2, epochs=1)
 
 
 @pytest.fixture

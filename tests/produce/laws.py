@@ -5,8 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from replaybuf import Prompt, ReplayBuffer, Status, StorageItem
-from replaybuf.produce import Sampler
+from replaybuf.produce import ProduceStrategy, ProduceSummary, Sampler
 from tests.stores import TASK
+
+
+async def produce(
+    strategy: ProduceStrategy,
+    loop: Any,
+    sampler: Any,
+    size: Any,
+    *,
+    train_step: int = 1,
+    model_step: int = 0,
+    timeout: float | None = 30,
+) -> ProduceSummary:
+    """A batch of these steps."""
+    return await strategy.produce_batch(
+        loop, sampler, size, train_step=train_step, model_step=model_step, timeout=timeout
+    )
 
 
 async def items_of(buffer: ReplayBuffer, status: Status | None = None, task: str = TASK) -> list[StorageItem]:

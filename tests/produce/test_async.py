@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
 
-from replaybuf import ConfigError, ReplayBuffer, Status
+from replaybuf import ConfigError, Status
 from replaybuf.errors import ProduceError
-from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler
+from replaybuf.produce import AsyncProduceStrategy, Sampler
 from tests.produce.clock import Clock, ClockedLoop
-from tests.produce.laws import ids, items_of, take
+from tests.produce.laws import ids, items_of, produce, take
 from tests.produce.scripted import Script, ScriptedLoop, forever, prompts
 from tests.stores import TASK, build
-
-
-@pytest.fixture
-def sampler(buffer: ReplayBuffer) -> Sampler:
-    return Sampler(buffer, prompts(60), TASK, prompt_repeat_k=2, epochs=1)
-
-
-async def produce(
-    strategy: AsyncProduceStrategy, loop: Any, sampler: Sampler, size: int, *, train_step: int = 1, model_step: int = 0
-) -> ProduceSummary:
-    return await strategy.produce_batch(loop, sampler, size, train_step=train_step, model_step=model_step, timeout=30)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +103,6 @@ async def test_it_is_never_idle_while_work_is_there(
     assert loop.most == most
 
 
-async def test_only_completed_groups_count(sampler: Sampler) -> None:
-    scripts = {0: Script(status=Status.FILTERED), 1: Script(failures=9), 2: Script(status=Status.FILTERED)}
-    summary = await produce(AsyncProduceStrategy(over_sample=0.25), ScriptedLoop(scripts=scripts), sampler, 4)
-    assert summary.produced >= 4
-    assert await sampler.buffer.count(TASK, Status.COMPLETED) == summary.produced
-
-
 async def test_what_was_produced_ahead_is_there_for_the_next_batch(sampler: Sampler) -> None:
     strategy, loop = AsyncProduceStrategy(over_sample=1.0), ScriptedLoop(Script(deaf=True))
     first = await produce(strategy, loop, sampler, 3)
@@ -129,21 +110,6 @@ async def test_what_was_produced_ahead_is_there_for_the_next_batch(sampler: Samp
     await take(sampler.buffer, 3)
     second = await produce(strategy, loop, sampler, 3)
     assert (second.produced, second.reused) == (0, 3)
-
-
-async def test_interrupted_groups_are_put_back_with_what_they_have(sampler: Sampler) -> None:
-    loop = ScriptedLoop(scripts={1: forever()})
-    strategy = AsyncProduceStrategy(over_sample=0.5, enable_partial_rollout=True)
-    await produce(strategy, loop, sampler, 2, train_step=6, model_step=5)
-    (item,) = await items_of(sampler.buffer, Status.ABORTED)
-    first, second = item.item
-    assert ids([item]) == [1]
-    assert item.tags == {"interrupted": 1}
-    assert first.response_ids == list(range(len(first.response_ids)))
-    assert len(first.response_ids) > 0
-    assert first.response_model_steps == [5] * len(first.response_ids)
-    assert second.response_ids == []
-    assert loop.paused
 
 
 async def test_interrupted_groups_are_continued_and_each_token_has_its_model_step(
@@ -174,23 +140,6 @@ async def test_interrupted_groups_are_continued_and_each_token_has_its_model_ste
     assert loop.calls[0] == step + 1
 
 
-async def test_interrupted_groups_begin_anew_without_partial_rollouts(sampler: Sampler) -> None:
-    loop = ScriptedLoop(scripts={1: forever()})
-    strategy = AsyncProduceStrategy(over_sample=0.5)
-    await produce(strategy, loop, sampler, 2)
-    (item,) = await items_of(sampler.buffer, Status.ABORTED)
-    assert item.tags == {"interrupted": 1}
-    assert {(rollout.status, rollout.response, len(rollout.response_ids)) for rollout in item.item} == {
-        (Status.ABORTED, "", 0)
-    }
-    del loop.scripts[1]
-    await take(sampler.buffer, await sampler.buffer.count(TASK, Status.COMPLETED))
-    summary = await produce(strategy, loop, sampler, 2, train_step=3, model_step=2)
-    assert summary.continued == 1
-    (item,) = [item for item in await items_of(sampler.buffer, Status.COMPLETED) if ids([item]) == [1]]
-    assert [rollout.response_model_steps for rollout in item.item] == [[2, 2, 2]] * 2
-
-
 @pytest.mark.parametrize("partial", [True, False])
 async def test_completed_rollouts_of_an_interrupted_group_stay(sampler: Sampler, partial: bool) -> None:
     """Only the others are generated again."""
@@ -214,26 +163,6 @@ async def test_completed_rollouts_of_an_interrupted_group_stay(sampler: Sampler,
     (item,) = [item for item in await items_of(sampler.buffer, Status.COMPLETED) if ids([item]) == [1]]
     assert item.item[0].response_model_steps == [0, 0, 0]
     assert set(item.item[1].response_model_steps) <= ({0, 7} if partial else {7})
-
-
-async def test_interrupted_groups_come_before_new_prompts(sampler: Sampler) -> None:
-    loop = ScriptedLoop(scripts={0: forever(), 3: forever()})
-    strategy = AsyncProduceStrategy(over_sample=0.5, enable_partial_rollout=True)
-    await produce(strategy, loop, sampler, 4)
-    await take(sampler.buffer, await sampler.buffer.count(TASK, Status.COMPLETED))
-    begun = len(loop.order)
-    await produce(strategy, loop, sampler, 4)
-    assert Counter(loop.order[begun : begun + 2]) == {0: 1, 3: 1}
-
-
-async def test_every_interruption_is_counted(sampler: Sampler) -> None:
-    loop = ScriptedLoop(scripts={0: forever()})
-    strategy = AsyncProduceStrategy(over_sample=0.5, enable_partial_rollout=True)
-    for number in range(1, 4):
-        await produce(strategy, loop, sampler, 2)
-        (item,) = await items_of(sampler.buffer, Status.ABORTED)
-        assert item.tags == {"interrupted": number}
-        await take(sampler.buffer, await sampler.buffer.count(TASK, Status.COMPLETED))
 
 
 async def test_leftovers_are_produced_at_the_end_of_the_dataset(url: str) -> None:

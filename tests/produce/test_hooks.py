@@ -6,27 +6,17 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ConfigError, ReplayBufError, ReplayBuffer, RolloutState, Status
+from replaybuf import ConfigError, ReplayBufError, RolloutState, Status
 from replaybuf.produce import (
     AsyncProduceStrategy,
     Generated,
-    ProduceSummary,
     Sampler,
     SyncProduceStrategy,
     reward_varies,
 )
-from tests.produce.laws import assert_accounted, ids, items_of
+from tests.produce.laws import assert_accounted, ids, items_of, produce
 from tests.produce.scripted import Script, ScriptedLoop, Told, prompts
 from tests.stores import TASK, build
-
-
-@pytest.fixture
-def sampler(buffer: ReplayBuffer) -> Sampler:
-    return Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
-
-
-async def produce(strategy: SyncProduceStrategy, loop: ScriptedLoop, sampler: Sampler, size: int) -> ProduceSummary:
-    return await strategy.produce_batch(loop, sampler, size, train_step=4, model_step=3, timeout=30)
 
 
 async def test_groups_that_are_not_valid_are_filtered(sampler: Sampler) -> None:
@@ -98,7 +88,7 @@ async def test_should_continue_may_ask_for_more(sampler: Sampler) -> None:
 async def test_on_group_is_told_of_every_group(sampler: Sampler) -> None:
     told = Told()
     loop = ScriptedLoop(scripts={0: Script(failures=1), 1: Script(status=Status.FILTERED)})
-    await produce(SyncProduceStrategy(on_group=told), loop, sampler, 3)
+    await produce(SyncProduceStrategy(on_group=told), loop, sampler, 3, train_step=4, model_step=3)
     assert told.statuses == {"init": 1, "filtered": 1, "completed": 3}
     (failed,) = [one for one in told.groups if one.status == Status.INIT]
     assert (failed.error, failed.attempt, failed.tokens) == ("ValueError: no luck", 1, 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaybuf.errors import InputError
@@ -31,6 +31,7 @@ objects = st.dictionaries(st.text(), st.none() | st.integers() | st.text() | st.
 separators = st.sampled_from(["\n", "\r\n", "\n\n", "\n \t\r\n"])
 
 
+@settings(max_examples=40)  # each writes files
 @given(
     files=st.lists(st.lists(st.tuples(objects, separators, st.booleans()), max_size=5), min_size=1, max_size=3),
     start=st.sampled_from(["", "\ufeff", "\n", "\ufeff\n"]),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf import RolloutState, Status
 from replaybuf.errors import InputError, ProduceError
 from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler, SyncProduceStrategy
 from tests.produce.laws import assert_accounted, items_of
@@ -17,11 +17,6 @@ from tests.produce.scripted import Script, ScriptedLoop, Told, prompts
 from tests.stores import TASK, build
 
 STRATEGY = SyncProduceStrategy(max_failures=5)
-
-
-@pytest.fixture
-def sampler(buffer: ReplayBuffer) -> Sampler:
-    return Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
 
 
 async def produce(strategy: SyncProduceStrategy, script: Script, sampler: Sampler, size: int) -> ProduceSummary:

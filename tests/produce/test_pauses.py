@@ -8,18 +8,13 @@ import time
 
 import pytest
 
-from replaybuf import NotReadyError, ReplayBuffer, Status
+from replaybuf import NotReadyError, Status
 from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler
 from tests.produce.laws import assert_accounted, ids, items_of
-from tests.produce.scripted import ScriptedLoop, forever, prompts
+from tests.produce.scripted import ScriptedLoop, forever
 from tests.stores import TASK
 
 STRATEGY = AsyncProduceStrategy(over_sample=0.5, pause_timeout=0.2, enable_partial_rollout=True)
-
-
-@pytest.fixture
-def sampler(buffer: ReplayBuffer) -> Sampler:
-    return Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
 
 
 async def produce(loop: ScriptedLoop, sampler: Sampler) -> ProduceSummary:
@@ -40,17 +35,6 @@ async def test_a_deaf_loop_is_cancelled_and_nothing_of_the_call_is_kept(
     assert sorted(ids(waiting)) == [0, 1]
     assert {rollout.response for item in waiting for rollout in item.item} == {None}
     await assert_accounted(sampler)
-
-
-async def test_prompts_of_a_deaf_loop_are_generated_later(sampler: Sampler) -> None:
-    loop = ScriptedLoop(scripts={0: forever(deaf=True)})
-    await produce(loop, sampler)
-    loop.scripts.clear()
-    await sampler.buffer.delete({"status": "completed"})
-    await produce(loop, sampler)
-    assert loop.calls[0] == 2
-    (again,) = [item for item in await items_of(sampler.buffer) if ids([item]) == [0]]
-    assert (again.status, again.item[0].response_ids) == (Status.COMPLETED, [0, 1, 2])
 
 
 async def test_being_cancelled_by_a_pause_is_no_failed_delivery(sampler: Sampler) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import InputError
 from replaybuf.produce import AsyncProduceStrategy, Sampler, SamplerWithReplayBuffer, SyncProduceStrategy, batch_sizes
 from tests.produce.laws import drawn, ids, questions
@@ -45,14 +46,6 @@ async def test_the_rollouts_of_a_group_share_nothing(buffer: ReplayBuffer) -> No
     }
 
 
-async def test_a_dataset_of_rollouts_is_not_changed(buffer: ReplayBuffer) -> None:
-    dataset = [RolloutState(message=[], extra_fields={"seen": []})]
-    (prompt,) = await Sampler(buffer, dataset, TASK, prompt_repeat_k=2).sample()
-    prompt.group[0].extra_fields["seen"].append(1)
-    assert (dataset[0].group_id, dataset[0].extra_fields) == (None, {"seen": []})
-    assert prompt.group[1].extra_fields == {"seen": []}
-
-
 async def test_ids_are_unique_over_epochs(buffer: ReplayBuffer) -> None:
     found = await drawn(Sampler(buffer, prompts(3), TASK, prompt_repeat_k=2, epochs=3), 99)
     assert ids(found) == list(range(9))
@@ -66,14 +59,6 @@ async def test_ids_are_unique_over_samplers_that_draw_at_once(url: str) -> None:
         samplers = [Sampler(one, prompts(10), TASK, epochs=3) for one in (*buffers, *buffers)]
         found = [one for part in await asyncio.gather(*(drawn(one, 99) for one in samplers)) for one in part]
         assert sorted(ids(found)) == list(range(30))
-
-
-async def test_ids_go_on_after_a_restart(shared_url: str) -> None:
-    found: list[int] = []
-    for _ in range(3):
-        async with build(shared_url) as buffer:
-            found += ids(await drawn(Sampler(buffer, prompts(4), TASK), 3))
-    assert found == list(range(9))
 
 
 async def test_another_size_of_groups_after_a_restart(shared_url: str) -> None:
@@ -103,13 +88,13 @@ async def test_nothing_is_read_before_it_is_drawn(buffer: ReplayBuffer) -> None:
     assert read == [0, 1, 2]
 
 
-@pytest.mark.parametrize("repeat", [0, -1, 1.5, "2", None, True])
-async def test_bad_repeats_are_refused(repeat: Any) -> None:
-    with pytest.raises(InputError, match="prompt_repeat_k must be a whole number"):
-        Sampler(build("memory://"), prompts(2), TASK, prompt_repeat_k=repeat)
-
-
-@pytest.mark.parametrize("options", [{"epochs": -1}, {"shuffle": -1}, {"shuffle": 0.5}, {"seconds": 0}, {"name": ""}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"prompt_repeat_k": repeat} for repeat in (0, -1, 1.5, "2", None, True)),
+        *({"epochs": -1}, {"shuffle": -1}, {"shuffle": 0.5}, {"seconds": 0}, {"name": ""}),
+    ],
+)
 async def test_bad_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(options))):
         Sampler(build("memory://"), prompts(2), TASK, **options)
@@ -252,3 +237,84 @@ def test_weights_that_mean_nothing_are_refused(weights: Any) -> None:
 def test_sizes_that_mean_nothing_are_refused(size: Any) -> None:
     with pytest.raises(InputError):
         batch_sizes({"math": 1}, size)
+
+
+# The state of a sampler: where its dataset is, in the store, and as a value to be kept elsewhere
+
+
+async def test_a_state_takes_the_dataset_back_inside_of_a_running_loop(buffer: ReplayBuffer) -> None:
+    sampler = Sampler(buffer, prompts(9), TASK, shuffle=1)
+    await sampler.sample(2)
+    state = pickle.loads(pickle.dumps(sampler.state_dict()))  # as it is saved with the weights
+    expected = questions(await sampler.sample(4))
+    sampler.load_state_dict(state)
+    assert questions(await sampler.sample(4)) == expected
+    other = Sampler(buffer, prompts(9), TASK, shuffle=1)
+    other.load_state_dict(state)
+    assert questions(await sampler.sample(4)) == expected  # it is the ledger's place, for all samplers
+
+
+def test_a_state_takes_the_dataset_back_outside_of_a_loop(url: str) -> None:
+    buffer = build(url)
+    try:
+        sampler = Sampler(buffer, prompts(9), TASK)
+        asyncio.run(sampler.sample(2))
+        state = sampler.state_dict()
+        asyncio.run(sampler.sample(3))
+        sampler.load_state_dict(state)
+        assert questions(asyncio.run(sampler.sample(2))) == ["2", "3"]
+    finally:
+        asyncio.run(buffer.close())
+
+
+async def test_a_state_can_be_had_while_prompts_are_drawn(buffer: ReplayBuffer) -> None:
+    sampler = Sampler(buffer, prompts(100), TASK)
+    drawing = asyncio.create_task(drawn(sampler, 40))
+    positions = []
+    while not drawing.done():
+        positions.append(sampler.state_dict()["position"])
+        await asyncio.sleep(0)
+    await drawing
+    assert positions == sorted(positions)
+    assert sampler.state_dict()["position"] == 40
+
+
+async def test_the_state_of_a_new_sampler_begins_anew(buffer: ReplayBuffer) -> None:
+    sampler = Sampler(buffer, prompts(5), TASK)
+    state = sampler.state_dict()
+    await sampler.sample(3)
+    sampler.load_state_dict(state)
+    assert questions(await sampler.sample(1)) == ["0"]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        [],
+        "state",
+        {"position": 1},
+        {"value": b""},
+        {"position": -1, "value": b""},
+        {"position": 1.5, "value": b""},
+        {"position": True, "value": b""},
+        {"position": 2**70, "value": b""},
+        {"position": 1, "value": "text"},
+        {"position": 1, "value": None},
+    ],
+)
+async def test_what_is_no_state_is_refused(url: str, state: Any) -> None:
+    async with build(url) as buffer:
+        sampler = Sampler(buffer, prompts(5), TASK)
+        await sampler.sample(2)
+        with pytest.raises(InputError, match=r"expected a dict from Sampler\.state_dict"):
+            sampler.load_state_dict(state)
+        assert questions(await sampler.sample(1)) == ["2"]
+
+
+async def test_the_state_of_another_dataset_is_refused_when_it_is_read(buffer: ReplayBuffer) -> None:
+    sampler = Sampler(buffer, prompts(5), TASK)
+    sampler.load_state_dict({"position": 1, "value": b"garbage"})
+    with pytest.raises(InputError, match="another dataset"):
+        await sampler.sample()

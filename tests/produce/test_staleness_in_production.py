@@ -6,23 +6,12 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBuffer, Status
+from replaybuf import Status
 from replaybuf.errors import ProduceError
-from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler
-from tests.produce.laws import assert_accounted, ids, items_of, take
-from tests.produce.scripted import ScriptedLoop, forever, prompts
+from replaybuf.produce import AsyncProduceStrategy, Sampler
+from tests.produce.laws import ids, items_of, produce, take
+from tests.produce.scripted import ScriptedLoop, forever
 from tests.stores import TASK
-
-
-@pytest.fixture
-def sampler(buffer: ReplayBuffer) -> Sampler:
-    return Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
-
-
-async def produce(
-    strategy: AsyncProduceStrategy, loop: Any, sampler: Sampler, size: int, *, train_step: int, model_step: int
-) -> ProduceSummary:
-    return await strategy.produce_batch(loop, sampler, size, train_step=train_step, model_step=model_step, timeout=30)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +84,6 @@ async def test_a_continued_group_that_is_too_old_when_it_is_done_is_generated_ag
     assert (summary.expired, summary.produced) == (1, 4)
     (again,) = [item for item in await items_of(sampler.buffer, Status.COMPLETED) if ids([item]) == [0]]
     assert set(again.item[0].response_model_steps) == {2}
-
-
-async def test_expired_groups_are_accounted_for(sampler: Sampler) -> None:
-    strategy, loop = AsyncProduceStrategy(max_staleness=0, over_sample=1.0), ScriptedLoop()
-    for step in range(4):
-        await produce(strategy, loop, sampler, 3, train_step=step + 1, model_step=step)
-        await assert_accounted(sampler)
 
 
 async def test_a_trigger_of_minus_1_drops_what_expires_and_new_prompts_take_its_place(sampler: Sampler) -> None:

@@ -10,19 +10,13 @@ import pytest
 from replaybuf import NotReadyError, ReplayBuffer, Status
 from replaybuf.errors import InputError, ProduceError, PromptsExhaustedError
 from replaybuf.produce import ProduceSummary, Sampler, SamplerWithReplayBuffer, SyncProduceStrategy
-from tests.produce.laws import assert_accounted, ids, items_of, leased, take
+from tests.produce.laws import assert_accounted, ids, items_of, leased, produce, take
 from tests.produce.scripted import Script, ScriptedLoop, Told, forever, prompts
 from tests.stores import TASK, build, group
 
 
 def sampler_of(buffer: ReplayBuffer, size: int = 40, *, k: int = 2, epochs: int | None = 1) -> Sampler:
     return Sampler(buffer, prompts(size), TASK, prompt_repeat_k=k, epochs=epochs)
-
-
-async def produce(
-    strategy: SyncProduceStrategy, loop: Any, sampler: Any, size: Any, timeout: float | None = 30
-) -> ProduceSummary:
-    return await strategy.produce_batch(loop, sampler, size, train_step=1, model_step=0, timeout=timeout)
 
 
 async def test_a_batch_has_exactly_its_size(buffer: ReplayBuffer) -> None:
@@ -88,19 +82,6 @@ async def test_filtered_groups_leave_room_for_the_others(url: str, unfit: int | 
         assert summary.produced == 8
         assert await buffer.count(TASK, Status.COMPLETED) == 8
         assert await buffer.count(TASK, Status.FILTERED) == (summary.filtered if unfit else 0)
-
-
-async def test_never_more_are_in_flight_than_are_wanted(buffer: ReplayBuffer) -> None:
-    loop = ScriptedLoop(Script(failures=1))
-    await produce(SyncProduceStrategy(), loop, sampler_of(buffer), 4)
-    assert loop.most == 4
-
-
-@pytest.mark.parametrize("most", [1, 3])
-async def test_never_more_are_in_flight_than_max_concurrency(buffer: ReplayBuffer, most: int) -> None:
-    loop = ScriptedLoop(Script(failures=1))
-    await produce(SyncProduceStrategy(max_concurrency=most), loop, sampler_of(buffer), 6)
-    assert loop.most == most
 
 
 async def test_groups_that_are_there_count(buffer: ReplayBuffer) -> None:

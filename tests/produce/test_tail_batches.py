@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from replaybuf import ReplayBuffer, Status
-from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler
-from tests.produce.laws import assert_accounted, ids, items_of, take
-from tests.produce.scripted import Script, ScriptedLoop, forever, prompts
+from replaybuf.produce import AsyncProduceStrategy, Sampler
+from tests.produce.laws import ids, items_of, produce, take
+from tests.produce.scripted import Script, ScriptedLoop, forever
 from tests.stores import TASK, group
-
-
-@pytest.fixture
-def sampler(buffer: ReplayBuffer) -> Sampler:
-    return Sampler(buffer, prompts(60), TASK, epochs=1)
-
-
-async def produce(strategy: AsyncProduceStrategy, loop: Any, sampler: Sampler, size: int) -> ProduceSummary:
-    return await strategy.produce_batch(loop, sampler, size, train_step=1, model_step=0, timeout=30)
 
 
 async def put(buffer: ReplayBuffer, number: int, status: Status, interrupted: int | None = None) -> None:
@@ -134,11 +123,3 @@ async def test_a_tail_batch_that_fails_gathers_again(sampler: Sampler) -> None:
     await produce(strategy, loop, sampler, 2)
     assert sorted(ids(await take(sampler.buffer, 2))) == [100, 101]
     assert await sampler.buffer.count_where({}) == 0
-
-
-async def test_what_waits_for_a_tail_batch_is_accounted_for(sampler: Sampler) -> None:
-    strategy = AsyncProduceStrategy(over_sample=1.0, tail_batch_trigger_size=50, tail_batch_max_tries=1)
-    loop = ScriptedLoop(scripts={number: forever() for number in (0, 3, 5)})
-    for _ in range(3):
-        await produce(strategy, loop, sampler, 4)
-    await assert_accounted(sampler)

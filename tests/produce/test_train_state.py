@@ -15,10 +15,6 @@ from replaybuf.produce import TrainState, publish, published, wait_published
 from tests.stores import build
 
 
-async def test_nothing_is_published_at_first(buffer: ReplayBuffer) -> None:
-    assert await published(buffer) is None
-
-
 async def test_what_was_published_last_is_read(buffer: ReplayBuffer) -> None:
     for state in (TrainState(1, 0, "weights-0"), TrainState(2, 1), TrainState(9, 9, "/weights/9", finished=True)):
         await publish(buffer, state)
@@ -39,12 +35,6 @@ async def test_a_trainer_that_comes_back_may_publish_an_earlier_step(buffer: Rep
     await publish(buffer, TrainState(9, 8))
     await publish(buffer, TrainState(3, 2))
     assert await published(buffer) == TrainState(3, 2)
-
-
-async def test_another_process_reads_it(shared_url: str) -> None:
-    async with build(shared_url) as trainer, build(shared_url) as worker:
-        await publish(trainer, TrainState(5, 4))
-        assert await published(worker) == TrainState(5, 4)
 
 
 async def test_tasks_may_have_trainers_of_their_own(buffer: ReplayBuffer) -> None:

@@ -125,17 +125,6 @@ async def test_the_capacity_holds_workers_back(url: str, on_full: str) -> None:
         assert len(loop.order) == 8  # nothing was generated for which there was no room
 
 
-async def test_the_rate_limit_holds_workers_back(url: str) -> None:
-    async with build(url, samples_per_insert=1, error_buffer=4) as buffer:
-        sampler, loop = Sampler(buffer, prompts(400), TASK, epochs=1), ScriptedLoop()
-        await publish(buffer, TrainState(1, 0))
-        async with working(loop, sampler, AsyncProduceStrategy(over_sample=5)):
-            assert await stands_still(buffer) == 4
-            await buffer.take_batch({TASK: 3})
-            await completed(buffer, 4)
-            assert await stands_still(buffer) == 4
-
-
 class Weights:
     """Notes what is loaded, and whether anything was being generated then."""
 

@@ -9,11 +9,17 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
-from replaybuf import FencedError, PromptLedger, Status
+from replaybuf import FencedError, PromptLedger, ReplayBufferConfig, RolloutState, Status
+from replaybuf.errors import DecodeError, InputError, RolloutError
+from replaybuf.produce import Sampler, SamplerWithReplayBuffer
+from replaybuf.sync import run
 from tests.datasets import DATASETS, Resuming, Shuffled, Tensor, WithTensors, complete, indexed, numbers, prompt
+from tests.prompts.ledgers import use
 from tests.stores import TASK, build
 
 
@@ -131,3 +137,81 @@ async def test_states_with_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
     async with build("memory://") as buffer:
         drawn = [numbers(await PromptLedger(buffer, WithTensors(6), TASK).draw(2)) for _ in range(3)]
         assert sorted(number for batch in drawn for number in batch) == list(range(6))
+
+
+# What a prompt ledger refuses
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"dataset": 1}, {"epochs": -1}, {"epochs": 1.5}, {"seconds": 0}, {"task_name": ""}, {"again": ["nonsense"]},
+     {"again": "init"}],
+)  # fmt: skip
+async def test_what_can_not_work_is_refused_at_once(wrong: dict[str, Any]) -> None:
+    async with build("memory://") as buffer:
+        with pytest.raises(InputError):
+            use(buffer, **wrong)
+
+
+async def test_a_result_without_a_status_is_refused(url: str) -> None:
+    """Whoever forgets the status would get the same prompt again, for ever. The prompt stays in flight."""
+    async with build(url) as buffer:
+        [drawn] = await use(buffer, dataset=indexed(1)).draw()
+        with pytest.raises(InputError, match=r"status.*COMPLETED, or call give_back"):
+            await drawn.finish()
+        await drawn.finish(complete(drawn.group))
+        assert await buffer.count(TASK, Status.COMPLETED) == 1
+
+
+async def test_what_is_no_group_says_that_make_group_made_it(url: str) -> None:
+    async with build(url) as buffer:
+        for wrong in ({"dataset": [1]}, {"dataset": indexed(1), "make_group": lambda item, number: item}):
+            with pytest.raises(RolloutError, match="make_group"):
+                await use(buffer, **wrong).draw()
+
+
+async def test_a_count_is_a_whole_number_above_0(url: str) -> None:
+    async with build(url) as buffer:
+        for count in (0, -1, 1.5, None):
+            with pytest.raises(InputError, match="count"):
+                await use(buffer).draw(count)  # type: ignore[arg-type]
+
+
+async def test_prompts_that_can_not_be_read_back_are_not_kept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is able to comes next, at once."""
+    async with build(url) as buffer:
+        ledger = PromptLedger(buffer, indexed(2), TASK)
+        with monkeypatch.context() as patched:
+            patched.setattr(buffer.storage.codec, "decode", Mock(side_effect=DecodeError("of another type")))
+            with pytest.raises(DecodeError):
+                await ledger.draw(2)
+        assert numbers(await ledger.draw(2)) == [0, 1]
+
+
+async def test_counts_may_be_those_of_numpy() -> None:
+    async with build("memory://") as buffer:
+        ledger = PromptLedger(buffer, indexed(3), TASK, epochs=np.int64(2))  # type: ignore[arg-type]
+        assert numbers(await ledger.draw(np.int64(2))) == [0, 1]  # type: ignore[arg-type]
+        assert numbers(await ledger.draw(9)) == [2, 0, 1, 2]
+
+
+# Ledgers and samplers of a buffer without `await`
+
+
+DATA = [RolloutState(message=[{"role": "user", "content": str(number)}]) for number in range(3)]
+
+
+@pytest.mark.parametrize("kind", [PromptLedger, Sampler, SamplerWithReplayBuffer])
+def test_a_ledger_takes_a_synchronous_buffer(kind: type[PromptLedger]) -> None:
+    with ReplayBufferConfig(url="memory://").build_sync() as buffer:
+        ledger = kind(buffer, DATA, "math", epochs=1, **({"make_group": _group} if kind is PromptLedger else {}))
+        while drawn := run(ledger.draw(1)):
+            for rollout in drawn[0].group:
+                rollout.response, rollout.status = "5", Status.COMPLETED
+            run(drawn[0].finish())
+        assert run(ledger.counts()).finished == buffer.count("math", Status.COMPLETED) == 3
+        assert ledger.buffer is buffer.asynchronous
+
+
+def _group(rollout: RolloutState, number: int) -> list[RolloutState]:
+    return [rollout]

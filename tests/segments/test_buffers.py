@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +25,6 @@ from tests.segments.arrays import (
     payload_rows,
     put,
     take_all,
-    until_rows,
 )
 from tests.stores import TASK, build, group
 
@@ -66,26 +64,6 @@ async def test_other_processes_read_them(where: tuple[str, str]) -> None:
         assert sorted(await take_all(other)) == list(range(10))
 
 
-async def test_a_draw_that_leaves_groups_there_gives_them_again(where: tuple[str, str]) -> None:
-    url, place = where
-    async with apart(url, place, max_times_sampled=3) as buffer:
-        await put(buffer, 1, 2)
-        for _ in range(3):
-            assert sorted(numbers_in(await buffer.get(2, TASK))) == [1, 2]
-        assert await buffer.get(2, TASK) == []
-
-
-async def test_leases_give_them_and_take_them_back(where: tuple[str, str]) -> None:
-    url, place = where
-    async with apart(url, place) as buffer:
-        await put(buffer, 1, 2, 3)
-        with contextlib.suppress(ZeroDivisionError):
-            async with buffer.lease_batch({TASK: 3}) as lease:
-                assert sorted(numbers_in(lease.batch[TASK])) == [1, 2, 3]
-                raise ZeroDivisionError
-        assert sorted(await take_all(buffer)) == [1, 2, 3]
-
-
 async def test_a_restore_brings_taken_groups_back_with_their_arrays(where: tuple[str, str]) -> None:
     """However many others have been put and swept since."""
     url, place = where
@@ -120,28 +98,6 @@ async def test_what_makes_room_is_handed_over_with_its_arrays(where: tuple[str, 
             await buffer.put(heavy(number), TASK, dropped=dropped)
         assert sorted(number_in(item.item) for item in dropped) == [0, 1, 2]
         assert sorted(await take_all(buffer)) == [3, 4, 5]
-
-
-async def test_a_put_with_a_key_replaces_the_former(where: tuple[str, str]) -> None:
-    url, place = where
-    async with apart(url, place) as buffer:
-        for number in range(5):
-            await buffer.put(heavy(number), TASK, key="the same")
-        assert await take_all(buffer) == [4]
-        await until_rows(url, 0)
-
-
-async def test_one_bad_group_fails_alone(where: tuple[str, str]) -> None:
-    """Of those that are written and committed together."""
-    url, place = where
-    async with apart(url, place) as buffer:
-        bad = heavy(99)
-        bad[0].extra_fields["handle"] = object()
-        outcomes = await asyncio.gather(
-            *(buffer.put(heavy(number), TASK) for number in range(5)), buffer.put(bad, TASK), return_exceptions=True
-        )
-        assert [isinstance(one, Exception) for one in outcomes] == [False] * 5 + [True]
-        assert sorted(await take_all(buffer)) == list(range(5))
 
 
 async def test_puts_that_the_database_refuses_are_tried_one_by_one(where: tuple[str, str]) -> None:

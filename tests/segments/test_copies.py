@@ -98,17 +98,6 @@ async def test_large_payloads_are_put_apart_when_they_are_resumed(
         assert plain(taken[-1]) == plain(heavy(99))
 
 
-async def test_a_snapshot_of_a_database_alone_is_put_apart(shared_url: str, tmp_path: Path) -> None:
-    """So a buffer moves to a folder."""
-    async with filled(f"sqlite:///{tmp_path}/first.db", None) as buffer:
-        before = await everything(buffer)
-        await buffer.save(tmp_path / "snapshot")
-    async with apart(shared_url, tmp_path / "segments") as other:
-        await other.resume(tmp_path / "snapshot")
-        assert await count_apart(other) == 4
-        assert await everything(other) == before
-
-
 async def test_a_snapshot_refers_to_payloads_that_stay(shared_url: str, tmp_path: Path) -> None:
     async with filled(shared_url, tmp_path / "segments") as buffer:
         before, identity = await everything(buffer), buffer.storage.identity

@@ -136,25 +136,6 @@ def checksums(url: str, *options: str) -> dict[str, Any]:
     return next(one for one in found if one["check"] == "checksums")
 
 
-def test_the_doctor_checks_arrays(filled: str, segments: Path) -> None:
-    assert checksums(filled)["level"] == "ok"
-    cut(segments)
-    found = checksums(filled)
-    assert (found["level"], found["repairable"]) == ("problem", True)
-    assert "3 (" in found["text"]
-    assert "it was cut short" in found["text"]
-    run("doctor", filled, "--repair", code=None)
-    assert [(row["uid"], row["status"]) for row in run_json("ls", filled, "--status", "failed")] == [(3, "failed")]
-
-
-def test_the_doctor_sets_nothing_aside_that_is_only_out_of_reach(out_of_reach: str) -> None:
-    found = checksums(out_of_reach)
-    assert found["level"] == "ok"
-    assert "without what is out of reach" in found["text"]
-    run("doctor", out_of_reach, "--repair", code=None)
-    assert run_json("ls", out_of_reach, "--status", "failed") == []
-
-
 def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, segments: Path, tmp_path: Path) -> None:
     segments.rename(segments.with_name("elsewhere"))
     asyncio.run(fill(f"sqlite:///{tmp_path}/other.db", segments))

@@ -7,20 +7,18 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select
 
-from replaybuf import ReplayBuffer, Status
+from replaybuf import ReplayBuffer
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, payload
 from replaybuf.storage.sql.statements.checkpoints import make_checkpoint, sweep_forgotten
 from replaybuf.storage.sql.statements.upkeep import sweep
 from replaybuf.storage.sql.tasks import transactions
-from replaybuf.storage.values import NewGroup
 from tests.cancellation.ways import take
 from tests.contract.checkpointing import state_of
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
@@ -149,25 +147,6 @@ async def test_a_checkpoint_can_be_made_by_several_at_once(shared_url: str) -> N
         await take_all(buffer)
         await buffer.restore(5)
         assert len(buffer) == 20
-
-
-async def test_claims_of_several_processes_never_overlap(shared_url: str) -> None:
-    """Of claims from the same version of a cursor one succeeds."""
-    async with build(shared_url) as buffer, build(shared_url) as other:
-        positions: list[int] = []
-
-        async def draw(one: ReplayBuffer) -> None:
-            for _ in range(10):
-                claimed = None
-                while claimed is None:
-                    now = await one.cursors.read("data")
-                    prompt = NewGroup(TASK, Status.INIT, 0, group(now.position, status=Status.INIT), 1.0)
-                    moved = replace(now, position=now.position + 1)
-                    claimed = await one.cursors.claim([prompt], moved, 60)
-                positions.append(now.position)
-
-        await asyncio.gather(*(draw(one) for one in (buffer, other) for _ in range(2)))
-        assert sorted(positions) == list(range(40))
 
 
 async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(shared_url: str) -> None:

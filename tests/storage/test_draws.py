@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import select, update
 
+from replaybuf.errors import DecodeError, FencedError
 from replaybuf.query import FIELDS
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
-from tests.stores import TASK, build, group, numbers_of
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import payload
+from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
+from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.tasks.transactions import Transactions
+from replaybuf.storage.values import StorageItem
+from tests.contract.tallying import conserved
+from tests.postgres import execute
+from tests.stores import TASK, build, group, numbers_of, take_all
 
 ORDERS = [(field, place % 2 == 0) for place, field in enumerate(FIELDS)]
 #: More than SQLite reads within the query.
@@ -82,3 +94,122 @@ async def test_a_group_that_is_damaged_is_set_aside_and_the_next_drawn(tmp_path:
         readable = "bytes" in damage
         assert numbers_of(await buffer.get(2, TASK)) == ([0, 1] if readable else [0, 2])
         assert await buffer.count(TASK, "failed") == (0 if readable else 1)
+
+
+# Draws of groups that can't be given to anyone, also while others change the store
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_group_that_is_replaced_before_it_can_be_set_aside_is_counted_once(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """As REPLACED: it isn't there to be set aside, and the newer one is drawn."""
+    decode, drawn = GroupRow.decode, []
+
+    async def put_again() -> None:
+        async with build(shared_url, max_times_sampled=times) as other:
+            await other.put(group(2), TASK, key="a")
+
+    def decode_later(row: GroupRow, codec: Any, deferral: Any = None) -> StorageItem:
+        drawn.append(row.uid)
+        if len(drawn) > 1:
+            return decode(row, codec, deferral)
+        asyncio.run(put_again())
+        raise DecodeError("another rollout type")
+
+    async with build(shared_url, max_times_sampled=times) as buffer:
+        await buffer.put(group(1), TASK, key="a")
+        monkeypatch.setattr(GroupRow, "decode", decode_later)
+        assert numbers_of(await buffer.get(1, TASK)) == [2]
+        await conserved(buffer.storage)
+        totals = (await buffer.metrics())["tasks"][TASK]
+    assert (totals["replaced"], totals["set_aside"], totals["put"]) == (1, 0, 2)
+
+
+async def test_a_draw_of_very_many_groups_is_undone_in_a_checkpoint(shared_url: str) -> None:
+    """More than a statement may have parameters."""
+    async with build(shared_url) as buffer:
+        uid = await buffer.put(group(1), TASK)
+        await buffer.checkpoint(1)
+        drawn = dict.fromkeys(range(uid, uid + 300_000), 7)
+        [made] = await buffer.checkpoints()
+        await buffer.storage._write(lambda tx: undo_draw(tx, Undone.now(tx, 0, drawn, {})))
+        assert await buffer.checkpoints() == [made]
+        await buffer.restore(1)
+        assert numbers_of(await buffer.get(1, TASK)) == [1]
+
+
+async def test_a_payload_that_could_be_decoded_but_is_not_what_was_stored_is_set_aside(shared_url: str) -> None:
+    """A bit of a text has flipped: only the checksum tells."""
+
+    def flip(tx: Transaction) -> None:
+        data = bytearray(tx.execute(select(payload.c.data).where(payload.c.uid == 2)).scalar_one())
+        data[-1] ^= 1
+        tx.execute(update(payload).where(payload.c.uid == 2).values(data=bytes(data)))
+
+    async with build(shared_url, rollout_type=dict) as buffer:
+        for number in range(3):
+            await buffer.put([{"rollout_id": number, "text": "4"}], TASK)
+        state = buffer.storage
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(state.engine.write(flip), state.thread.loop))
+        assert [rollouts[0]["rollout_id"] for rollouts in await buffer.get(3, TASK)] == [0, 2]
+        assert await buffer.count(TASK, "failed") == 1
+
+
+# Draws and puts that take one statement from what a process remembers of lanes (PostgreSQL)
+
+
+async def test_the_id_of_a_lane_that_is_gone_is_of_no_use(postgres_database: str) -> None:
+    """A server that took over may lack the last transactions, and gives their lanes' ids again."""
+    async with build(postgres_database) as buffer, build(postgres_database, name="other") as other:
+        for number in range(3):  # so that both puts and takes know the lane
+            await buffer.put(group(number), TASK)
+        assert len(await buffer.get(1, TASK)) == 1
+        execute(postgres_database, "TRUNCATE rb_lane, rb_group, rb_payload, rb_tally, rb_garbage RESTART IDENTITY")
+        await other.put(group(10), "code")
+        await buffer.put(group(4), TASK)
+        assert await take_all(buffer) == [4]
+        assert await take_all(other, "code") == [10]
+
+
+async def test_a_draw_of_nothing_is_fenced_off_as_any_other(shared_url: str) -> None:
+    async with build(shared_url) as buffer, build(shared_url) as other:
+        await buffer.put(group(1), TASK)
+        await buffer.checkpoint(1)
+        assert await other.get(0, TASK) == []
+        await buffer.restore(1)
+        with pytest.raises(FencedError):
+            await other.get(0, TASK)
+
+
+# Groups that leave are told once, also when a transaction is run again or several callers ask at once
+
+
+async def test_a_transaction_that_is_run_again_tells_once(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a lost connection: what the first run has read counts for nothing."""
+    write = Transactions.write
+
+    async def twice(self: Transactions, function: Any, **options: Any) -> Any:
+        def again(tx: Any) -> Any:
+            tx.run("SAVEPOINT first")
+            function(tx)
+            tx.run("ROLLBACK TO SAVEPOINT first")
+            return function(tx)
+
+        return await write(self, again, **options)
+
+    async with build(shared_url, capacity=2) as buffer:
+        for number in range(2):
+            await buffer.put(group(number), TASK, model_step=number, current_train_step=2)
+        monkeypatch.setattr(Transactions, "write", twice)
+        put: list[StorageItem] = []
+        await buffer.put(group(2), TASK, model_step=9, current_train_step=10, dropped=put)
+        refreshed: list[StorageItem] = []
+        await buffer.refresh_staleness(
+            task_stale_thresholds={TASK: 5},
+            expired_groups_retryable_by_task={TASK: False},
+            current_train_step=10,
+            dropped=refreshed,
+        )
+    assert numbers_of([item.item for item in put]) == [0]
+    assert numbers_of([item.item for item in refreshed]) == [1]

@@ -7,14 +7,13 @@ import gc
 import pickle
 import pydoc
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from replaybuf import ClosedError, FullError, LeaseLostError, NotReadyError, QueryError
+from replaybuf import ClosedError, FullError, NotReadyError, QueryError
 from replaybuf.chunks import ChunkBufferConfig
 from replaybuf.errors import InputError, NotPicklableError
 from replaybuf.storage.values import StorageItem
@@ -64,25 +63,6 @@ def test_a_lease_is_acknowledged_given_back_or_settled_by_hand(buffer: SyncRepla
     assert found(buffer) == [3, 10]
     with pytest.raises(InputError):
         lease.acknowledge([third])
-
-
-def test_a_lost_lease_says_so_at_the_end_of_the_block(buffer: SyncReplayBuffer) -> None:
-    fill(buffer, 1)
-    leasing = buffer.lease_batch({TASK: 1}, seconds=0.05, heartbeat=False)
-    leasing.__enter__()
-    time.sleep(0.1)
-    assert len(buffer.get(1, TASK, timeout=10)) == 1
-    with pytest.raises(LeaseLostError):
-        leasing.__exit__(None, None, None)
-
-
-def test_a_lease_is_adopted_by_its_handle(buffer: SyncReplayBuffer) -> None:
-    fill(buffer, 1)
-    lease = buffer.lease_batch({TASK: 1}).begin()
-    adopted = buffer.adopt(pickle.loads(pickle.dumps(lease.handle)))
-    lease.stop()
-    adopted.acknowledge()
-    assert (adopted.token, found(buffer)) == (lease.token, [])
 
 
 def test_errors_keep_their_types_and_a_readable_traceback(buffer: SyncReplayBuffer) -> None:
@@ -214,13 +194,6 @@ def test_threads_share_a_buffer_and_no_group_goes_to_two(buffer: SyncReplayBuffe
     taken += numbers_of(buffer.get(1000, TASK))
     assert problems == []
     assert sorted(taken) == sorted(1000 * n + i for n in range(4) for i in range(40))
-
-
-def test_a_put_in_a_thread_wakes_a_wait_in_another(buffer: SyncReplayBuffer) -> None:
-    threading.Timer(0.2, fill, (buffer, 2)).start()
-    started = time.monotonic()
-    assert buffer.take_batch({TASK: 2}, timeout=20)[1] == {TASK: 2}
-    assert time.monotonic() - started < 5
 
 
 def test_closing_ends_the_waits_of_other_threads(buffer: SyncReplayBuffer) -> None:

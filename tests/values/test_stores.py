@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig
-from replaybuf.errors import EncodeError
 from tests.codec.values import Bits, Color, Level, Name, same, values
 
 _numbers = itertools.count()
@@ -156,14 +155,3 @@ async def test_a_group_whose_converter_is_not_there_is_set_aside_until_it_is(tmp
         assert await knowing.update({"status": "failed"}, status="completed") == 1
         [back] = values_of(await knowing.get(9, "math"))
         assert back.text == "a"
-
-
-async def test_a_put_whose_converter_fails_fails_alone(url: str) -> None:
-    texts = ("a", "can't go in", "becomes an object", "b")
-    async with build(url, converters=CONVERTERS) as buffer:
-        puts = [buffer.put(group(Secret(text)), "math") for text in texts]
-        done = await asyncio.gather(*puts, return_exceptions=True)
-        assert [isinstance(one, EncodeError) for one in done] == [False, True, True, False]
-        assert "rollouts[0]['value']: the converter 'secret' of" in str(done[1])
-        assert "as stored by its converter 'secret'): a value of type object can't be stored" in str(done[2])
-        assert [secret.text for secret in values_of(await buffer.get(9, "math"))] == ["a", "b"]

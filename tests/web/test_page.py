@@ -1,11 +1,10 @@
-"""docs/web.md is true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/web/test_page.py` writes the outputs anew."""
+"""docs/web.md is true; its examples: tests/test_examples_of_pages.py."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
 import typer
 
 from replaybuf.cli.app import app
@@ -15,14 +14,6 @@ from replaybuf.web.server import AT_ONCE, MIN_TOKEN, READ_SECONDS
 from tests.pages import Page
 
 PAGE = Page("web.md", "## For programs")
-
-
-@pytest.mark.parametrize(("code", "output"), PAGE.examples)
-def test_an_example_prints_what_the_page_says(
-    code: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    PAGE.check(code, output)
 
 
 def test_every_page_is_named() -> None:

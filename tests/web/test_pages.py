@@ -18,7 +18,7 @@ import pytest
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli.frame import rate_of
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.waits import glance
+from replaybuf.storage.sql.inspection.waits import read_dashboard
 from replaybuf.web import ask as tables
 from replaybuf.worker_name import working_as
 from tests.postgres import new_url
@@ -141,7 +141,7 @@ def test_a_run_that_is_over_has_no_rates_on_the_page_or_in_watch(url: str) -> No
     asyncio.run(run_of(url, 3, 90))
     move_back(url, 2)
     assert rate(client_of(url)) == 0
-    [seen] = open_reader(url).read(lambda tx: glance(tx, None))
+    [seen] = open_reader(url).read(lambda tx: read_dashboard(tx, None))
     assert rate_of(seen.readings, "math", ("put",)) == 0
 
 
@@ -451,17 +451,14 @@ def test_of_equal_answers_those_of_different_groups_are_the_lowest_and_what_has_
 def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        async with ReplayBufferConfig(url=url, archive=1000).build() as buffer:
-            for number in range(7):
-                rewards = (0.21 if number == 6 else 0.9, 0.5 - 0.05 * number)
-                rollouts = [{"response": f"{number}:{one:.2f}", "reward": one} for one in rewards]
-                group = [RolloutState(message=[], status=Status.COMPLETED, **one) for one in rollouts]
-                await buffer.put(group, "math")
-            await buffer.take_batch({"math": 7}, current_train_step=1)
-
     monkeypatch.setattr(tables, "SIZE", 3)
-    asyncio.run(run())
+    with ReplayBufferConfig(url=url, archive=1000).build_sync() as buffer:
+        for number in range(7):
+            rewards = (0.21 if number == 6 else 0.9, 0.5 - 0.05 * number)
+            rollouts = [{"response": f"{number}:{one:.2f}", "reward": one} for one in rewards]
+            group = [RolloutState(message=[], status=Status.COMPLETED, **one) for one in rollouts]
+            buffer.put(group, "math")
+        buffer.take_batch({"math": 7}, current_train_step=1)
     page = client_of(url)
     [lowest] = page.get("/api/steps/1.json").json()["lowest"]
     assert [one["response"] for one in lowest] == ["6:0.20", "6:0.21", "5:0.25"]
@@ -478,14 +475,11 @@ def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
 
 
 def test_two_buffers_are_plotted_over_one_another(url: str) -> None:
-    async def run() -> None:
-        for name, reward in (("one", 0.25), ("two", 0.75)):
-            async with ReplayBufferConfig(url=url, name=name).build() as buffer:
-                for step in (1, 2, 3):
-                    await buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], "math")
-                    await buffer.take_batch({"math": 1}, current_train_step=step)
-
-    asyncio.run(run())
+    for name, reward in (("one", 0.25), ("two", 0.75)):
+        with ReplayBufferConfig(url=url, name=name).build_sync() as buffer:
+            for step in (1, 2, 3):
+                buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], "math")
+                buffer.take_batch({"math": 1}, current_train_step=step)
     page = client_of(url)
     for across in ("step", "time"):
         text = html.unescape(page.get(f"/steps?buffer=one&beside=two&across={across}").text)
@@ -518,13 +512,10 @@ def test_what_isnt_there_is_said(page: Client) -> None:
 
 
 def test_other_buffers_are_left_out_where_one_is_named(tmp_path: Path) -> None:
-    async def put() -> None:
-        for name in ("one", "two"):
-            async with ReplayBufferConfig(url=url, name=name).build() as buffer:
-                await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], name)
-
     url = f"sqlite:///{tmp_path}/run.db"
-    asyncio.run(put())
+    for name in ("one", "two"):
+        with ReplayBufferConfig(url=url, name=name).build_sync() as buffer:
+            buffer.put([RolloutState(message=[], status=Status.COMPLETED)], name)
     page = client_of(url, buffer="two")
     assert [one["task"] for one in page.get("/api/overview.json?buffer=one").json()["tasks"]] == ["two"]
     assert [one["task_name"] for one in page.get("/api/groups.json").json()["rows"]] == ["two"]
