@@ -197,7 +197,7 @@ class _Loading:
         return row | {"data": head + extent.packed(), "segment": extent.segment, "size": extent.size}
 
     async def _whole(self, rows: list[Row]) -> list[Row]:
-        """Return rows with whole payloads. Raises SnapshotError where one that the snapshot refers to isn't there."""
+        """Return rows with whole payloads. Raises SnapshotError where a payload kept apart is missing."""
         tails = await tails_of([row["data"] for row in rows], await self.end.run(Transaction.places))
         whole = []
         for row, tail in zip(rows, tails, strict=True):

@@ -240,7 +240,7 @@ MARKING = "WITH mark AS"
 
 
 class Identity(NamedTuple):
-    """A transaction: its connection's row, its number there, and the advisory lock that it holds while it runs."""
+    """A transaction's commit stamp: its connection's row, its number there, and the advisory lock it holds."""
 
     row: str
     number: int

@@ -70,11 +70,10 @@ HASTEN = "look at the disk and the network of the standby, and at pg_stat_replic
 
 
 class Synchronous(NamedTuple):
-    """A primary's synchronous replication.
+    """Synchronous replication as reported by a primary.
 
-    `names` is its `synchronous_standby_names`, `standbys` the number of connected standbys of any kind, `there` how
-    many of them can confirm commits (None if the role may not see it), and `waiting` the number of commits that wait
-    for long.
+    `names` is `synchronous_standby_names`, `standbys` the number of connected standbys of any kind, `there` the number
+    of synchronous ones (None if the role may not see it), and `waiting` the number of commits that wait for long.
     """
 
     names: str
