@@ -96,7 +96,7 @@ async def tails_of(payloads: Sequence[bytes], places: Places) -> list[Any]:
 
 
 def in_batches(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield items in batches of at most `BATCH_BYTES`, if they are smaller themselves."""
+    """Yield items in batches of at most `BATCH_BYTES`; a larger item is a batch of its own."""
     batch: list[T] = []
     size = 0
     for item in items:

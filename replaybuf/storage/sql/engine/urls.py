@@ -219,7 +219,7 @@ def _meant(url: str) -> str:
 
 
 def url_or_path(url: str) -> URL:
-    """Return the parsed URL, or the URL of the SQLite file at a path. Raises what `parse_url` raises."""
+    """Return the parsed URL, or the URL of the SQLite file at a path. Raises the errors of `parse_url`."""
     if not url or "://" in url:
         return parse_url(url)
     if _ODD.search(url) and not _exists(url):  # a mistyped URL, rather than a new file with such a name

@@ -101,7 +101,8 @@ _STORED = Prepared(lambda dialect: select(*STORED).where(dialect.one_of(group.c.
 def undo_draw(tx: Transaction, undone: Undone) -> Undone | None:
     """Undo a draw in the checkpoints made after it.
 
-    Returns what remains to be undone in a checkpoint that is being made in its own transaction, after its commit.
+    Returns the undo that remains for a checkpoint being made in its own transaction, to be run after its commit; else
+    None.
     """
     none_is_made = may_sweep(tx)
     drawn, newest = undone.drawn, undone.since

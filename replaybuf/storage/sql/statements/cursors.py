@@ -65,7 +65,7 @@ def put_behind(tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor) -
 
 
 def move_cursor(tx: Transaction, moved: Cursor) -> bool:
-    """Write the cursor unless it was moved since it was read, by anyone or by a restore; return whether it was."""
+    """Write the cursor unless it was moved since its read, or the buffer restored; return whether it was written."""
     if moved.epoch != tx.scope.epoch:
         return False
     values = _row(tx, moved) | {"version": moved.version + 1}

@@ -87,7 +87,7 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
 
 
 def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str | None) -> Counter[str | None]:
-    """Return those of these groups that the lease still holds to their lanes; count them by holder."""
+    """Move those of these groups that the lease still holds back to their lanes; return their number by holder."""
     check_database(lease, tx.scope.database)
     limits, mine = tx.scope.rules.limits, _of(tx, lease, uids)
     move(tx, mine, lambda row: transitions.given_back(row, limits, reason))
@@ -188,7 +188,7 @@ def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]
 
 
 def _check_not_passed_on(tx: Transaction, lease: Leased, uids: Iterable[int]) -> None:
-    """Raise LeaseLostError if any of these groups, which the lease doesn't hold, is with others unacknowledged."""
+    """Raise LeaseLostError if the lease has lost any of these groups without having acknowledged it."""
     there = select(group.c.uid, group.c.times_sampled, group.c.lease.is_not(None)).where(uid_in(tx, uids))
     passed_on = count_passed_on(lease, ((uid, sampled, leased) for uid, sampled, leased in tx.execute(there)))
     if passed_on:
@@ -196,9 +196,9 @@ def _check_not_passed_on(tx: Transaction, lease: Leased, uids: Iterable[int]) ->
 
 
 def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> tuple[Counts, dict[int, str]]:
-    """Return drawn groups that their caller didn't receive to their lanes; return the changes of the tallies.
+    """Move drawn groups that their caller didn't receive back to their lanes; return the changes of the tallies.
 
-    A group whose key was put again in the meantime isn't returned: the newer one replaced it. A group that stayed in
+    A group whose key was put again in the meantime isn't restored: the newer one replaced it. A group that stayed in
     its lane and was removed since was delivered to others. Also returns the unreadable groups, with the reason.
     """
     counts: Counts = Counter()
@@ -270,7 +270,7 @@ def _unsample(tx: Transaction, row: GroupRow) -> bool:
 
 
 def _unarchive(tx: Transaction, row: GroupRow, archive: Lane) -> bool:
-    """Return an archived group to its lane; return False if it is no longer in the archive."""
+    """Move an archived group back to its lane; return False if it is no longer in the archive."""
     return bool(tx.fetch(_UNARCHIVE, *row.values, row.uid, archive.id))
 
 

@@ -57,7 +57,7 @@ def note(
     time: float | None = None,
     **about: Unpack[About],
 ) -> None:
-    """Note an event, with the lowest uids of its groups, in order. It happens now, or did at a store's `time`."""
+    """Write an event, with the lowest uids of its groups, in order, at the current or a given store's `time`."""
     detail = about.get("detail")
     values = {
         "buffer": tx.scope.buffer,

@@ -79,12 +79,12 @@ def add_place(tx: Transaction, url: str) -> int | None:
 
 
 def move_place(tx: Transaction, number: int, url: str, user: int | None) -> bool:
-    """Record a place's new URL, unless other users of segments are alive, who know it by the old one.
+    """Record a place's new URL, unless other users of segments are alive, since they use the old one.
 
     Return whether it is recorded.
     """
     if tx.execute(select(place.c.id).where(place.c.id == number)).first() is None:
-        tx.execute(insert(place).values(id=number, url=url))  # the database was taken back to a time before it
+        tx.execute(insert(place).values(id=number, url=url))  # the database was restored to a time before the place
         return True
     others = _alive(tx) if user is None else _alive(tx).where(segment_user.c.id != user)
     if tx.execute(others.limit(1)).first() is not None:

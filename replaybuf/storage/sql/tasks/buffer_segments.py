@@ -236,7 +236,7 @@ class Segments:
         return deleted or moved
 
     async def _release_read(self) -> bool:
-        """Release payloads that were read to the sweeps; return whether there were any."""
+        """Let the sweep delete payloads that were read; return whether there were any."""
         read, self._read = self._read, []
         if read:
             try:

@@ -181,7 +181,7 @@ class SegmentSource(ByteSource):
 
 
 def _checked(store: SegmentStore, extent: Extent, raw: Any) -> Any:
-    """Return the bytes in writable memory, or the error by which they are gone or damaged."""
+    """Return the bytes in writable memory, or the error if they are gone or damaged."""
     if not isinstance(raw, Exception):
         return bytearray(raw) if isinstance(raw, bytes) else raw
     if isinstance(raw, DecodeError) and not isinstance(raw, GoneError):

@@ -42,7 +42,7 @@ class Watch:
         return self._wakes.version
 
     async def wait(self, timeout: float, since: int) -> None:
-        """Return when a change was noticed after `version` was `since`, or after `timeout` seconds (any event loop)."""
+        """Return when a commit was detected after version `since`, or after `timeout` seconds (any event loop)."""
         if not self._stopped:
             await self._wakes.wait(timeout, since, lambda: self._thread.post(self._start))
 
