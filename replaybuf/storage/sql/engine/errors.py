@@ -36,7 +36,7 @@ class OtherServerError(ConnectionResetError):
 
 
 class StandbyWaitEnded(TimeoutError):  # noqa: N818
-    """A commit's wait for a synchronous standby was abandoned; the message names the standby."""
+    """A commit's wait for a synchronous standby was abandoned; the message has the state of the standbys."""
 
 
 @contextmanager

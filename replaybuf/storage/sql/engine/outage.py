@@ -177,7 +177,7 @@ class Patience:
         self._outage = outage
         self._pause = _FIRST_PAUSE
         self.since: float | None = None  # time of the first failure
-        self.reason: ReplayBufError | None = None  # the last error with a cause
+        self.reason: ReplayBufError | None = None  # the last informative error
 
     async def wait(self, error: ReplayBufError) -> None:
         """Pause before the next attempt. Raises TimeoutError when the time for attempts is over."""

@@ -1,11 +1,11 @@
 """Tables of a run's history, beside those of `tables`: draws, workers, activity, waits and events, for people.
 
-        rb_batch     a row for each draw: its worker, its train step, and its groups (`members`)
-        rb_worker    a row for each process that puts or draws under a worker name, with its last heartbeat
-        rb_activity  the activity of each worker, in periods of `ACTIVITY_SECONDS`
-        rb_waiter    the current waits: what each waits for, and the reason
-        rb_event     rare events: lapsed leases, groups set aside, restores, ...
-        rb_history   the tallies of each buffer once a minute, for plots
+    rb_batch     a row for each draw: its worker, its train step, and its groups (`members`)
+    rb_worker    a row for each process that puts or draws under a worker name, with its last heartbeat
+    rb_activity  the activity of each worker, in periods of `ACTIVITY_SECONDS`
+    rb_waiter    the current waits: what each waits for, and the reason
+    rb_event     rare events: lapsed leases, groups set aside, restores, ...
+    rb_history   the tallies of each buffer once a minute, for plots
 
 Batches are written in the transaction of their draw, and most events in the transaction that they are about. Workers,
 activity, waiters and history are written every few seconds by their own process: a killed process leaves its last rows

@@ -2,22 +2,22 @@
 
 Payloads are immutable and separate; only narrow metadata changes:
 
-        rb_lane     a task's groups of one status in one buffer, the train step of their last staleness refresh, and the
-                    virtual times of their samplers (`replaybuf.rules.policies`); leased groups have lanes of their own
-        rb_group    a narrow row per group: its lane, staleness, priority, tags, rollout metadata, sampling keys, lease
-        rb_payload  one wide row per group, written once: the encoded rollouts, their index and previews for SQL
-        rb_segment  files or objects with the arrays of payloads that are kept apart (`replaybuf.segments`)
-        rb_segment_user  processes that write segments, or need the existing ones unchanged, with their last heartbeat
-        rb_place    the folders and object stores of segments
-        rb_garbage  groups that were taken or deleted, and whose payloads wait to be swept
-        rb_tally    the tallies of each lane, as a sum over shards: one per connection, to avoid lock contention
-        rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the commit stamp of each connection)
-        rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off earlier users
-        rb_cursor   the dataset positions of prompt ledgers: now (checkpoint 0), and at each checkpoint
-        rb_checkpoint        a row for each step checkpoint, with its lanes and their tallies, also while incomplete
-        rb_checkpoint_group  the rows of `rb_group` as of each checkpoint; their payloads are kept
-        rb_info     facts about the store, such as the policy that a snapshot was written under, or a host's boot time
-                    (`engine.lease_clock`); PostgreSQL: the answer of each connection's last call of a server function
+    rb_lane     a task's groups of one status in one buffer, the train step of their last staleness refresh, and the
+                virtual times of their samplers (`replaybuf.rules.policies`); leased groups have lanes of their own
+    rb_group    a narrow row per group: its lane, staleness, priority, tags, rollout metadata, sampling keys, lease
+    rb_payload  one wide row per group, written once: the encoded rollouts, their index and previews for SQL
+    rb_segment  files or objects with the arrays of payloads that are kept apart (`replaybuf.segments`)
+    rb_segment_user  processes that write segments, or need the existing ones unchanged, with their last heartbeat
+    rb_place    the folders and object stores of segments
+    rb_garbage  groups that were taken or deleted, and whose payloads wait to be swept
+    rb_tally    the tallies of each lane, as a sum over shards: one per connection, to avoid lock contention
+    rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the commit stamp of each connection)
+    rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off earlier users
+    rb_cursor   the dataset positions of prompt ledgers: now (checkpoint 0), and at each checkpoint
+    rb_checkpoint        a row for each step checkpoint, with its lanes and their tallies, also while incomplete
+    rb_checkpoint_group  the rows of `rb_group` as of each checkpoint; their payloads are kept
+    rb_info     facts about the store, such as the policy that a snapshot was written under, or a host's boot time
+                (`engine.lease_clock`); PostgreSQL: the answer of each connection's last call of a server function
 
 The history of draws, workers and events is in the tables of `records`.
 

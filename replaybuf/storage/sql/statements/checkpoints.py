@@ -101,8 +101,7 @@ _STORED = Prepared(lambda dialect: select(*STORED).where(dialect.one_of(group.c.
 def undo_draw(tx: Transaction, undone: Undone) -> Undone | None:
     """Undo a draw in the checkpoints made after it.
 
-    Returns the undo that remains for a checkpoint being made in its own transaction, to be run after its commit; else
-    None.
+    Returns the rest of the undo, to be run after the commit of a checkpoint being made in its own transaction; or None.
     """
     none_is_made = may_sweep(tx)
     drawn, newest = undone.drawn, undone.since
@@ -221,7 +220,7 @@ class DroppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An incomplete checkpoint: its begin, the last uid at that time, and the uid up to which groups are copied."""
+    """An incomplete checkpoint: its start, the last uid at that time, and the uid up to which groups are copied."""
 
     id: int
     step: int

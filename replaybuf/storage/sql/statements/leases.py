@@ -87,7 +87,7 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
 
 
 def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str | None) -> Counter[str | None]:
-    """Move those of these groups that the lease still holds back to their lanes; return their number by holder."""
+    """End the lease of those of these groups that it still holds; return their number by holder."""
     check_database(lease, tx.scope.database)
     limits, mine = tx.scope.rules.limits, _of(tx, lease, uids)
     move(tx, mine, lambda row: transitions.given_back(row, limits, reason))
@@ -102,9 +102,9 @@ def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
 
 
 def end_leases(tx: Transaction, *, wait: bool = False) -> int:
-    """End overdue leases, and return the number of returned groups.
+    """End overdue leases, and return the number of their groups.
 
-    With `wait`, groups being returned by a concurrent transaction are back, too, at the end of the call.
+    With `wait`, leases being ended by a concurrent transaction have ended, too, at the end of the call.
     """
     now, limits = tx.dialect.clock(tx), tx.scope.rules.limits
     uids = [uid for (uid,) in tx.fetch(_OVERDUE, now, tx.scope.buffer)]

@@ -131,8 +131,7 @@ def wall_clock(tx: Transaction) -> float:
 class Chores:
     """Whether leases of the buffer are overdue, payloads can be swept, and dropped checkpoints have groups.
 
-    `now` is the time of `wall_clock` at the query, `connections` the number of the server's connections to the
-    database.
+    `now` is the time of `wall_clock` at the query, `connections` the server's number of connections to the database.
     """
 
     overdue: bool = False

@@ -2,9 +2,9 @@
 
 Calls only count in memory. A heartbeat writes the counts, the waits and reported events: within a second or so after a
 wait has begun or ended, every `_NEWS_SECONDS` after any activity, every `_WAIT_SECONDS` during a wait, and every
-`_SIGN_SECONDS` otherwise. Commits to a SQLite file wake all waiting processes, so there are no more. A wait that times
-out is written before its error is raised (`flush`), since the process may exit with it. A process without puts, draws
-and waits writes nothing.
+`_SIGN_SECONDS` otherwise; not more often, since each commit to a SQLite file wakes all waiting processes. A wait that
+times out is written before its error is raised (`flush`), since the process may exit with it. A process without puts,
+draws and waits writes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from replaybuf.worker_name import host_name
 
 # Waits without a heartbeat for 15 seconds count as those of dead processes.
 _SOON_SECONDS, _NEWS_SECONDS, _WAIT_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 10.0, 30.0
-#: Interval in seconds over which processes spread the begin of a minute.
+#: Interval in seconds over which processes spread the start of a minute.
 _APART_SECONDS = 10.0
 #: Lock timeout of a heartbeat in seconds; its content is kept for the next one.
 _PATIENCE = 1.0

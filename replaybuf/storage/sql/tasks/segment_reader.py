@@ -123,7 +123,7 @@ class SegmentReader:
         return store
 
     async def check_places(self, rows: Iterable[GroupRow]) -> None:
-        """Check that damaged payloads weren't read from a different place at ours' URL. Raises PayloadStoreError."""
+        """Check that damaged payloads weren't read from another place at our place's URL. Raises PayloadStoreError."""
         for number in _places(rows) & self.stores.keys():
             store = self.stores[number]
             await in_thread(store.check_there, self.patience, store.url)

@@ -33,8 +33,8 @@ _LONGEST_SECONDS = 0.02
 _FEWEST = 64
 _NARROW = 8  # rows of metadata deleted in the time of one payload
 _IDLE_SECONDS = 0.5
-#: Polls per second of all processes together, per connection (a process has two or three), and the longest poll
-#: interval of one process.
+#: A process polls every `connections / this` seconds: with two or three connections per process, some 20 polls per
+#: second of all processes together; and the longest poll interval of one process.
 _LOOKS_TOGETHER, _LONGEST_IDLE_SECONDS = 50, 4.0
 _TIDY_SECONDS = 30.0
 _BATCHES = 100  # pruned in one transaction
