@@ -1,11 +1,11 @@
-"""Snapshots: a store's groups in a SQLite file of their own, with the schema of every other replaybuf database.
+"""Snapshots: a store's groups in a separate SQLite file, with the schema of every other replaybuf database.
 
-Rows are copied unchanged, in batches, from one transaction of the source, so that the snapshot is consistent while
-others write. Copies go between SQLite and PostgreSQL in both directions. The file appears under its name only when
+Rows are copied unchanged, in batches, from one transaction of the source, so that the snapshot is consistent during
+concurrent writes. Copies go between SQLite and PostgreSQL in both directions. The file is published under its name when
 complete.
 
-Payloads that are kept apart are whole in a snapshot, or it refers to where they are. In a buffer that is loaded they
-are its own, in either case: nothing that this database doesn't know of keeps the segments of another one.
+Payloads that are kept apart are copied whole, or by reference to their place. A buffer that loads a snapshot gets its
+own copies in either case: segments of another database aren't protected by this one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _FEW_GROUPS = 50
 
 T = TypeVar("T")
 Row = dict[str, Any]
-#: The columns of a row of `rb_payload` that has its whole payload.
+#: The columns of a row of `rb_payload` with a whole payload.
 _INSIDE: Row = {"segment": None, "size": None}
 
 
@@ -79,7 +79,7 @@ async def copy_to(
 ) -> None:
     """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one.
 
-    Unless it is to be `whole`, it refers to the payloads that are kept apart, and is good as long as they stay there.
+    Unless it is `whole`, it refers to payloads that are kept apart, and is valid as long as they exist there.
     """
     if source.path is not None and same_file(path, source.path):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
@@ -97,7 +97,7 @@ async def copy_to(
 
                 async def convert(rows: list[Row]) -> list[Row]:
                     if not whole:
-                        return [row | {"segment": None} for row in rows]  # the file owns none
+                        return [row | {"segment": None} for row in rows]  # the file owns no segments
                     payloads = await read_whole([row["data"] for row in rows], places, kept=kept)
                     return [row | {"data": data} | _INSIDE for row, data in zip(rows, payloads, strict=True)]
 
@@ -121,7 +121,7 @@ async def copy_from(
     codec: Codec,
     segments: Segments,
 ) -> None:
-    """Load the snapshot at `path` into a buffer in `target`, which must be empty, and whose segments these are."""
+    """Load the snapshot at `path` into an empty buffer in `target`; `segments` are the buffer's."""
     source = await open_file(path, expected)
     try:
         async with source.transaction(write=False) as reading:
@@ -140,7 +140,7 @@ async def copy_from(
                         except (SegmentLostError, PayloadStoreError, SnapshotError):
                             raise
                         except Exception:
-                            await ends[0].run(_check_file, path)  # damage may be the reason
+                            await ends[0].run(_check_file, path)  # the file may be damaged
                             raise
                         await writing.run(check_open, {extent.segment for extent in snapshot.extents.values()})
                         await ends[0].run(check_facts, path, digest)
@@ -157,7 +157,7 @@ def _check_room(tx: Transaction) -> None:
 
 
 class _Loading:
-    """A snapshot that is loaded. `extents` are the payloads that were written to segments of the buffer, by uid."""
+    """A snapshot being loaded. `extents` are the payloads written to segments of the buffer, by uid."""
 
     def __init__(self, end: _CopyEnd, path: str, codec: Codec, segments: Segments) -> None:
         self.end = end
@@ -167,7 +167,7 @@ class _Loading:
         self._segments = segments
 
     async def write_apart(self) -> None:
-        """Write the payloads that are to be kept apart, before the transaction that names them."""
+        """Write the payloads that are to be kept apart, before the transaction that refers to them."""
         self.extents, after, size = {}, 0, 1
         while batch := await self._segments.ready():
             groups, rows = await self.end.run(_batch, after, size, batch.threshold)
@@ -187,7 +187,7 @@ class _Loading:
         return extents
 
     async def converted(self, rows: list[Row]) -> list[Row]:
-        """Return rows of `rb_payload` as they will be in the buffer."""
+        """Return rows of `rb_payload` as rows of the buffer."""
         there = [row for row in rows if row["uid"] not in self.extents]
         return [self._named(row) for row in rows if row["uid"] in self.extents] + await self._whole(there)
 
@@ -197,7 +197,7 @@ class _Loading:
         return row | {"data": head + extent.packed(), "segment": extent.segment, "size": extent.size}
 
     async def _whole(self, rows: list[Row]) -> list[Row]:
-        """Return rows with whole payloads. Raises SnapshotError where one that the snapshot refers to isn't there."""
+        """Return rows with whole payloads. Raises SnapshotError where a payload kept apart is missing."""
         tails = await tails_of([row["data"] for row in rows], await self.end.run(Transaction.places))
         whole = []
         for row, tail in zip(rows, tails, strict=True):
@@ -218,12 +218,12 @@ class _Loading:
 
 @dataclass(frozen=True, slots=True)
 class _CopyEnd:
-    """One end of a copy: a buffer in a database, and a transaction of it. Errors are reported as those of this end."""
+    """One end of a copy: a buffer, with a transaction of its database. Errors are reported as errors of this end."""
 
     engine: Database
     scope: Scope
     steps: Steps
-    snapshot: str | None = None  # the path, where one is being read
+    snapshot: str | None = None  # the path, where a snapshot is read
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         try:
@@ -245,7 +245,7 @@ async def _copy_rows(
 ) -> int:
     """Copy a buffer, and return the digest of its payloads as they are in the snapshot.
 
-    `convert` returns rows of `rb_payload` as they are to be in the copy.
+    `convert` returns rows of `rb_payload` as they are stored in the copy.
     """
     lanes, tallies = await source.run(_read_lanes)
     last, ticket = await source.run(_read_ends)
@@ -266,7 +266,7 @@ async def _copy_rows(
         digest += payloads_digest(payloads if anew else converted)
         for row in groups:
             row["lane"] = ids[row["lane"]]
-            row["made_from"] = None  # checkpoints stay behind
+            row["made_from"] = None  # checkpoints aren't copied
             if shift and row["ticket"] is None:
                 row["ticket"] = row["uid"]
             row["uid"] += shift
@@ -290,7 +290,7 @@ def _bytes_of(groups: Sequence[Row]) -> int:
 
 
 def _next_size(groups: Sequence[Row]) -> int:
-    """Return how many groups to read next, after these."""
+    """Return the number of groups of the next batch, from the sizes of these."""
     return max(1, min(_BATCH_GROUPS, int(BATCH_BYTES * len(groups) / max(_bytes_of(groups), 1))))
 
 
@@ -301,13 +301,13 @@ def _read_lanes(tx: Transaction) -> tuple[list[dict[str, Any]], list[dict[str, A
 
 
 def _read_ends(tx: Transaction) -> tuple[int, int]:
-    """Return the last uid given, and the ticket of the buffer's next group."""
+    """Return the last uid, and the ticket of the buffer's next group."""
     join(tx)
     return last_uid(tx), next_ticket(tx)
 
 
 def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]) -> None:
-    """Make empty lanes whose races haven't begun to run like those of a new buffer: with the races of its own rules."""
+    """Give empty lanes without started races the races of the buffer's own rules, as in a new buffer."""
     filled = {row["lane"] for row in tallies if row["name"] == str(Tally.SIZE) and row["amount"]}
     clocks = {key: column.name for key, column in CLOCKS.items()}
     for row in lanes:
@@ -317,7 +317,7 @@ def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]], tallies: Sequence
 
 
 def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Create the lanes in a buffer that has none; return their new ids by the old ones."""
+    """Create lanes in a buffer without any; return their new ids by the old ones."""
     if not lanes:
         return {}
     tx.execute(
@@ -329,7 +329,7 @@ def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, i
 
 
 def write_tallies(tx: Transaction, tallies: Sequence[dict[str, Any]], ids: Mapping[int, int]) -> None:
-    """Write the tallies of these lanes; `ids` has their new ids."""
+    """Write the tallies of these lanes; `ids` has the lanes' new ids by the old ones."""
     _insert_rows(tx, tally, [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies])
 
 
@@ -345,7 +345,7 @@ def _check_sizes(tx: Transaction, payloads: Sequence[Mapping[str, Any]]) -> None
 
 
 def _batch(tx: Transaction, after: int, size: int, least: int = 0) -> tuple[list[Row], list[Row]]:
-    """Return the next groups, of `least` bytes, as rows of `rb_group` and `rb_payload`."""
+    """Return the next groups of at least `least` bytes, as rows of `rb_group` and `rb_payload`."""
     lanes = [row.id for row in all_lanes(tx)]
     ours = [group.c.lane.in_(lanes), group.c.bytes >= least]
     chosen = select(group).where(group.c.uid > after, *ours).order_by(group.c.uid).limit(size)
@@ -362,7 +362,7 @@ def _batch(tx: Transaction, after: int, size: int, least: int = 0) -> tuple[list
 
 
 def _check_file(tx: Transaction, path: str) -> None:
-    """Read all of a snapshot file. Raises SnapshotError when its content differs from its facts."""
+    """Read a whole snapshot file. Raises SnapshotError when its content differs from its facts."""
     after, digest = 0, 0
     while (found := _batch(tx, after, _FEW_GROUPS))[0]:
         groups, payloads = found

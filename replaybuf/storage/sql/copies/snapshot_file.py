@@ -1,8 +1,7 @@
-"""The facts that a snapshot file states about its content, so that a damaged or partial file is noticed.
+"""Facts of a snapshot file about its content, by which a damaged or partial file is detected.
 
 The facts are in `rb_info` and are written last: the number of groups, the bytes of their payloads, and a digest of all
-rows. The digest is a sum of row checksums, so that it doesn't depend on the order or the batches in which rows are
-read.
+rows. The digest is a sum of row checksums, independent of the order and the batches of reading.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor,
 from replaybuf.storage.values import LOCK_SECONDS
 
 GROUPS, BYTES = "groups", "bytes"
-#: The number of the database whose payloads the file refers to. One that has all payloads in it has no such fact.
+#: The id of the database whose payloads the file refers to; missing if the file has all payloads.
 PAYLOADS_OF = "payloads_of"
 
 # A snapshot has no checkpoints and no garbage.
@@ -92,7 +91,7 @@ def read_facts(tx: Transaction) -> dict[str, str]:
 
 
 def damaged(path: str, why: object) -> SnapshotError:
-    """Return the error for a snapshot that isn't whole."""
+    """Return the error for a damaged or partial snapshot."""
     return SnapshotError(
         f"the snapshot {path} is damaged or was cut short: {why}; nothing was loaded. Take another one, or save what "
         f"can be read of it: replaybuf doctor {path} --rescue FOLDER"
@@ -103,7 +102,7 @@ def is_damage(error: Exception) -> bool:
     """Return whether this error, while reading a snapshot, means that the file is damaged."""
     if isinstance(error, SnapshotError):
         return False
-    # StorageError: SQLite's error for invalid text; the others: values that can't be right.
+    # StorageError: SQLite's error for invalid text; the others: impossible values.
     return type(error) in (StorageError, NotADatabaseError) or isinstance(error, (ValueError, TypeError, LookupError))
 
 
@@ -145,7 +144,7 @@ def write_file(path: str, work: Function[None]) -> None:
 
 
 async def open_file(path: str, expected: Mapping[str, str]) -> SqliteDatabase:
-    """Open a snapshot and return its engine. Raises SnapshotError or SchemaError when it isn't as expected."""
+    """Open a snapshot and return its engine. Raises SnapshotError or SchemaError when its facts aren't as expected."""
     engine = file_engine(path, read_only=True)
     try:
         facts = await engine.read(lambda tx: _facts(tx, path))
@@ -182,7 +181,7 @@ def _facts(tx: Transaction, path: str) -> dict[str, str]:
 
 
 async def close_file(engine: SqliteDatabase) -> None:
-    """Close the file, leaving everything in it and no log beside it."""
+    """Close the file, with all content in it and no WAL beside it."""
     try:
         await engine.end_writing()
         await engine.outside(_leave_wal)

@@ -1,9 +1,9 @@
 """The portable state of a buffer: returned by `state_dict`, and loadable into any database.
 
-It has the groups with the names of their workers, and what is needed to go on; not who drew what and when.
+It has the groups with their worker names, and the state needed to continue; not the history of draws.
 
 Groups are written as they are read: expired responses are already reset, and staleness is a plain number. Leased groups
-are written as if they had been given back, because their consumers don't know the other store.
+are written as if returned, because their consumers don't have the other store.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ if TYPE_CHECKING:
 FORMAT = "replaybuf-state-3"
 
 _METADATA = [f.name for f in fields(StorageItem) if f.name not in ("item", "probability", "weight")]
-#: Those that states of older versions lack.
+#: Metadata that states of older versions lack.
 _LATER = ("worker", "trained_step")
 
 
 @dataclass(slots=True)
 class StoredGroup:
-    """A group with its payload, its keys in its races, and when it was archived (seconds since the epoch).
+    """A group with its payload, its sampling keys, and the time when it was archived (seconds since the epoch).
 
-    `ticket` is the number that random draws know it by. `due` are the places of the rollouts that expire at the next
-    refresh because they were EXPIRED when they were put without a train step; UNSET in states of older versions.
+    `ticket` is its sampling id. `due` are the indices of rollouts that expire at the next refresh because they were
+    EXPIRED when put without a train step; UNSET in states of older versions.
     """
 
     item: StorageItem
@@ -78,7 +78,7 @@ class StoredGroup:
 
 @dataclass(slots=True)
 class BufferState:
-    """Everything in a store: groups, the next uid and ticket, tallies, races that are run, cursors, train steps."""
+    """All state of a store: groups, the next uid and ticket, tallies, races in use, cursors, train steps."""
 
     groups: list[StoredGroup]
     next_uid: int
@@ -91,7 +91,7 @@ class BufferState:
 
 def pack_state(state: BufferState) -> dict[str, Any]:
     """Return the state as plain values and bytes."""
-    # Races with neither groups nor time passed are left out: they begin with the first group.
+    # Empty races at time 0 are left out: they begin with the first group.
     lanes = {(group.item.task_name, group.item.status) for group in state.groups}
     lanes |= {(task, status) for (task, status, _), clock in state.clocks.items() if clock != Clock()}
     return {
@@ -152,7 +152,7 @@ def _stored_group(record: dict[str, Any]) -> StoredGroup:
     return StoredGroup(item, bytes(record["payload"]), ticket, keys, record["archived_at"], due)
 
 
-# Saved and loaded
+# Saving and loading
 
 
 async def save_state(transactions: Transactions, codec: Codec) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
 def _given_back(
     stored: StoredGroup, rules: Rules, home: Lane, tallies: Counter[tuple[str, Status, Tally]]
 ) -> StoredGroup:
-    """Return a leased group as it is after its lease is undone."""
+    """Return a leased group as after the end of its lease."""
     step = transitions.unleased(stored.item)
     times, deliveries = stored.item.times_sampled + step.draws, stored.item.deliveries + step.deliveries
     item = replace(stored.item, times_sampled=times, deliveries=deliveries)
@@ -225,7 +225,7 @@ def _given_back(
 
 
 async def load_state(transactions: Transactions, segments: Segments, codec: Codec, state: dict[str, Any]) -> None:
-    """Load a portable state into a buffer, which must be empty; its large payloads are kept apart if new ones are."""
+    """Load a portable state into an empty buffer; large payloads are kept apart if those of new groups are."""
     loaded, copying = unpack_state(state), codec.as_stored()
     await transactions.read(check_no_groups)
     while True:
@@ -270,17 +270,17 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
     raise_uid(tx, loaded.next_uid - 1 + shift)
     set_next_ticket(tx, loaded.next_ticket)
     write_cursors(tx, loaded.cursors)
-    # The staleness of the groups is pinned: no lane but these has a step.
+    # The staleness of the loaded groups is pinned: only these lanes have a step.
     tx.execute(update(lane).where(tx.scope.lanes).values(step=None))
     start_steps(tx, {lanes[name].id: step for name, step in loaded.steps.items()})
 
 
-#: The columns of a group that a new one lacks.
+#: The columns of a group that a new group lacks.
 _REST = ("times_sampled", "deliveries", "error", "reward", "trained_step")
 
 
 def _set_clocks(tx: Transaction, lanes: dict[LaneName, Lane], clocks: dict[tuple[str, Status, str], Clock]) -> None:
-    """Set the clocks of the races that are run, and no others."""
+    """Set the clocks of the races in use, and no others."""
     for name, one in lanes.items():
         uniform, prioritized = clocks.get((*name, UNIFORM)), clocks.get((*name, PRIORITIZED))
         values = {
@@ -292,7 +292,7 @@ def _set_clocks(tx: Transaction, lanes: dict[LaneName, Lane], clocks: dict[tuple
 
 
 def _encoded(codec: Codec, apart: Apart | None, groups: Sequence[StoredGroup]) -> list[EncodedGroup]:
-    """Return groups ready to be inserted; what is kept apart of them is written when this returns."""
+    """Return groups ready to be inserted; their tails that are kept apart are written when this returns."""
     encoded = [_encoded_one(codec, apart, one) for one in groups]
     if apart is not None:
         apart.flush()

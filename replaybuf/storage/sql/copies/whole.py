@@ -1,4 +1,4 @@
-"""Payloads of copies: whole, with the arrays that are kept apart, which stay where they are while they are read."""
+"""Whole payloads for copies, joined with their arrays that are kept apart, whose segments are kept meanwhile."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, begin_use, end_use, renew_use
 
-#: The bytes of payloads that are in memory at a time.
+#: Bytes of payloads in memory at a time.
 BATCH_BYTES = 16 << 20
 _RENEW_SECONDS = SILENT_SECONDS / 6
-#: How long a place is asked for the payloads of a batch, in seconds.
+#: Timeout for reading a batch's payloads from a place, in seconds.
 _PATIENCE = 60.0
 
 T = TypeVar("T")
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def keeping_segments(engine: Database, scope: Scope) -> AsyncIterator[bool]:
-    """Keep all segments that are there during the block, and yield whether they are: who may only read can't.
+    """Keep all existing segments during the block, and yield whether they are: with read-only access they aren't.
 
-    Raises SnapshotError at the end if others took this process for dead meanwhile, and may have written over some.
+    Raises SnapshotError at the end if this process's lease on them lapsed, so that some may have been overwritten.
     """
     if not (await engine.read(lambda tx: tx.places(), scope))[0]:
         yield True
@@ -63,9 +63,9 @@ async def keeping_segments(engine: Database, scope: Scope) -> AsyncIterator[bool
 
 
 async def read_whole(payloads: Sequence[bytes], places: Places, *, kept: bool) -> list[bytes]:
-    """Return payloads whole; of one that is damaged where it is kept apart, what the database has of it.
+    """Return whole payloads; if the part kept apart is damaged, only the database's part of the payload.
 
-    Raises PayloadStoreError where a place can't be reached, and SnapshotError where a payload was written over because
+    Raises PayloadStoreError where a place can't be reached, and SnapshotError where a payload was overwritten because
     the segments aren't `kept`.
     """
     whole = []
@@ -83,7 +83,7 @@ async def read_whole(payloads: Sequence[bytes], places: Places, *, kept: bool) -
 
 
 async def tails_of(payloads: Sequence[bytes], places: Places) -> list[Any]:
-    """Return what is kept apart of payloads, as `read_tails` does, in another thread. Raises PayloadStoreError."""
+    """Return the tails of payloads that are kept apart, read in another thread. Raises PayloadStoreError."""
     if not any(map(names_its_arrays, payloads)):
         return [None] * len(payloads)
     try:
@@ -96,7 +96,7 @@ async def tails_of(payloads: Sequence[bytes], places: Places) -> list[Any]:
 
 
 def in_batches(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield items in batches whose payloads can be in memory together."""
+    """Yield items in batches of at most `BATCH_BYTES`; a larger item is a batch of its own."""
     batch: list[T] = []
     size = 0
     for item in items:

@@ -1,4 +1,4 @@
-"""What the exceptions of drivers mean: for users, with what to do about them, and for repeating transactions."""
+"""Exceptions of drivers: translated into errors for users, with advice, and classified for retries."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from replaybuf.storage.sql.engine.urls import public_url
 
 
 class OtherServerError(ConnectionResetError):
-    """Another server than before answers on a connection, which a pooler has led to it; it can't be used any more."""
+    """A connection through a pooler is answered by another server than before, and can't be used any more."""
 
 
 class StandbyWaitEnded(TimeoutError):  # noqa: N818
-    """The wait of a commit for a synchronous standby was given up; the message says for what it waited."""
+    """A commit's wait for a synchronous standby was abandoned; the message has the state of the standbys."""
 
 
 @contextmanager
 def translated(url: URL, lock_timeout: float) -> Iterator[None]:
-    """Turn exceptions of drivers and SQLAlchemy into errors of replaybuf that say what to do."""
+    """Convert exceptions of drivers and SQLAlchemy to errors of replaybuf with advice."""
     try:
         yield
     except ReplayBufError:
@@ -77,11 +77,11 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
 
 
 def _driver_error(error: BaseException) -> BaseException:
-    """Return the driver's own exception below SQLAlchemy's wrappers; what a server said rather than how it hung up."""
+    """Return the driver's own exception below SQLAlchemy's wrappers, preferring a server's error to the disconnect."""
     seen = error
     while True:
         inner = getattr(seen, "orig", None) or getattr(seen, "__cause__", None)
-        if inner is None or inner is seen or isinstance(inner, asyncio.CancelledError):  # from a timeout
+        if inner is None or inner is seen or isinstance(inner, asyncio.CancelledError):  # raised by a timeout
             return seen
         if isinstance(inner, OSError) and (getattr(seen, "sqlstate", None) or _HUNG_UP) != _HUNG_UP:
             return seen
@@ -90,11 +90,11 @@ def _driver_error(error: BaseException) -> BaseException:
 
 # PostgreSQL
 
-#: The code that asyncpg itself gives to a lost connection, whatever ended it.
+#: The SQLSTATE that asyncpg itself gives to a lost connection, whatever the cause.
 _HUNG_UP = "08003"
 
 
-#: What users are told of these states; `{0}` is what the server says, with what to do about it.
+#: Error classes and messages by state; `{0}` is the server's message, with advice.
 _TOLD: dict[str, tuple[type[ReplayBufError], str]] = {
     "not admitted": (NotAdmittedError, " refused access: {0}"),
     "refused": (AccessError, " refused access: {0}"),
@@ -113,7 +113,7 @@ _TOLD: dict[str, tuple[type[ReplayBufError], str]] = {
     ),
     "full": (DiskFullError, ": {0}; free some space (what was committed before is safe)"),
 }
-#: The states that PostgreSQL's error codes mean: https://www.postgresql.org/docs/current/errcodes-appendix.html
+#: States by SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _STATES = {
     "28000": "not admitted",  # the user
     "28P01": "not admitted",  # the password
@@ -121,7 +121,7 @@ _STATES = {
     "25006": "read-only",
     "3D000": "no database",
     "55P03": "locked",  # lock_timeout
-    "57014": "cancelled",  # by statement_timeout, or by somebody
+    "57014": "cancelled",  # by statement_timeout, or by a user
     "53100": "full",
     "57P01": "lost",  # terminated by an administrator
     "57P02": "lost",  # another server process crashed
@@ -130,9 +130,9 @@ _STATES = {
     "53300": "lost",  # no connection left
     "40001": "conflict",  # serialisation
     "40P01": "conflict",  # deadlock
-    "23505": "conflict",  # the same key: when repeated, the second finds the first one's group
+    "23505": "conflict",  # unique violation: the retry finds the other transaction's group
 }
-#: Errors that another attempt would not change.
+#: States in which a retry would fail again.
 _FINAL = ("refused", "pooler", "read-only", "no database", "full")
 
 
@@ -147,14 +147,14 @@ def _state(error: BaseException) -> str | None:
 
 
 def said(error: BaseException) -> str:
-    """Return what the driver says, on one line; without the server's hint where there is one of ours."""
+    """Return the driver's message on one line, without the server's hint if there is advice of ours."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
-    if type(error).__name__ == "InternalClientError":  # it says something about asyncpg's states
+    if type(error).__name__ == "InternalClientError":  # its message is about asyncpg's internal states
         return "the connection was ended"
     text = str(error) or type(error).__name__
     if _state(error) is not None:
-        text = text.partition("\nHINT:")[0]  # its last part, of many lines where it is asyncpg's about poolers
+        text = text.partition("\nHINT:")[0]  # the last part; asyncpg's hint about poolers has many lines
     return "; ".join(text.splitlines())
 
 
@@ -172,21 +172,21 @@ def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -
     if what_to_do := advice(code, text, None):
         return UnreachableError(f"can't reach {where}: {text}{what_to_do}")
     questions = "is the server running, and are host and port right"
-    if shows_certificate:  # the end of the connection may overtake the alert that says it
+    if shows_certificate:  # the disconnect may overtake the TLS alert with the reason
         questions += ", and does it accept the client's certificate (sslcert)"
     return UnreachableError(f"can't reach {where}: {text}; {questions}?")
 
 
-# What may be repeated
+# Classification for retries
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether PostgreSQL rolled a transaction back in favour of another, so that it can be repeated."""
+    """Return whether PostgreSQL rolled a transaction back in favour of another, so that a retry may succeed."""
     return _state(_driver_error(error)) == "conflict"
 
 
 def is_lost(error: BaseException, *, connected: bool) -> bool:
-    """Return whether a connection was lost or, if there was none yet, can't be made at the moment."""
+    """Return whether a connection was lost or, if not `connected` yet, can't be made at the moment."""
     if isinstance(error, NotConnectedError):
         return not connected
     if isinstance(error, (NoPrimaryError, OnlyStandbysError)):
@@ -197,7 +197,7 @@ def is_lost(error: BaseException, *, connected: bool) -> bool:
     return any(_says_lost(cause, connected) for cause in causes)
 
 
-#: Of asyncpg: the server is just becoming the primary; it has said that it ends the connection, which isn't closed yet.
+#: asyncpg's errors while a server is being promoted, and after a server announced the end of a connection still open.
 _LOST_NAMES = {"TargetServerAttributeNotMatched", "InternalClientError"}
 
 
@@ -206,13 +206,13 @@ def _says_lost(cause: BaseException, connected: bool) -> bool:
         return _state(cause) in ("lost", "not admitted")
     if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
         return True
-    if isinstance(cause, TimeoutError) and cause.errno is None:  # not the network's, but asyncio's
+    if isinstance(cause, TimeoutError) and cause.errno is None:  # asyncio's, not the network's
         return not connected
     return isinstance(cause, OSError) or type(cause).__name__ in _LOST_NAMES
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exceptions that drivers raised, up to this error."""
+    """Yield the exceptions of drivers that led to this error, outermost first."""
     seen = error.__cause__ if isinstance(error, ReplayBufError) else error
     while seen is not None:
         yield seen
@@ -221,25 +221,25 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_telling(error: BaseException) -> bool:
-    """Return whether an error says why a server can't be connected to, though it is there and it is the right one."""
+    """Return whether an error explains why a reachable server of the right role refuses a connection."""
     return (
         isinstance(error, ReplayBufError)
         or _state(error) in (*_FINAL, "not admitted")
-        or getattr(error, "sqlstate", None) in ("53300", "08P01")  # without room; a pooler that says something
+        or getattr(error, "sqlstate", None) in ("53300", "08P01")  # the latter: as PgBouncer refuses
         or why_not(error) is not None
     )
 
 
 def says_unknown(error: BaseException) -> bool:
-    """Return whether a server says that it lacks something, or that it isn't allowed: by the classes of its codes."""
+    """Return whether a server lacks or forbids a feature, by the class of its SQLSTATE."""
     return str(getattr(error, "sqlstate", "")).startswith(("0A", "42"))
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether the database or its driver refused a row, as opposed to being out of reach, locked or full."""
+    """Return whether the database or its driver refused a row, as opposed to being unreachable, locked or full."""
     by_sqlite = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
     cause = error.__cause__
-    if isinstance(error, UnreachableError):  # repeating one by one might store them twice
+    if isinstance(error, UnreachableError):  # a retry of single rows might store them twice
         return False
     return (
         not isinstance(error, ReplayBufError)
@@ -249,11 +249,11 @@ def is_refusal(error: BaseException) -> bool:
     )
 
 
-# What to do about refusals, and about poolers that are not set up for replaybuf, by error code
+# Advice about refusals, and about poolers that are not configured for replaybuf, by SQLSTATE
 
 _TABLES = "what docs/postgresql-access.md grants (to write SELECT, INSERT, UPDATE and DELETE; SELECT is enough to look)"
 
-#: Of error codes, the patterns of messages, and what to do; `{user}` is the role, `{0}` the pattern's first group.
+#: Message patterns and advice by SQLSTATE; `{user}` is the role, `{0}` the pattern's first group.
 _ADVICE: dict[str, list[tuple[str, str]]] = {
     "28P01": [
         (
@@ -289,7 +289,7 @@ _ADVICE: dict[str, list[tuple[str, str]]] = {
 }
 
 _SETTINGS = "docs/pgbouncer.md has the settings"
-#: Errors of poolers, by what they say.
+#: Message patterns of poolers' errors, and advice.
 _POOLERS = [
     (
         r"statement pooling mode",
@@ -304,8 +304,8 @@ _POOLERS = [
 _POOLER_CODES = ("08", "26000", "42P05")
 
 _VIOLATION = "08P01"
-#: PgBouncer has one code for all that it refuses, and for all that the server refuses it. By what they say: the code
-#: that PostgreSQL has for the same, and what to do; None: the same as for PostgreSQL's.
+#: PgBouncer reports all refusals, its own and the server's, with one SQLSTATE. Here by message pattern: PostgreSQL's
+#: SQLSTATE for the same refusal, and advice; None: the advice for PostgreSQL's.
 _PGBOUNCER: list[tuple[str, str, str | None]] = [
     (
         r"no such user",
@@ -357,7 +357,7 @@ _PGBOUNCER: list[tuple[str, str, str | None]] = [
 
 
 def meant(code: str, message: str) -> str:
-    """Return PostgreSQL's code for what an error says, also where PgBouncer has one of its own."""
+    """Return PostgreSQL's SQLSTATE for an error, also for one of PgBouncer's."""
     of_pooler = _of_pgbouncer(message) if code == _VIOLATION else None
     return code if of_pooler is None else of_pooler[1]
 
@@ -367,12 +367,12 @@ def _of_pgbouncer(message: str) -> tuple[str, str, str | None] | None:
 
 
 def is_about_pooler(code: str, message: str) -> bool:
-    """Return whether an error is that of a pooler which isn't set up for replaybuf."""
+    """Return whether an error is about a pooler that isn't configured for replaybuf."""
     return code.startswith(_POOLER_CODES) and any(re.search(pattern, message) for pattern, _ in _POOLERS)
 
 
 def advice(code: str, message: str, user: str | None) -> str:
-    """Return what to do about an error, as the rest of a sentence; nothing when there is nothing to say."""
+    """Return advice about an error as the rest of a sentence; an empty string if there is none."""
     known = _POOLERS if is_about_pooler(code, message) else _ADVICE.get(meant(code, message), [])
     if known is not _POOLERS and code == _VIOLATION and (of_pooler := _of_pgbouncer(message)) and of_pooler[2]:
         known = [(of_pooler[0], of_pooler[2])]

@@ -1,4 +1,4 @@
-"""Hooks into what a process sends to its databases: each statement, and both sides of each commit.
+"""Hooks on a process's database traffic: each statement, and before and after each commit.
 
 Tests and benchmarks install them (kill points, counts of statements, plans). The product itself installs none.
 """
@@ -11,25 +11,25 @@ from typing import Any
 
 
 class Hook:
-    """Methods that are called in whichever thread runs the statement; what they raise ends the transaction."""
+    """Methods called in the thread that runs the statement; an exception of theirs aborts the transaction."""
 
     def statement(self, sql: str, values: Sequence[Any], many: bool) -> None:
-        """A statement is about to be sent; `many`: once for each of the rows in `values`."""
+        """Called before a statement is sent; `many`: once for each of the rows in `values`."""
 
     def committing(self) -> None:
-        """A transaction is about to be committed."""
+        """Called before a commit."""
 
     def committed(self) -> None:
-        """A transaction was committed."""
+        """Called after a commit."""
 
 
-#: Those that are installed. An empty list costs a statement next to nothing.
+#: The installed hooks. An empty list costs a statement next to nothing.
 HOOKS: list[Hook] = []
 
 
 @contextmanager
 def installed(hook: Hook) -> Iterator[None]:
-    """Have a hook called in this block, for all databases of this process."""
+    """Install a hook in this block, for all databases of this process."""
     HOOKS.append(hook)
     try:
         yield

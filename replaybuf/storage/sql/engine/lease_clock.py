@@ -1,11 +1,11 @@
-"""The monotonic clock of leases in a SQLite database, which passes evenly though the host's wall clock may be set.
+"""The monotonic clock of leases in a SQLite database, unaffected by changes of the host's wall clock.
 
-A host knows how long ago it was started, with the time that it slept; this can't be set, and is the same for all of its
-processes. The database has the moment of the start, as the wall clock told it when the host's first lease began
-(`rb_info`); the sum is the time (`SqliteDialect.clock`). A host that is started again begins with its wall clock. So
-does each of several hosts that share a file: their clocks differ by as much as their wall clocks did then.
+A host knows the time since its boot, including sleep; it can't be set, and is the same for all its processes. The
+database has the moment of the boot by the wall clock, as of the host's first lease (`rb_info`); the sum is the time
+(`SqliteDialect.clock`). After a reboot, a host begins again with its wall clock. So does each of several hosts that
+share a file: their clocks differ by as much as their wall clocks did then.
 
-Where a host can't be told from itself after another start (systems other than Linux), the wall clock is all there is.
+Where a boot has no id (systems other than Linux), the wall clock is used.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _NAMESPACE = Path("/proc/self/ns/time")
 
 @cache
 def this_start() -> str | None:
-    """Return a name for the time since this host was started, as this process sees it; None where there is none."""
-    namespace = ""  # containers may have a time of their own
+    """Return an id of the host's current boot, as seen by this process; None if the system has none."""
+    namespace = ""  # containers may have a time namespace
     try:
         name = _BOOT_ID.read_text("utf-8").strip()
         with suppress(OSError):
@@ -33,5 +33,5 @@ def this_start() -> str | None:
 
 
 def since_start() -> float:
-    """Return the seconds since this host was started, with the time that it slept."""
+    """Return the seconds since the host's boot, including sleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,23 +1,23 @@
-"""The advisory locks of PostgreSQL, in the order in which a transaction takes them.
+"""PostgreSQL's advisory locks, in the order in which a transaction takes them.
 
-SQLite has one writer at a time and needs none of them.
+SQLite has a single writer and needs none of them.
 
-0. A number of its connection's own, by which the transaction is found if the connection is lost (`engine.outage`).
-1. WRITERS: every write transaction takes it in its first statement, shared. Refreshes, restores, resumes and the
-   beginning of a race take it exclusively: no put or take uses a step, an epoch or keys that are just being changed.
+0. A number of the connection's own, by which its transaction is found after a lost connection (`engine.outage`).
+1. WRITERS: every write transaction takes it in its first statement, shared. Refreshes, restores, resumes and the start
+   of a race take it exclusively: no put or take uses a step, an epoch or sampling keys that are being changed.
 2. SCHEMA: creating the tables, so that two processes may open a new database.
-3. SWEEP: making a checkpoint, in a transaction alongside the one that copies, which takes WRITERS at the end: nobody
-   who has WRITERS waits for SWEEP. Sweeps and undone takes try for it, shared: no payload is deleted that a copy will
-   need, and a take is undone in a checkpoint that was being made once that is there.
-4. TASK (by name): puts and draws of tasks with limits, which act on counts that they read. A put into several buffers
-   takes 4 to 6 for one buffer after the other, by name.
+3. SWEEP: making a checkpoint, in a transaction beside the one that copies, which takes WRITERS at its end: no holder of
+   WRITERS waits for SWEEP. Sweeps and undone takes try it, shared: no payload is deleted that a copy still needs, and
+   a take is undone in a checkpoint under construction once that is complete.
+4. TASK (by name): puts and draws of tasks with limits, which depend on counts that they read. A put into several
+   buffers takes 4 to 6 for one buffer after the other, by name.
 5. Rows of groups, by uid; lanes, by id.
 6. KEY (by name): puts with a key, so that the second of two finds the first one's group; then that group's row.
-7. SHARDS: merging the counts of connections that are gone, unless another process does.
-8. MINUTE: noting how a buffer stands, once a minute, unless another process does.
+7. SHARDS: merging the count shards of closed connections, by one process at a time.
+8. MINUTE: recording a buffer's statistics, once a minute, by one process at a time.
 
 Rows of 5 may be locked in another order (a draw takes them in its policy's order, and skips locked ones). PostgreSQL
-ends one of the transactions of a deadlock, and that one is repeated (`is_conflict`).
+aborts one transaction of a deadlock, which is retried (`is_conflict`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Lock(IntEnum):
 
 
 class NamedLock(IntEnum):
-    """Locks by a text of any length, hashed with this seed."""
+    """Seeds of the hash for locks on a name of any length."""
 
     KEY = 0
     TASK = 1
 
 
 def first(own: int | None, *, alone: bool) -> str:
-    """Return the statement with which a write transaction begins: it takes its own lock, if it has one, and WRITERS."""
+    """Return a write transaction's first statement: it locks WRITERS (exclusively if `alone`), and `own` if given."""
     writers = f"pg_advisory_xact_lock{'' if alone else '_shared'}({Lock.WRITERS:d})"
     return f"SELECT {writers};" if own is None else f"SELECT pg_advisory_xact_lock({own:d}), {writers};"
 

@@ -21,10 +21,10 @@ def open_database(
     password: PasswordFunction | None = None,
     guard: Function[object] | None = None,
 ) -> Database:
-    """Return the database for a URL from `parse_url`; `guard` as for `Database`. Connects to nothing yet.
+    """Return the database for a URL from `parse_url`; `guard` as for `Database`. Doesn't connect yet.
 
-    With `ours_only` a SQLite file of another program is refused, and left as it is. PostgreSQL's `password` is asked
-    for before each connection.
+    With `ours_only`, a SQLite file of another program is refused and not changed. PostgreSQL's `password` is called
+    before each connection.
     """
     if url.get_backend_name() == "sqlite":
         return SqliteDatabase(

@@ -1,4 +1,4 @@
-"""Going on after a lost connection: for how long, with what pauses, and the error when all attempts failed."""
+"""Retry policy after a lost connection: duration, pauses and final error; and the commit stamps of transactions."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The longest time between two attempts.
+#: The longest pause between two attempts.
 _LONGEST_PAUSE = 1.0
 _FIRST_PAUSE = 0.02
-#: The same where the password was refused: servers lock roles out that try too often.
+#: The same after a refused password: servers may lock roles out after frequent attempts.
 _LONGEST_PAUSE_REFUSED = 8.0
-#: How long nothing more is said of a server without a connection left: one becomes free and is wanted all the time.
+#: No second warning about exhausted connections within this time, since they come and go.
 _SILENT_SECONDS = 60.0
-#: How long attempts go on in a store that is being closed.
+#: How long attempts continue while a store is being closed.
 _CLOSING_SECONDS = 2.0
 
 _logger = logging.getLogger("replaybuf.database")
 
 
 class OutcomeUnknownError(UnreachableError):
-    """A transaction whose outcome could not be found out. `was_committed` asks again; raises ReplayBufError."""
+    """A transaction whose outcome is unknown. `was_committed` queries it again; raises ReplayBufError."""
 
     in_doubt = True
 
@@ -58,11 +58,11 @@ class OutcomeUnknownError(UnreachableError):
 
 
 class NotReplicatedError(OutcomeUnknownError, StandbyAwaitedError):
-    """The primary has a commit, and no synchronous standby has it: it is lost if the primary is."""
+    """A commit is on the primary but on no synchronous standby: it is lost if the primary is lost."""
 
 
 class Outage:
-    """What the operations of a store share about a server that is out of reach."""
+    """The state of an unreachable server, shared by the operations of a store."""
 
     def __init__(self, where: str, seconds: float) -> None:
         self.where = where
@@ -83,8 +83,8 @@ class Outage:
         return self._hurried.is_set()
 
     def begin(self, error: BaseException) -> None:
-        """Note that a connection was lost, or that none is to be had."""
-        if self._since is not None or isinstance(error, StandbyAwaitedError):  # which has a connection, and said so
+        """Record that a connection was lost, or that none is available."""
+        if self._since is not None or isinstance(error, StandbyAwaitedError):  # it isn't an outage, and was logged
             return
         self._since = time.monotonic()
         self._announced = not isinstance(error, NoConnectionLeftError)
@@ -95,14 +95,14 @@ class Outage:
             _logger.warning("operations wait for a connection: %s", error)
 
     def end(self) -> None:
-        """Note that an operation succeeded."""
+        """Record that an operation succeeded."""
         if self._since is not None:
             since, self._since = self._since, None
             if self._announced:
                 _logger.info("connected to %s again after %.1f s", self.where, time.monotonic() - since)
 
     def cut_retries(self) -> None:
-        """Give up soon, because the store is being closed."""
+        """Shorten the retries, because the store is being closed."""
         if not self._hurried.is_set():
             self._hurried_at = time.monotonic()
             self._hurried.set()
@@ -110,7 +110,7 @@ class Outage:
                 self._limit(limit, None)
 
     def deadline(self, since: float) -> float:
-        """Return the time until which to try again after trouble that began at `since`."""
+        """Return the time until which to retry after a failure at `since`."""
         end = since + self.seconds
         return min(end, max(since, self._hurried_at) + _CLOSING_SECONDS) if self.hurried else end
 
@@ -122,7 +122,7 @@ class Outage:
     async def connecting(self, since: float | None) -> AsyncIterator[Callable[[], Awaitable[None]]]:
         """Bound the time until there is a connection; yields the function to call then.
 
-        `since` is when the operation first met trouble. Raises TimeoutError.
+        `since` is the time of the operation's first failure. Raises TimeoutError.
         """
         async with asyncio.timeout(None) as limit:
 
@@ -139,12 +139,12 @@ class Outage:
                 self.release(limit)
 
     def restrict(self, limit: asyncio.Timeout, since: float | None) -> None:
-        """Let a wait end when the time for attempts is over that began at `since`, or soon when the store is closed."""
+        """Bound a wait by the time for attempts that began at `since`, or shortly if the store is being closed."""
         self._restricted.add(limit)
         self._limit(limit, since)
 
     def release(self, limit: asyncio.Timeout) -> None:
-        """Note that a wait has ended."""
+        """Stop bounding a wait that has ended."""
         self._restricted.discard(limit)
 
     def _limit(self, limit: asyncio.Timeout, since: float | None) -> None:
@@ -157,32 +157,32 @@ class Outage:
 
 @dataclass(slots=True)
 class Attempt(Generic[T]):
-    """One attempt to run a transaction, and the state that it reached."""
+    """One attempt to run a transaction, and its progress."""
 
-    since: float | None = None  # when the operation's trouble began, if it had any
+    since: float | None = None  # time of the operation's first failure
     began: float = field(default_factory=time.monotonic)
     connected: bool = False
     server: Standing = UNKNOWN
     identity: Identity | None = None
     committing: bool = False
-    called: bool = False  # committed by the call of a function
+    called: bool = False  # committed by the call of a server function
     last: Sequence[str] = ()
     result: Any = None
 
 
 class Patience:
-    """The attempts of one operation."""
+    """The retries of one operation."""
 
     def __init__(self, outage: Outage) -> None:
         self._outage = outage
         self._pause = _FIRST_PAUSE
-        self.since: float | None = None  # when trouble began
-        self.reason: ReplayBufError | None = None  # the last telling error
+        self.since: float | None = None  # time of the first failure
+        self.reason: ReplayBufError | None = None  # the last informative error
 
     async def wait(self, error: ReplayBufError) -> None:
         """Pause before the next attempt. Raises TimeoutError when the time for attempts is over."""
         self._outage.begin(error)
-        if self.reason is None or not isinstance(error.__cause__, TimeoutError):  # perhaps the end of the time
+        if self.reason is None or not isinstance(error.__cause__, TimeoutError):  # perhaps only our own deadline
             self.reason = error
         now = time.monotonic()
         if self.since is None:
@@ -194,7 +194,7 @@ class Patience:
         self._pause = min(_LONGEST_PAUSE_REFUSED if refused else _LONGEST_PAUSE, 2 * self._pause)
 
     def given_up(self, stored: str) -> UnreachableError:
-        """Return the error for an operation that certainly left nothing behind."""
+        """Return the error for an operation that certainly stored nothing."""
         told = (NotAdmittedError, StandbyAwaitedError)
         kind = next((one for one in told if isinstance(self.reason, one)), UnreachableError)
         if self._outage.hurried:
@@ -202,7 +202,7 @@ class Patience:
         return kind(f"{self}{stored}")
 
     def __str__(self) -> str:
-        """Say what was tried and for how long, for messages."""
+        """The last error and the duration of the attempts, for messages."""
         if self._outage.hurried:
             return f"{self.reason}; the buffer was being closed"
         if self._outage.seconds <= 0 or self.since is None:
@@ -212,9 +212,9 @@ class Patience:
 
 
 def until_committed(write: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[None]]:
-    """Return a function that tries a write once, to be called until it returns: then it was committed, exactly once.
+    """Return a function that attempts a write once; when it returns, the write was committed exactly once.
 
-    It raises ReplayBufError when it has to be called again.
+    It raises ReplayBufError when it must be called again.
     """
     doubt: OutcomeUnknownError | None = None
 
@@ -233,14 +233,14 @@ def until_committed(write: Callable[[], Awaitable[object]]) -> Callable[[], Awai
     return attempt
 
 
-#: The prefix of the names of connections' rows in `rb_counter`.
+#: The name prefix of connections' rows in `rb_counter`.
 PREFIX = "connection "
-#: Begins every query of `marking`.
+#: The beginning of every query of `marking`.
 MARKING = "WITH mark AS"
 
 
 class Identity(NamedTuple):
-    """A transaction: its connection's row, its number there, and the advisory lock that it holds while it runs."""
+    """A transaction's commit stamp: its connection's row, its number there, and the advisory lock it holds."""
 
     row: str
     number: int
@@ -254,7 +254,7 @@ class Identity(NamedTuple):
 
 def next_identity(last: Identity | None) -> Identity:
     """Return the identity of the next transaction of a connection, after its last one."""
-    # Numbers are microseconds since 1970, so that they show a row's age; a clock that is set back doesn't repeat them.
+    # Numbers are microseconds since 1970, which also give a row's age; they increase even if the clock is set back.
     now = int(time.time() * 1_000_000)
     if last is None:
         drawn = uuid.uuid4()
@@ -267,20 +267,20 @@ MARK = ("mark_row", "mark_number")
 
 
 def marking(query: Select[Any]) -> Select[Any]:
-    """Return the query as a statement that also writes the mark of the transaction."""
+    """Return the query as a statement that also writes the transaction's commit stamp."""
     mark = insert(counter).values({"name": bindparam(MARK[0]), "value": bindparam(MARK[1])})
     mark = mark.on_conflict_do_update(index_elements=[counter.c.name], set_={"value": mark.excluded.value})
     return query.add_cte(mark.cte("mark"))
 
 
 def mark_statement(mark: tuple[str, int]) -> str:
-    """Return the statement that writes a mark, with its values."""
+    """Return the statement that writes a commit stamp, with its values inlined."""
     row, number = mark
     values = f"('{row}', {number:d}) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
     return f"INSERT INTO rb_counter (name, value) VALUES {values}"  # noqa: S608
 
 
-# As `pg_locks` shows an advisory lock of 64 bits.
+# `pg_locks` shows an advisory lock of 64 bits as two numbers.
 _END = """
     SELECT count(pg_terminate_backend(pid)) FROM pg_locks
     WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid = $1 AND objid = $2
@@ -289,17 +289,17 @@ _END = """
 
 
 def end_if_running(tx: Transaction, identity: Identity) -> bool:
-    """End a transaction that still runs because its server process hasn't noticed the loss; return whether it ran."""
+    """Terminate a transaction whose server process hasn't noticed the lost client; return whether it was running."""
     high, low = divmod(identity.lock, 1 << 32)
     [(ended,)] = tx.run(_END, high, low)
     return bool(ended)
 
 
 def was_committed(tx: Transaction, identity: Identity, *, replicated: bool) -> bool:
-    """Return whether a transaction that no longer runs was committed; `replicated`: also on a synchronous standby.
+    """Return whether an ended transaction was committed; `replicated`: also on a synchronous standby.
 
-    A commit that was interrupted while it waited for the standby can be read at once. Another one is behind it in the
-    WAL, and waits for both.
+    A commit whose wait for the standby was interrupted is visible at once. The update here follows it in the WAL, and
+    waits for both.
     """
     ask = "SELECT value FROM rb_counter WHERE name = $1"
     if replicated:
@@ -308,6 +308,6 @@ def was_committed(tx: Transaction, identity: Identity, *, replicated: bool) -> b
 
 
 def answer(tx: Transaction, identity: Identity) -> list[int]:
-    """Return the answer that a committed function call left beside its mark (`engine.server_function`)."""
+    """Return the answer that a committed function call stored with its commit stamp (`engine.server_function`)."""
     [(numbers,)] = tx.run("SELECT value FROM rb_info WHERE name = $1", identity.row)
     return [int(number) for number in numbers.split()]

@@ -1,7 +1,7 @@
-"""PostgreSQL through asyncpg: transactions, repeated if their connection is lost (`engine.postgres_recovery`).
+"""PostgreSQL through asyncpg: transactions, retried after a lost connection (`engine.postgres_recovery`).
 
-A connection may be lost at any moment, and all the same a put is stored once, and taken groups reach their taker.
-`Notifications` are how a store notices what other processes commit, and tells them.
+Even if a connection is lost at any moment, a put is stored exactly once, and taken groups reach their taker.
+`Notifications` publish this process's commits to other processes, and watch for theirs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _CHANNEL = "replaybuf"
-# Nothing but the announcement depends on its commit, which needn't wait for the disk.
+# Only the notification depends on its commit, so synchronous_commit can be off.
 _ANNOUNCE = f"SELECT set_config('synchronous_commit', 'off', true), pg_notify('{_CHANNEL}', '')"
 # Every commit on the server changes its snapshot.
 SNAPSHOT = "SELECT CAST(pg_current_snapshot() AS text)"
@@ -46,10 +46,10 @@ _logger = logging.getLogger("replaybuf.watch")
 
 
 class Notifications(CommitWatch):
-    """NOTIFY as an immediate hint, and the server's snapshot as the guarantee.
+    """NOTIFY as an immediate hint, and polls of the server's snapshot as the guarantee.
 
-    An announcement may be lost with its sender, and a LISTEN connection can die silently. What a server lacks of this
-    is done without, and said once.
+    A notification may be lost with its sender, and a LISTEN connection can die silently. Where a server lacks either
+    feature, polling replaces it, with one warning.
     """
 
     seconds = 0.5
@@ -72,7 +72,7 @@ class Notifications(CommitWatch):
             return await self._has_changed()
 
     async def _listen(self) -> bool:
-        """Listen to announcements; return whether the server lets us."""
+        """LISTEN for notifications; return whether the server supports it."""
         self._listening = await self._pool.take()
         try:
             await self._listening.add_listener(_CHANNEL, lambda *_: self._hint())
@@ -84,7 +84,7 @@ class Notifications(CommitWatch):
 
     async def _has_changed(self) -> bool:
         if not self._has_snapshots:
-            return True  # who waits looks for itself
+            return True  # waiting calls then poll by themselves
         try:
             snapshot: str = await self._ask(lambda connection: connection.fetchval(SNAPSHOT))
         except Exception as error:
@@ -95,13 +95,13 @@ class Notifications(CommitWatch):
         return changed
 
     def _do_without(self, what: str, error: Exception, effect: str) -> None:
-        """Say once that the server lacks something. Raises any error that doesn't say so."""
+        """Log once that the server lacks a feature. Reraises any other error."""
         if not says_unknown(error):
             raise error
         _logger.warning("%s has no %s (%s): %s", public_url(self._url), what, error, effect)
 
     async def announce(self) -> None:
-        # Only a hint, and not repeated: if it is lost, the others notice at their next look.
+        # Only a hint, and not retried: if it is lost, other processes notice the commit at their next poll.
         with translated(self._url, self._lock_timeout):
             try:
                 await self._ask(lambda connection: connection.execute(_ANNOUNCE))
@@ -116,17 +116,17 @@ class Notifications(CommitWatch):
                 await self._pool.discard(connection)
 
     async def _ask(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Return the answer to what is a transaction of its own."""
+        """Run a query as a transaction of its own."""
         async with asyncio.timeout(_LONGEST_SECONDS), self._pool.lend() as connection:
             return await ask(connection)
 
 
 T = TypeVar("T")
 
-#: Of all transactions that write. After waiting for a lock, a statement has to see what was committed meanwhile:
-#: fences, counts and the creation of the schema rest on that.
+#: For all write transactions. After a wait for a lock, a statement must see concurrent commits: fences, counts and the
+#: creation of the schema depend on that.
 _WRITES = "READ COMMITTED"
-#: Of all that read: they see one state of the database.
+#: For all reads, which see one snapshot of the database.
 _READS = "REPEATABLE READ"
 
 
@@ -168,7 +168,7 @@ class PostgresDatabase(Database):
             async with self._connected(attempt) as connection:
                 self._check_followed(depends_on)
                 tx = Transaction(PostgresSession(connection), scope)
-                if single:  # a statement of its own sees one state, too
+                if single:  # a single statement sees one snapshot, too
                     return await run(lambda: function(tx))
                 async with self._begun(connection, self._begin(_READS)):
                     result = await run(lambda: function(tx))
@@ -215,7 +215,7 @@ class PostgresDatabase(Database):
                 async with self._begun(connection, begin, locks.first(own, alone=alone)):
                     session = PostgresSession(connection)
                     attempt.committing = await run(lambda: transact(session))
-                    # A take that found nothing needn't wait for the disk.
+                    # A take that found no groups needn't wait for the disk.
                     if attempt.committing:
                         await self._commit(connection, attempt.last, attempt.since)
                     else:
@@ -225,7 +225,7 @@ class PostgresDatabase(Database):
             result: T = attempt.result
             return result
 
-        # Who bounds the wait for a lock goes on without it.
+        # With a bound on lock waits, a locked transaction isn't retried.
         return await self._recovery.until_done(
             once, stored="; nothing of it was stored", depends_on=depends_on, repeats_locked=patience is None
         )
@@ -233,7 +233,7 @@ class PostgresDatabase(Database):
     async def _call(
         self, connection: asyncpg.Connection[Any], function: Function[T | None], scope: Scope, attempt: Attempt[T]
     ) -> T | None:
-        """Return the result of a function that makes one call and commits by that; None, and not `called`, if not."""
+        """Run a function that makes one committing server call; without the call, `attempt.called` stays false."""
         assert attempt.identity is not None
         session = PostgresSession(connection)
         tx = Transaction(session, scope, attempt.identity.mark)
@@ -249,13 +249,13 @@ class PostgresDatabase(Database):
     async def _commit(
         self, connection: asyncpg.Connection[Any], last: Sequence[str] = (), since: float | None = None
     ) -> None:
-        """Commit, after last statements. A wait for a standby is given up: raises StandbyWaitEnded."""
+        """Commit, after last statements. Raises StandbyWaitEnded when the wait for a standby takes too long."""
         async with self._waits.bounded(since, patient=self.opened):
             await commit(connection, last)
         self._waits.end()
 
     def _identity(self, connection: Any) -> Identity | None:
-        """Return the identity of a transaction that writes; None until the tables are there."""
+        """Return the identity of a write transaction; None until the tables exist."""
         identity: Identity | None = connection.next_identity() if self.opened else None
         return identity
 
@@ -264,7 +264,7 @@ class PostgresDatabase(Database):
             raise CommitsLostError(self.pool.servers.lost)
 
     def _committed(self, attempt: Attempt[Any], depends_on: DependsOn) -> None:
-        """Note what was committed. Raises OSError if another server is followed by now, which doesn't have it."""
+        """Record a commit. Raises OSError if this process meanwhile follows another server, which lacks the commit."""
         if self.pool.servers.is_left(attempt.server):
             raise ConnectionResetError("meanwhile another server took over")
         self._note(attempt, depends_on)
@@ -282,9 +282,9 @@ class PostgresDatabase(Database):
     async def _begun(
         self, connection: asyncpg.Connection[Any], begin: str, first: str | None = None
     ) -> AsyncIterator[None]:
-        """Begin a transaction in one message; the block ends it. It is rolled back on an exception.
+        """Begin a transaction in one message; the block must end it. Rolled back on an exception.
 
-        `first` is None for one that only reads, else the statement with which it takes its locks.
+        `first` is None for a read, else the statement that takes the locks of a write.
         """
         if first is not None:
             begin += connection.same_server() + first  # type: ignore[attr-defined]
@@ -294,15 +294,15 @@ class PostgresDatabase(Database):
                 await send(connection, begin)
             except Exception as error:
                 if is_other_server(error):
-                    raise OtherServerError from None  # the server's own error says nothing to a user
+                    raise OtherServerError from None  # the server's error would mean nothing to a user
                 raise
             yield
         except Exception as error:
             if isinstance(error, OSError) and not isinstance(error, ReplayBufError):
-                raise  # the connection can't be used any more; FullError, say, is raised by the transaction itself
+                raise  # the connection can't be used any more; errors like FullError come from the transaction itself
             try:
                 await send(connection, "ROLLBACK;")
-            except Exception:  # it was lost, perhaps in the middle of an operation
+            except Exception:  # lost, perhaps in the middle of an operation
                 await self.pool.discard(connection)
             raise
 
@@ -312,8 +312,8 @@ class PostgresDatabase(Database):
         work = self._behind_fence(function)
 
         async def once(attempt: Attempt[T]) -> T:
-            # Both connections are acquired before anything is locked. One operation at a time: many that have one
-            # connection and wait for their second would exhaust the pool.
+            # Both connections are acquired before any lock. One operation at a time: several with one connection each,
+            # waiting for a second, would exhaust the pool.
             async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
                 self._check_followed(DependsOn.SEEN_COMMITS)
                 identity = self._identity(guarding)
@@ -323,7 +323,7 @@ class PostgresDatabase(Database):
                     await run(lambda: guard(beside))
                     async with self._begun(connection, self._begin(_READS), ""):
                         result = await run(lambda: work(tx))
-                        # Only now: who wants to write alone would wait for all of it, and all others for them.
+                        # Only now: an exclusive writer would wait for all of it, and all other writers for that one.
                         await send(guarding, locks.first(None, alone=False))
                         await run(lambda: confirm(beside))
                         await self._commit(connection)
@@ -375,5 +375,5 @@ class PostgresDatabase(Database):
 
 
 def _mark(identity: Identity | None) -> list[str]:
-    """Return what is to be sent with the commit of a transaction."""
+    """Return the statements to be sent with a transaction's COMMIT."""
     return [] if identity is None else [identities.mark_statement(identity.mark)]

@@ -1,4 +1,4 @@
-"""One connection to PostgreSQL: made with the certificates and the password of that moment, and what it knows."""
+"""One connection to PostgreSQL: made with the current certificates and password, with the state kept per connection."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from replaybuf.storage.sql.engine.servers import UNKNOWN
 from replaybuf.storage.sql.engine.tls import OPTIONS, tls_of
 from replaybuf.storage.sql.engine.urls import driver_options, is_local, public_url
 
-#: Seconds that a connection, or the answer of a password function, may take unless the URL says `connect_timeout`.
+#: Default of `connect_timeout`, in seconds, for a connection and for a password function's answer.
 CONNECT_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Connector:
-    """Makes connections with what a URL says of certificates and passwords."""
+    """Makes connections with a URL's certificates and passwords."""
 
     where: str
     tls: Mapping[str, str]
@@ -39,7 +39,7 @@ class Connector:
     writes: bool
 
     async def connect(self, **options: Any) -> asyncpg.Connection[Any]:
-        """Connect, as `asyncpg.connect` does. Raises its errors, and ReplayBufError."""
+        """Connect as `asyncpg.connect` does. Raises its errors, and ReplayBufError."""
         seconds = float(options["timeout"])
         try:
             async with asyncio.timeout(seconds):
@@ -62,7 +62,7 @@ class Connector:
         return connection
 
     async def _read(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what files have: what to speak TLS with, and the password, unless it is known from elsewhere."""
+        """Return connect arguments read from files: TLS, and the password unless it is known from elsewhere."""
         local = is_local(options.get("host"))
         found: dict[str, Any] = {"ssl": False if local else await passwords.in_thread(partial(tls_of, self.tls))}
         path = self.passfile or passwords.default_passfile()
@@ -84,7 +84,7 @@ class Connector:
 
 
 def _places(options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return hosts and ports as a password file has them."""
+    """Return hosts and ports in a password file's form."""
     host = options.get("host") or os.environ.get("PGHOST") or "localhost"
     hosts = host.split(",") if isinstance(host, str) else list(host)
     port = options.get("port") or os.environ.get("PGPORT") or 5432
@@ -95,9 +95,9 @@ def _places(options: Mapping[str, Any]) -> list[tuple[str, str]]:
 def connector(
     url: URL, *, password: PasswordFunction | None = None, writes: bool = True
 ) -> tuple[URL, dict[str, Any], Connector]:
-    """Return a URL without options, those options as arguments of asyncpg, and what connects with them.
+    """Return a URL without options, the options as arguments of asyncpg, and the Connector for them.
 
-    Without a function, and with none in the URL, the password is that of the environment's function, if it names one.
+    Without `password`, and with none in the URL, the environment's password function is used, if it names one.
     """
     where = public_url(url)
     url, options = driver_options(url)
@@ -109,28 +109,28 @@ def connector(
 
 
 class Connection(asyncpg.Connection):
-    """asyncpg's connection, which numbers its transactions (`next_identity`), and knows its server."""
+    """asyncpg's connection, with numbered transactions (`next_identity`) and its server's role and timeline."""
 
     __slots__ = ("_identity", "functions", "standing")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._identity: Identity | None = None
-        #: The functions (`engine.server_function`) about which this connection asked, and whether it may call them.
+        #: Server functions (`engine.server_function`) looked up by this connection, and whether it may call them.
         self.functions: dict[str, bool] = {}
-        #: The server's role and timeline, as asked when the connection was made.
+        #: The server's role and timeline when the connection was made.
         self.standing = UNKNOWN
 
     async def has_function(self, name: str) -> bool:
-        """Return whether a function may be called here. If so, this connection holds its own lock until it ends."""
+        """Return whether a server function may be called; if so, the connection keeps its lock until it ends."""
         if name not in self.functions:
             assert self._identity is not None
-            # A pooler shows its clients another process than the server's, and keeps that when they are gone.
+            # A pooler reports another process id than the server's, and keeps server connections when clients are gone.
             direct = self.standing.process == self.get_server_pid()
             try:
                 found = direct and await self.fetch(_FIND_AND_HOLD, name, self._identity.lock)
             except asyncpg.PostgresError as error:
-                if not says_unknown(error):  # of what is asked: it only speaks PostgreSQL's language
+                if not says_unknown(error):  # a server that only speaks PostgreSQL's protocol
                     raise
                 found = False
             self.functions[name] = bool(found)
@@ -142,9 +142,9 @@ class Connection(asyncpg.Connection):
         return self._identity
 
     def same_server(self) -> str:
-        """Return the statement that fails unless the server is the same as then; nothing where it can't be another.
+        """Return a statement that fails if another server answers than at connect; empty where that can't happen.
 
-        A pooler may go on with another server while its clients' connections stay.
+        A pooler may switch to another server and keep its clients' connections.
         """
         timeline, process = self.standing.timeline, self.standing.process
         if timeline is None or process == self.get_server_pid():
@@ -155,7 +155,7 @@ class Connection(asyncpg.Connection):
 _FIND_AND_HOLD = """
 SELECT pg_advisory_lock($2) FROM pg_proc WHERE oid = to_regproc($1) AND has_function_privilege(oid, 'EXECUTE')
 """
-# Its error is also in the server's log: "invalid input syntax for type integer:", and this text.
+# This text also appears in the server's log, after "invalid input syntax for type integer:".
 _OTHER = "replaybuf: another server than before answers on this connection"
 _SAME_SERVER = f"""SELECT CASE
     WHEN pg_is_in_recovery() THEN CAST(concat('{_OTHER}: a standby at ', pg_last_wal_replay_lsn()) AS int)
@@ -164,5 +164,5 @@ _SAME_SERVER = f"""SELECT CASE
 
 
 def is_other_server(error: BaseException) -> bool:
-    """Return whether an error is that of `Connection.same_server`."""
+    """Return whether an error was raised by the statement of `Connection.same_server`."""
     return getattr(error, "sqlstate", None) == "22P02" and _OTHER in str(error)

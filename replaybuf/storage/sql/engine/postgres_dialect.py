@@ -1,4 +1,4 @@
-"""What PostgreSQL does inside a transaction, where the two databases differ."""
+"""Operations inside a transaction that differ between the two databases: PostgreSQL's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from replaybuf.storage.sql.schema.tables import Number, group, payload, uid_sequ
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
 
-#: The version that the statements need, as `server_version_num`; the oldest one tested is newer.
+#: The oldest `server_version_num` that the statements work with; the oldest tested version is newer.
 OLDEST_VERSION = 130000
 
 
@@ -76,7 +76,7 @@ class PostgresDialect(Dialect):
         return float(seconds)
 
     def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
-        # A value of its own: no index can be used with a function that may change while it is.
+        # In a subquery, evaluated once: a volatile function would rule out an index.
         return func.coalesce(given, cast(select(literal_column(_NOW)).scalar_subquery(), Number))
 
     def start_clock(self, tx: Transaction) -> float:
@@ -90,7 +90,7 @@ class PostgresDialect(Dialect):
         return query.with_for_update(skip_locked=True)
 
     def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
-        # A value isn't joined, but read for the rows that are returned, whatever number of them the planner expects.
+        # A scalar subquery reads payloads of returned rows only; a join might read more, by the planner's row estimate.
         data = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
         return select(*columns, data)
 
@@ -144,8 +144,8 @@ class PostgresDialect(Dialect):
         return {name: IndexFacts(list(columns), *facts) for name, columns, *facts in tx.run(_INDEXES, table)}
 
 
-#: The server would end the connection. A row arrives in one message, and is sent back in one. The megabyte is for its
-#: other columns.
+#: A row is sent and received in one message; the server closes the connection after a larger one. The megabyte is for
+#: the row's other columns.
 ROW_LIMIT = RowLimit((1 << 30) - (1 << 20), "PostgreSQL's messages have less than 1 GiB")
 
 _RELATIONS = "FROM pg_class WHERE relnamespace = CAST(current_schema() AS regnamespace) AND relkind"
@@ -165,7 +165,7 @@ def _steps(node: dict[str, Any], depth: int) -> Iterator[PlanStep]:
     conditions = [f"{name}: {node[name]}" for name in ("Index Cond", "Filter", "Sort Key") if name in node]
     text += f" (about {node['Plan Rows']:,} rows)" + "".join(f", {condition}" for condition in conditions)
     children = node.get("Plans", ())
-    if kind.startswith("Bitmap Heap"):  # its index is in the step below
+    if kind.startswith("Bitmap Heap"):  # its index is in the child node
         index = ", ".join(name for child in children for name in _indexes(child)) or None
     whole = kind == "Seq Scan" or (kind in ("Index Scan", "Index Only Scan") and "Index Cond" not in node)
     yield PlanStep(depth, text, table, index if table else None, whole, "Sort" in kind)
@@ -182,7 +182,7 @@ def _indexes(node: dict[str, Any]) -> Iterator[str]:
 
 _NOW = "extract(epoch FROM clock_timestamp())"
 _NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
-# Values that aren't compressed (`schema.create`) are read in part.
+# Uncompressed values (`schema.create`) are read in part.
 _PARTS = """SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
     FROM unnest(CAST($1 AS bigint[]), CAST($2 AS bigint[]), CAST($3 AS bigint[]))
         WITH ORDINALITY AS wanted (uid, start, length, number)
@@ -194,7 +194,7 @@ _REMOVE_TO_GARBAGE = f"""
 
 @cache
 def _set_columns(names: tuple[str, ...]) -> Prepared:
-    """Return the UPDATE of these columns, with an array for each, that of the uids first."""
+    """Return the bulk UPDATE of these columns, with an array parameter per column, the uids' first."""
 
     def values_of(column: Column[Any]) -> Any:
         json = isinstance(column.type, JSON)

@@ -1,7 +1,7 @@
-"""Connections to PostgreSQL: asyncpg's pool, the connections' settings, and statements of synchronous functions.
+"""Connections to PostgreSQL: asyncpg's pool, connection settings, and statements from synchronous functions.
 
-Both sides notice within `SILENCE_SECONDS` when the other falls silent (a cut network, a host without power), so that
-the client doesn't wait for an answer that will never come, and the server holds no locks for a client that is gone.
+Client and server notice within `SILENCE_SECONDS` that the other is silent (a cut network, a host without power), so
+that the client doesn't wait forever for an answer, and the server holds no locks for a dead client.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from replaybuf.storage.sql.engine.urls import hosts_of, url_at
 
 T = TypeVar("T")
 
-#: How long the other side may be silent when it should answer, before a TCP connection is given up.
+#: TCP timeout: how long the other side may fail to answer before the connection is closed.
 SILENCE_SECONDS = 20
-#: A transaction whose client does nothing for this long (a stopped process) is rolled back, to free its locks. The
-#: longest pause of a working one is while a snapshot writes a batch to a slow disk.
+#: Idle-in-transaction timeout: a transaction with a silent client (a stopped process) is rolled back, to free its
+#: locks. The longest pause of a working client is a snapshot's write of a batch to a slow disk.
 _IDLE_SECONDS = 300
-#: How many connections a store opens at most, and how many of them stay open when they are idle for so many seconds.
+#: Connections per store at most, and seconds after which an idle one is closed.
 MOST_CONNECTIONS = 16
 KEPT_SECONDS = 60.0
-#: How long the server may take to say goodbye.
+#: How long a graceful close may take before the connection is terminated.
 _CLOSING_SECONDS = 2.0
-#: Texts and byte strings up to this length are not looked at more closely before they are sent.
+#: Texts and byte strings up to this length are sent without a check of the row's size.
 LARGE = 1 << 26
 
 
 class Pool:
-    """Up to MOST_CONNECTIONS connections; of those that are idle, the last used is lent first."""
+    """A pool of up to MOST_CONNECTIONS connections; the most recently used idle one is lent first."""
 
     def __init__(
         self, url: URL, *, lock_timeout: float, read_only: bool, password: PasswordFunction | None = None
@@ -58,7 +58,7 @@ class Pool:
 
     @property
     def size(self) -> int:
-        """The number of connections."""
+        """The number of open connections."""
         return 0 if self._pool is None else int(self._pool.get_size())
 
     @property
@@ -67,8 +67,8 @@ class Pool:
         return 0 if self._pool is None else int(self._pool.get_size() - self._pool.get_idle_size())
 
     async def take(self) -> asyncpg.Connection[Any]:
-        """Return a connection outside any transaction, to be given back or discarded. Raises PoolBusyError."""
-        if self._pool is None:  # the pool belongs to the loop in which it is made
+        """Return a connection outside any transaction, to be released or discarded. Raises PoolBusyError."""
+        if self._pool is None:  # asyncpg's pool is bound to the event loop that creates it
             self._pool = asyncpg.create_pool(**self._options)
             await self._pool
         self.servers.look_out()
@@ -89,13 +89,13 @@ class Pool:
                 raise
 
     async def discard(self, connection: asyncpg.Connection[Any]) -> None:
-        """Take back a connection that can't be used any more, and close it."""
+        """Close an unusable connection, and return its slot to the pool."""
         await asyncio.shield(self._close(connection))
 
     async def _close(self, connection: asyncpg.Connection[Any]) -> None:
         if not is_closed(connection):
             try:
-                await connection.close(timeout=_CLOSING_SECONDS)  # cancels what still runs there
+                await connection.close(timeout=_CLOSING_SECONDS)  # cancels a query still running there
             except Exception:
                 if not is_closed(connection):
                     connection.terminate()
@@ -103,7 +103,7 @@ class Pool:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """Lend a connection. It is closed when it is not known in what state it is."""
+        """Lend a connection. It is closed after an error that leaves its state unknown."""
         connection = await self.take()
         try:
             yield connection
@@ -130,7 +130,7 @@ class Pool:
 
 
 async def one_server(url: URL, *, lock_timeout: float) -> URL:
-    """Return the URL of the server that a writer would use, of those that a URL names."""
+    """Return the URL of the server that a writer would use, out of the hosts of a URL."""
     if not hosts_of(url):
         return url
     pool = Pool(url, lock_timeout=lock_timeout, read_only=False)
@@ -142,7 +142,7 @@ async def one_server(url: URL, *, lock_timeout: float) -> URL:
 
 
 def is_closed(connection: asyncpg.Connection[Any]) -> bool:
-    """Return whether a connection was closed, by either side: then the pool has it back already."""
+    """Return whether a connection was closed by either side, and so released to the pool already."""
     try:
         return connection.is_closed()
     except asyncpg.InterfaceError:
@@ -163,11 +163,11 @@ def _connect_options(
         "tcp_user_timeout": str(SILENCE_SECONDS * 1000),
         "idle_in_transaction_session_timeout": str(_IDLE_SECONDS * 1000),
     }
-    # (Readers see the server's own synchronous_commit.)
+    # (Reads use the server's own synchronous_commit.)
     settings["default_transaction_read_only" if read_only else "synchronous_commit"] = "on"
-    # The level and READ ONLY are said in every BEGIN: a database or role may have other defaults, and a connection
-    # pooler such as PgBouncer may drop the settings that a connection asks for.
-    options.pop("target_session_attrs", None)  # of several servers, `Servers` chooses
+    # Every BEGIN has the isolation level and READ ONLY: a database or role may have other defaults, and a connection
+    # pooler such as PgBouncer may drop a connection's settings.
+    options.pop("target_session_attrs", None)  # `Servers` chooses among several servers
     url = url.difference_update_query(["host", "port"]) if hosts_of(url) else url
     _, target = POSTGRES.compiler.create_connect_args(url)  # type: ignore[no-untyped-call]
     arguments = {
@@ -187,18 +187,18 @@ def _connect_options(
 
 
 def _keepalive() -> tuple[int, int, int]:
-    """Return after how many seconds of silence to probe the other side, at what interval, and how many times."""
+    """Return the TCP keepalive parameters: idle seconds, probe interval in seconds, and number of probes."""
     return max(1, SILENCE_SECONDS // 2), max(1, SILENCE_SECONDS // 4), 2
 
 
 async def _leave_as_it_is(_: asyncpg.Connection[Any]) -> None:
-    """Every transaction is ended explicitly and leaves no settings: nothing has to be asked of the server."""
+    """Skip asyncpg's reset queries: every transaction is ended explicitly and leaves no session settings."""
 
 
 async def _watch(connection: asyncpg.Connection[Any]) -> None:
-    """Set up a new connection, so that its loss is noticed."""
+    """Set up loss detection on a new connection."""
     if (protocol := getattr(connection, "_protocol", None)) is not None:
-        # An executemany that waits until it may send more would go on waiting when the connection is lost.
+        # Otherwise an executemany blocked on flow control would stay blocked when the connection is lost.
         connection.add_termination_listener(lambda _: protocol.resume_writing())
     transport = getattr(connection, "_transport", None)
     sock = transport.get_extra_info("socket") if transport is not None else None
@@ -215,7 +215,7 @@ async def _watch(connection: asyncpg.Connection[Any]) -> None:
 
 
 class PostgresSession(Session):
-    """Runs statements on a connection of asyncpg, which keeps them prepared; only in functions that `run` calls.
+    """Runs statements on an asyncpg connection, which caches prepared ones; only in functions called by `run`.
 
     Errors are asyncpg's; raises OSError when the connection can't be used any more.
     """
@@ -224,9 +224,9 @@ class PostgresSession(Session):
 
     def __init__(self, connection: asyncpg.Connection[Any]) -> None:
         self._raw = connection
-        #: Whether anything but queries was sent.
+        #: Whether any statement but queries was sent.
         self.has_written = False
-        #: Whether a function was called that commits.
+        #: Whether a server function that commits was called.
         self.has_called = False
 
     def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
@@ -278,14 +278,14 @@ class PostgresSession(Session):
         on_statement(sql, values)
         if not sql.startswith(("SELECT", MARKING)):
             self.has_written = True
-        # The server would end the connection, and the same would be sent again and again. (Groups, which come as many
-        # rows, are looked at before.)
+        # Otherwise the server would close the connection, and retries would send the same again and again. (The size of
+        # groups, which are sent as rows of executemany, is checked before.)
         if any(isinstance(value, (bytes, str)) and len(value) > LARGE for value in values):
             postgres_dialect.ROW_LIMIT.check("what was to be stored", values)
 
 
 async def run(function: Callable[[], T]) -> T:
-    """Return the result of a function that runs statements of a PostgresSession: others go on while it waits."""
+    """Run a synchronous function that uses a PostgresSession, in a greenlet, so that its waits don't block the loop."""
     return await greenlet_spawn(function)
 
 
@@ -299,17 +299,17 @@ async def _answered(connection: asyncpg.Connection[Any], ask: Callable[..., Any]
 
 
 async def send(connection: asyncpg.Connection[Any], message: str) -> None:
-    """Send one message, and wait for its answer. Raises OSError when the connection can't be used any more."""
+    """Send one message and wait for its answer. Raises OSError when the connection can't be used any more."""
     try:
         await connection.execute(message)
     except Exception as error:
         if isinstance(error, OSError) or isinstance(getattr(error, "sqlstate", None), str):
             raise
-        raise ConnectionResetError(str(error)) from error  # it ended while nothing was asked
+        raise ConnectionResetError(str(error)) from error  # it was closed while idle
 
 
 async def commit(connection: asyncpg.Connection[Any], last: Sequence[str] = ()) -> None:
-    """Commit the transaction of a connection, after its last statements, in one message."""
+    """Send the last statements and COMMIT in one message."""
     on_commit()
     await send(connection, "".join(f"{statement};" for statement in (*last, "COMMIT")))
     after_commit()

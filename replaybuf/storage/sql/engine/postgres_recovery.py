@@ -1,12 +1,12 @@
-"""Going on after a lost connection: a transaction that wasn't committed is repeated, and one that was isn't.
+"""Retries after a lost connection: a transaction that wasn't committed is repeated, one that was isn't.
 
-When the answer to a commit is lost, the identity of the transaction tells what became of it (`engine.outage`).
+If the answer to a COMMIT is lost, the transaction's commit stamp shows its outcome (`engine.outage`).
 
-Commits that wait for a synchronous standby are noticed, said, and given up after a time. PostgreSQL waits for the
-standby when the commit is in the primary's own WAL already: without an end, and with all locks of the transaction. A
-wait that is ended (a cancelled statement, a connection that is gone) leaves the commit on the primary, for all to see.
-What is committed after it is behind it in the WAL, and waits for both. So whoever was told of a commit has it on the
-standby, and a wait that was given up is in doubt until another commit was waited for (`engine.outage.was_committed`).
+Commits that wait for a synchronous standby are detected, logged, and abandoned after a time. PostgreSQL waits for the
+standby after the commit is in the primary's own WAL: without a limit, and with all locks of the transaction. If the
+wait is interrupted (a cancelled statement, a lost connection), the commit stays on the primary, visible to all. Later
+commits follow it in the WAL, and wait for both. So a confirmed commit is on the standby, and one whose wait was
+abandoned is in doubt until a later commit was replicated (`engine.outage.was_committed`).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     import asyncpg
 
 
-#: After how long a commit is slow, and the server is asked whether it waits for a standby. Shorter waits are ordinary.
+#: After this time a commit is slow, and a query asks whether it waits for a standby. Shorter waits are ordinary.
 SLOW_SECONDS = 2.0
-#: From when on commits that wait are a reason for others to be slow, or to wait for locks.
+#: Commits that wait longer for a standby explain why other transactions are slow, or wait for locks.
 _TELLING_SECONDS = 0.5
-#: How long the server may take to answer that.
+#: Timeout of the query for them.
 _ANSWER_SECONDS = 5.0
 _LONGEST_PAUSE = 30.0
 
 _logger = logging.getLogger("replaybuf.database")
 
-#: Asks a primary for its `Synchronous`. Roles that may not see other roles' sessions see their own ones.
+#: Query of a primary's `Synchronous`. Roles without rights to other roles' sessions see only their own.
 ASK = """
 SELECT coalesce(current_setting('synchronous_standby_names', true), ''),
     (SELECT count(*) FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup'),
@@ -61,7 +61,7 @@ SELECT coalesce(current_setting('synchronous_standby_names', true), ''),
 """
 _NUMBER = re.compile(r"(?:(?:FIRST|ANY)\s*)?(\d+)\s*\(", re.IGNORECASE)
 
-#: What to do when too few are there, and when they are there and behind.
+#: Advice if too few standbys are connected, and if they are connected but lag.
 START_ONE = (
     "start the standby, with a name (application_name in its primary_conninfo) that is in this list; or let commits "
     "wait for none: ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf()"
@@ -70,10 +70,10 @@ HASTEN = "look at the disk and the network of the standby, and at pg_stat_replic
 
 
 class Synchronous(NamedTuple):
-    """What a primary says of its synchronous standbys.
+    """Synchronous replication as reported by a primary.
 
-    `names` is its `synchronous_standby_names`, `standbys` how many of any kind are connected, `there` how many of those
-    commits can wait for (None if the role may not see that), and `waiting` how many commits wait for longer than asked.
+    `names` is `synchronous_standby_names`, `standbys` the number of connected standbys of any kind, `there` the number
+    of synchronous ones (None if the role may not see it), and `waiting` the number of commits that wait for long.
     """
 
     names: str
@@ -83,17 +83,17 @@ class Synchronous(NamedTuple):
 
     @property
     def wanted(self) -> int:
-        """How many standbys must have a commit."""
+        """The number of standbys that must have a commit."""
         found = _NUMBER.match(self.names.strip())
         return int(found[1]) if found else 1 if self.names.strip() else 0
 
     @property
     def is_short(self) -> bool:
-        """Whether fewer are there than commits wait for; False where that isn't known."""
+        """Whether too few standbys are connected for commits to succeed; False if not known."""
         return (self.standbys if self.there is None else self.there) < self.wanted
 
     def __str__(self) -> str:
-        """What is asked for and what is there, as the rest of a sentence."""
+        """The configured and the connected standbys, as the rest of a sentence."""
         asked = f"synchronous_standby_names = '{self.names}' asks for {number_of(self.wanted, 'standby')}"
         if self.there is None:
             return f"{asked}, and {self.standbys} of any kind {_are(self.standbys)} connected"
@@ -102,7 +102,7 @@ class Synchronous(NamedTuple):
 
     @property
     def what_to_do(self) -> str:
-        """What somebody should do who waits."""
+        """Advice for users whose commits wait."""
         return START_ONE if self.is_short or self.there is None else HASTEN
 
 
@@ -111,22 +111,22 @@ def _are(count: int) -> str:
 
 
 class CommitWaits:
-    """What the commits of a store share about standbys that they wait for. `connect` makes a connection to ask on."""
+    """Detects a store's commits that wait for a synchronous standby. `connect` makes a connection outside the pool."""
 
     def __init__(self, where: str, outage: Outage, connect: Callable[[], Awaitable[Any]]) -> None:
         self._where = where
         self._outage = outage
         self._connect = connect
         self._asking = asyncio.Lock()
-        self._answer: tuple[float, str] = (-SLOW_SECONDS, "")  # when it was asked last, and what was found
+        self._answer: tuple[float, str] = (-SLOW_SECONDS, "")  # time and result of the last query
         self._since: float | None = None
 
     @asynccontextmanager
     async def bounded(self, since: float | None = None, *, patient: bool = True) -> AsyncIterator[None]:
-        """Give up a wait for a standby in this block when the time for attempts is over that began at `since`.
+        """Abandon a wait for a standby in this block when the time for attempts that began at `since` is over.
 
-        Without `since` it begins now; one that isn't `patient` gives up as soon as it is known for what it waits. A
-        commit that is slow for another reason goes on. Raises StandbyWaitEnded.
+        Without `since` it begins now; with `patient` false, the wait ends as soon as its cause is known. A commit that
+        is slow for another reason isn't interrupted. Raises StandbyWaitEnded.
         """
         began = time.monotonic()
         watching: list[asyncio.Task[str]] = []
@@ -154,7 +154,7 @@ class CommitWaits:
             self._outage.release(limit)
 
     def end(self) -> None:
-        """Note that a commit was answered."""
+        """Record that a commit was confirmed."""
         if self._since is not None:
             since, self._since = self._since, None
             _logger.info(
@@ -162,7 +162,7 @@ class CommitWaits:
             )
 
     async def why(self) -> str:
-        """Return the sentence about commits that wait for a standby at the moment; nothing if none does."""
+        """Return a sentence about commits that currently wait for a standby; an empty string if none does."""
         async with self._asking:
             if time.monotonic() >= self._answer[0] + SLOW_SECONDS:
                 found = await self._ask()
@@ -173,7 +173,7 @@ class CommitWaits:
             return self._answer[1]
 
     async def _watch(self, limit: asyncio.Timeout, since: float) -> str:
-        """Let a wait for a standby end in time, and return what is said of it."""
+        """Bound a commit that waits for a standby, and return the sentence about it."""
         pause = SLOW_SECONDS
         while not (said := await self.why()):
             await asyncio.sleep(pause)
@@ -182,7 +182,7 @@ class CommitWaits:
         return said
 
     async def _ask(self) -> str:
-        # On a connection of its own: those of the pool may all be in use, by commits that wait.
+        # On a separate connection: all of the pool may be in use by waiting commits.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_ANSWER_SECONDS):
                 connection = await self._connect()
@@ -199,20 +199,20 @@ T = TypeVar("T")
 Doubt = TypeVar("Doubt", bound=OutcomeUnknownError)
 
 _ATTEMPTS = 5
-#: How often, and at what interval, to check whether a server process that was told to end is gone.
+#: How often, and at what interval in seconds, to check whether a terminated server process has ended.
 _ENDING_LOOKS, _ENDING_SECONDS = 100, 0.02
-#: How long to look for a commit whose wait for a standby was given up.
+#: How long to look for a commit whose wait for a standby was abandoned.
 _LOOKING_SECONDS = 5.0
 
 
-# Repeated transactions
+# Retried transactions
 
 
 class Recovery:
-    """Repeats the transactions of a store until each is certainly committed, or certainly not.
+    """Retries a store's transactions until the outcome of each is known.
 
-    `connected(attempt)` lends a connection, `is_opened()` says whether the store was opened (before that nothing is
-    repeated), and `note(attempt, depends_on)` is called for a transaction that was found to be committed.
+    `connected(attempt)` lends a connection, `is_opened()` returns whether the store is open (before that nothing is
+    retried), and `note(attempt, depends_on)` is called for a transaction that turned out to be committed.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class Recovery:
     def _is_lost(self, error: ReplayBufError, attempt: Attempt[Any]) -> bool:
         if self._outage.on and not attempt.connected and isinstance(error, PoolBusyError):
             return True  # the pool is busy making connections that fail
-        # An answer to COMMIT that doesn't arrive counts as lost.
+        # A lost answer to COMMIT counts as a lost connection.
         return is_lost(error, connected=attempt.connected and not attempt.committing)
 
     async def _was_committed(
@@ -291,7 +291,7 @@ class Recovery:
                 return committed
 
     async def _wait_behind(self, error: ReplayBufError, attempt: Attempt[Any], patience: Patience, stored: str) -> None:
-        """Pause if what is held by others may be held by commits that wait for a standby; otherwise raise the error."""
+        """Pause if the locks waited for may be held by commits that wait for a standby; otherwise raise the error."""
         if why := await self._waits.why():
             error = StandbyAwaitedError(f"{error}; {why}")
         elif not self._is_lost(error, attempt):
@@ -302,7 +302,7 @@ class Recovery:
             raise patience.given_up(stored) from error
 
     async def _not_replicated(self, attempt: Attempt[Any], error: StandbyAwaitedError) -> StandbyAwaitedError:
-        """Return the error for a commit whose wait for a standby was given up, which its primary should have."""
+        """Return the error for a commit whose wait for a standby was abandoned, and which its primary should have."""
         identity, known = attempt.identity, "It isn't known whether the primary has it"
         assert identity is not None
         with contextlib.suppress(ReplayBufError, TimeoutError):
@@ -328,10 +328,10 @@ class Recovery:
     async def _find_out(
         self, identity: Identity, asking: Attempt[bool], *, replicated: bool = True, lost: Attempt[Any] | None = None
     ) -> bool:
-        """Return whether a transaction was committed. If it still runs, without a client, it is ended first.
+        """Return whether a transaction was committed. If it still runs without a client, it is terminated first.
 
-        It is waited for until it is `replicated`, where commits are. What a function answered that was called in a
-        `lost` attempt is its result from then on.
+        Where commits are replicated, the call waits until the transaction is (`replicated`). The answer of a server
+        function called in the `lost` attempt becomes the attempt's result.
         """
         async with self._connected(asking) as connection:
             tx = Transaction(PostgresSession(connection))

@@ -1,8 +1,8 @@
-"""Connecting to the server to follow, and noticing that it lacks what this process saw committed.
+"""Choosing the server to connect to, and detecting a server that lacks commits seen by this process.
 
-Every transaction that writes leaves a mark, in a row of its connection (`engine.outage`). The WAL keeps the order of
-commits: a server that has the last marks of a process has all that it committed before. So marks are compared whenever
-a connection meets another server than before: a standby that was promoted, or the same one after a restart.
+Every write transaction updates a commit stamp in a row of its connection (`engine.outage`). The WAL keeps the order
+of commits: a server with a process's last stamps has all its commits. So stamps are compared whenever a connection
+reaches another server than before: a promoted standby, or the same server after a restart.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from replaybuf.storage.sql.engine.servers import (
 )
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, public_url, session_attrs
 
-#: How long servers that haven't answered yet are waited for, once one has that would do.
+#: How long to wait for other servers' answers after a suitable one has answered.
 _GRACE_SECONDS = 1.0
 _CLOSING_SECONDS = 2.0
-#: How long a connection to the server that is followed may take, before the others are asked, too.
+#: How long a connection to the followed server may take before all servers are tried.
 _DIRECT_SECONDS = 2.0
-#: How long what was committed is remembered: rows of connections are deleted a day later (`statements.upkeep`).
+#: How long commit stamps are remembered: rows of connections are deleted a day later (`statements.upkeep`).
 _REMEMBERED_SECONDS = 6 * 86_400
 
-#: How often a process that has a primary asks the other servers whether one of them was promoted.
+#: Poll interval of the other servers of a process with a primary, to find one that was promoted.
 LOOK_SECONDS = 30.0
 
 _logger = logging.getLogger("replaybuf.database")
@@ -51,15 +51,15 @@ Connect = Callable[..., Awaitable[Any]]
 
 
 class Seen:
-    """The last transactions that this process saw committed: rows of connections with their numbers."""
+    """The last commits of this process: the stamp of each connection's row."""
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[int, float]] = {}  # a number, and when it was known to be committed
+        self._last: dict[str, tuple[int, float]] = {}  # a stamp, and the time when its commit was known
 
     def add(self, identity: Identity, began: float) -> None:
-        """Note that a transaction was committed, which began at a time of the monotonic clock.
+        """Record the commit of a transaction that began at `began`, a time of the monotonic clock.
 
-        Those that were known to be committed by then come before it in the WAL.
+        Stamps known before `began` precede it in the WAL, and are dropped.
         """
         self._last = {row: seen for row, seen in self._last.items() if seen[1] >= began}
         self._last[identity.row] = identity.number, time.monotonic()
@@ -69,15 +69,15 @@ class Seen:
 
     @property
     def marks(self) -> dict[str, int]:
-        """The number of each connection's last transaction."""
+        """The last stamp of each connection."""
         oldest = time.monotonic() - _REMEMBERED_SECONDS
         return {row: number for row, (number, at) in self._last.items() if at > oldest}
 
 
 class Servers:
-    """The servers that a URL names, of which one is connected to; for a store, and for as long as it is open.
+    """Chooses the server to connect to out of a URL's hosts; one per open store.
 
-    `lost` says what is missing, once a server was met that lacks some of what this process saw committed.
+    `lost` describes the missing commits, once a connected server lacked commits of this process.
     """
 
     def __init__(self, url: URL, connect: Connect, *, writes: bool) -> None:
@@ -95,24 +95,24 @@ class Servers:
             self._attrs = "primary"
         self._writes = writes
         self._asks = writes or given is not None or len(self._hosts) > 1
-        #: Where the server was that was connected to last, of several.
+        #: The host of the last connection, of several.
         self.last: Host | None = None
         self._meeting = asyncio.Lock()
-        self._options: dict[str, Any] = {}  # with which the pool connects
+        self._options: dict[str, Any] = {}  # connect arguments of the pool
         self._look_at = 0.0
         self._looking: asyncio.Future[None] | None = None
-        self._left: set[Any] = set()  # old primaries that were told
+        self._left: set[Any] = set()  # old primaries that have the failover recorded
         self.followed: Standing | None = None
         self.seen = Seen()
         self.lost = ""
 
     async def connect(self, _dsn: None = None, **options: Any) -> Any:
-        """Return a connection to the server that the URL asks for, in place of `asyncpg.connect`."""
+        """Return a connection to the server that the URL asks for; replaces `asyncpg.connect`."""
         self._options = options
         return await self.one_more()
 
     async def one_more(self) -> Any:
-        """Return a connection that isn't one of the pool's, made like those."""
+        """Return a connection outside the pool, made with the same options."""
         if not self._asks:
             return await self._connect(**self._options)
         if self.last is not None:
@@ -124,7 +124,7 @@ class Servers:
         return await self._connect_to(self._hosts)
 
     def look_out(self) -> None:
-        """Ask the other servers from time to time, beside: an old primary may not know that it is one."""
+        """Poll the other servers in the background when due: an old primary may not know of a failover."""
         now = time.monotonic()
         if self.followed is not None and len(self._hosts) > 1 and now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
@@ -139,17 +139,17 @@ class Servers:
             self.last = last
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait([self._looking])
 
     def is_left(self, standing: Standing) -> bool:
-        """Return whether a connection's server is an old primary, which takes no writes of this process any more."""
+        """Return whether a connection's server is an old primary, which gets no more writes of this process."""
         return self.followed is not None and standing.is_left(self.followed)
 
     def accept(self) -> None:
-        """Go on from what the server has, after a restore."""
+        """Accept the state of the current server, after a restore."""
         if self.lost:
             self.lost = ""
             self.seen.clear()
@@ -173,9 +173,9 @@ class Servers:
         return connection
 
     async def _ask_all(self, hosts: Sequence[Host | None], opened: dict[Host | None, Connection]) -> list[AskedServer]:
-        """Connect to all hosts, and ask what they are; those that do not answer soon after one that would do are left.
+        """Connect to all hosts and read their roles; hosts that are slower than a suitable one are skipped.
 
-        Raises the driver's error for a single host, and one that says why none of several can be used.
+        Raises the driver's error for a single host; for several, the first one that explains why none can be used.
         """
         tasks = {asyncio.ensure_future(self._open(host, opened)): host for host in hosts}
         pending, found, errors = set(tasks), dict[Host | None, AskedServer](), list[Exception]()
@@ -215,14 +215,14 @@ class Servers:
         connection: Any = await self._connect(**self._options | place)
         opened[host] = connection
         standing = await _standing_of(connection)
-        # Of a reader's connection it is the reader who set that.
+        # A reader's connections are read-only by our own setting.
         connection.standing = standing if self._writes else standing._replace(is_read_only=standing.is_standby)
         return connection.standing  # type: ignore[no-any-return]
 
     # Another server than before
 
     async def _meet(self, connection: Connection, chosen: AskedServer) -> None:
-        """Compare what this process saw committed with what is there, if the server is another than before."""
+        """Compare the remembered commit stamps with the server's, if it isn't the same server as before."""
         standing = connection.standing
         if not self._writes or standing.timeline is None:
             return
@@ -230,7 +230,7 @@ class Servers:
             before = self.followed
             if before is not None and (standing.timeline, standing.instance) == (before.timeline, before.instance):
                 return
-            if before is not None and standing.is_left(before):  # meanwhile
+            if before is not None and standing.is_left(before):  # another task has met a newer timeline meanwhile
                 raise ConnectionResetError(f"{chosen} is an old primary")
             await self._check_not_left(connection, chosen, standing.timeline)
             if standing.timeline > 1:
@@ -246,7 +246,7 @@ class Servers:
             self.followed = standing
 
     async def _leave(self, others: Iterable[Connection]) -> None:
-        """Note in old primaries that are there that this run goes on elsewhere, for who can reach none but them."""
+        """Record the failover in reachable old primaries, for processes that reach only those."""
         for other in others:
             known = self.followed
             standing = other.standing
@@ -254,7 +254,7 @@ class Servers:
                 continue
             if standing.is_left(known):
                 self._left.add(standing.instance)
-                with contextlib.suppress(Exception):  # it may have no tables
+                with contextlib.suppress(Exception):  # the server may have no tables
                     await other.fetch(_LEAVE, f"{known.system} {known.timeline}", timeout=_CLOSING_SECONDS)
 
     async def _check_not_left(self, connection: Connection, chosen: AskedServer, timeline: int) -> None:
@@ -284,8 +284,8 @@ class Servers:
         )
 
 
-# What is noted here needs no standby: whatever is committed after it has it before itself in the WAL, and on another
-# timeline it is noted anew.
+# These writes needn't be replicated: every later commit follows them in the WAL, and on another timeline they are
+# repeated.
 _UNREPLICATED = "SELECT set_config('synchronous_commit', 'local', true)"
 _LEAVE = f"""
 WITH note AS (
@@ -295,8 +295,8 @@ WITH note AS (
 _RETURN = "DELETE FROM rb_info WHERE name = 'left'"
 _LEFT = "SELECT value FROM rb_info WHERE name = 'left'"
 _MARKS = "SELECT name, value FROM rb_counter WHERE name = ANY($1)"
-# Numbers that were given in lost transactions are never given again: leases and segments are known by them. The first
-# process that writes on a new timeline sees to that, before anybody else writes there.
+# Sequence numbers of lost transactions must not be reused, since they identify leases and segments. The first writing
+# process on a new timeline advances the sequences, before other writers continue there.
 _ENTER = f"""
 WITH local AS MATERIALIZED ({_UNREPLICATED}),
     new AS (INSERT INTO rb_info (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING RETURNING name)
@@ -307,11 +307,11 @@ FROM local, pg_class, new WHERE relkind = 'S' AND relname LIKE 'rb\\_%' AND pg_t
 
 
 async def _enter(connection: Connection, standing: Standing) -> None:
-    """Note that the database has come to a timeline, with the position in the WAL where that began, as far as known."""
+    """Record a new timeline of the database, with the WAL position of its beginning if known."""
     try:
         await connection.fetch(_ENTER, f"timeline {standing.timeline}", standing.replayed or "")
     except (asyncpg.UndefinedTableError, asyncpg.ReadOnlySQLTransactionError):
-        return  # no tables yet, or nothing will be written
+        return  # no tables yet, or a read-only server
     except asyncpg.InsufficientPrivilegeError as error:
         _logger.warning("numbers of groups may be given a second time after a failover: %s", error)
 

@@ -1,15 +1,15 @@
-"""Write transactions that are one call of a function of PostgreSQL: one round trip, where statements need three.
+"""Write transactions as one call of a PostgreSQL function: one round trip, where statements need three.
 
-Such a function takes the lock of all writers first. Each of its statements has a snapshot of its own at the level READ
-COMMITTED, so what follows the lock sees all that was committed before. At other levels, which a role or a database may
-have by default, it does nothing.
+Such a function locks WRITERS first. At the level READ COMMITTED each of its statements has its own snapshot, so
+statements after the lock see all earlier commits. At other levels, which may be a role's or database's default, it
+does nothing.
 
-The answer to a call is also the answer to its commit. If it is lost, the mark tells whether there was a commit
-(`engine.outage`), and the function has left its answer beside the mark. A call that is still unread when its connection
-is lost must not be run later: its connection holds its own lock for as long as it lasts, not only in transactions, so
-its server process is found and ended before the mark is read. Behind a pooler that can't be said.
+The answer to a call also confirms its commit. If it is lost, the commit stamp shows whether there was a commit
+(`engine.outage`), and the function has stored its answer with the stamp. A call that is still unread when its
+connection is lost must not run later: the connection holds its own lock for its whole life, not only in transactions,
+so its server process is found and terminated before the stamp is read. Behind a pooler that isn't possible.
 
-A function's name has a hash of all that it does: other versions of replaybuf call others.
+A function's name has a hash of its definition: other versions of replaybuf use other functions.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.outage import MARK
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 
-#: The parameters of a statement have the types to which it casts them.
+#: A statement's parameters have the types of their CASTs.
 _CAST = re.compile(r"CAST\(:(\w+) AS ([\w ]+(?:\(\d+\))?(?:\[\])?)\)")
 _PARAMETER = re.compile(r"(?<!:):(\w+)")
-#: Begins the names of all functions of all versions.
+#: The name prefix of all functions of all versions.
 PREFIX = "rb_call_"
-#: How much of its hash a name has.
+#: Hex digits of the hash in a name.
 _DIGITS = 8
 
 _logger = logging.getLogger("replaybuf.database")
@@ -43,10 +43,10 @@ _logger = logging.getLogger("replaybuf.database")
 
 @dataclass(frozen=True)
 class ServerFunction:
-    """A statement, what to `lock` before it, and the `names` of its parameters in their order, those of `MARK` last.
+    """A statement, the `lock` before it, and its parameters' `names` in their order, those of `MARK` last.
 
-    The statement writes the mark if it changes anything. It returns a row with its answer, an array of numbers, or none
-    if it changed nothing. `lock` is a part of a function in PL/pgSQL.
+    The statement writes the commit stamp if it changes anything. It returns a row with its answer, an array of numbers,
+    or no row if it changed nothing. `lock` is PL/pgSQL.
     """
 
     what: str
@@ -56,19 +56,19 @@ class ServerFunction:
 
     @cached_property
     def name(self) -> str:
-        """The name in the database."""
+        """The function's name in the database."""
         digest = hashlib.sha256(self._definition("").encode()).hexdigest()
         return f"{PREFIX}{self.what}_{digest[:_DIGITS]}"
 
     @cached_property
     def call(self) -> Prepared:
-        """The statement that calls it."""
+        """The statement that calls the function."""
         given = ", ".join(f":{name}" for name in self.names)
         return Prepared(lambda _: text(f"SELECT {self.name}({given})"), *self.names)
 
     @property
     def definition(self) -> str:
-        """The statement that creates it."""
+        """The statement that creates the function."""
         return self._definition(self.name)
 
     def _definition(self, name: str) -> str:
@@ -99,10 +99,10 @@ END
 
 
 async def bring_up(engine: Database, functions: Sequence[ServerFunction], *, replaces: bool = False) -> None:
-    """Create these functions where they are missing, as far as this role may; they save round trips.
+    """Create these functions where missing, as far as this role may; they save round trips.
 
-    Without them everything works, so an error is only logged. With `replaces` those of other versions are dropped,
-    which then do without; errors are raised, but for what a server lacks.
+    They are optional, so an error is only logged. With `replaces`, functions of other versions are dropped, and
+    processes of those versions use statements instead; errors are raised, except about missing features of the server.
     """
     try:
         if await engine.read(partial(_missing, functions=functions), single=True):
@@ -116,7 +116,7 @@ async def bring_up(engine: Database, functions: Sequence[ServerFunction], *, rep
 
 
 def unusable(tx: Transaction, functions: Sequence[ServerFunction]) -> list[str]:
-    """Return the names of those that this role can't call, of a database on a server."""
+    """Return the names of functions that this role can't call, in a PostgreSQL database."""
     return [name for (name,) in tx.run(_UNUSABLE, _names(functions))]
 
 
@@ -125,7 +125,7 @@ def _missing(tx: Transaction, functions: Sequence[ServerFunction]) -> bool:
 
 
 def _create(tx: Transaction, functions: Sequence[ServerFunction]) -> None:
-    """Create what is missing; several processes may do so at once."""
+    """Create missing functions; several processes may do so at once."""
     tx.dialect.lock_schema(tx)
     for function in functions:
         [(found,)] = tx.run("SELECT to_regproc($1) IS NOT NULL", function.name)

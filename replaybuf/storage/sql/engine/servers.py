@@ -1,7 +1,7 @@
-"""Which of a cluster's servers to follow: those that a URL names say what they are, and one is chosen.
+"""Selects the server of a cluster to follow, from the roles and timelines of the servers that a URL names.
 
-A promoted standby begins a new timeline of its cluster. Who has written to one never goes back to a lower one: that is
-an old primary, which came back without the transactions since. Nothing here waits for a server, or asks one.
+A promoted standby begins a new timeline of its cluster. A process that has written to a timeline never returns to a
+lower one: that is an old primary, without the transactions since the failover. No I/O happens here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from replaybuf.storage.sql.engine.urls import Host
 
 
 class Standing(NamedTuple):
-    """What a server says of itself; None for what it doesn't tell.
+    """A server's role and timeline; None for values that it doesn't report.
 
-    `system` is the number of its cluster, the same for all its servers. A standby has no timeline here. `replayed` is
-    the position in the WAL up to which it had replayed another server's, of a promoted one until its next restart.
+    `system` is the id of its cluster, the same for all its servers. A standby has no timeline here. `replayed` is the
+    WAL position up to which it had replayed another server's WAL; for a promoted one, until its next restart.
     """
 
     system: str | None = None
@@ -32,7 +32,7 @@ class Standing(NamedTuple):
 
     @property
     def instance(self) -> tuple[str | None, datetime | None]:
-        """The same for two connections to one server, by whichever addresses, until its next start."""
+        """An id of the server process: equal for connections by different addresses, until the server's next start."""
         return self.system, self.started
 
     def is_of_another(self, other: Standing) -> bool:
@@ -40,16 +40,16 @@ class Standing(NamedTuple):
         return None not in (self.system, other.system) and self.system != other.system
 
     def is_left(self, followed: Standing) -> bool:
-        """Return whether this is an old primary beside the one that is followed: nothing is written to it any more."""
+        """Return whether this is an old primary, superseded by the followed server; it gets no more writes."""
         later = self.timeline is not None and followed.timeline is not None and self.timeline < followed.timeline
         return later and not self.is_of_another(followed)
 
 
-#: What readers ask for who don't say: the newest primary, since an old one may be back without some commits; else a
-#: standby.
+#: The default of readers: the newest primary, since an old one may be back without some commits; else a standby.
+#: (Not one of libpq's values.)
 PREFER_PRIMARY = "prefer-primary"
 
-#: Of a server that wasn't asked.
+#: For a server that wasn't queried.
 UNKNOWN = Standing()
 
 _ASK = """
@@ -58,17 +58,17 @@ SELECT {system}, CASE WHEN pg_is_in_recovery() THEN NULL
     pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', pg_postmaster_start_time(), pg_backend_pid(),
     CAST(pg_last_wal_replay_lsn() AS text)
 """
-#: Asks a server for its `Standing`.
+#: Query of a server's `Standing`.
 ASK = _ASK.format(system="(SELECT CAST(system_identifier AS text) FROM pg_control_system())")
-#: For that without the cluster's number, which not everybody may ask for.
+#: The same without the cluster's id, which needs a privilege.
 ASK_LESS = _ASK.format(system="CAST(NULL AS text)")
-#: For less, of what speaks PostgreSQL's language and has no WAL.
+#: The same for servers that only speak PostgreSQL's protocol and have no WAL.
 ASK_LITTLE = "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'"
 
 
 @dataclass(frozen=True, slots=True)
 class AskedServer:
-    """A server that was asked: its standing, or the `problem` for which it has none."""
+    """A server that was queried: its standing, or the `problem` that prevented the query."""
 
     host: Host | None
     standing: Standing = UNKNOWN
@@ -79,16 +79,16 @@ class AskedServer:
 
 
 def choose(found: Sequence[AskedServer], attrs: str, followed: Standing | None, where: str) -> AskedServer:
-    """Return the server to use, of those that were asked, in the order of the URL.
+    """Return the server to use, out of the queried ones in the order of the URL.
 
-    `attrs` is one of `SESSION_ATTRS`, or PREFER_PRIMARY; of several primaries it is the one with the highest timeline.
+    `attrs` is one of `SESSION_ATTRS`, or PREFER_PRIMARY; of several primaries, the highest timeline is chosen.
     Raises NoPrimaryError, OnlyStandbysError.
     """
     there = [one for one in found if not one.problem]
     if attrs == "prefer-standby":
         there.sort(key=lambda one: not one.standing.is_standby)
     elif attrs == PREFER_PRIMARY:
-        there.sort(key=lambda one: -(one.standing.timeline or 0))  # those of standbys aren't known
+        there.sort(key=lambda one: -(one.standing.timeline or 0))  # standbys, whose timeline isn't known, are last
     fit = [one for one in there if not _why_not(one.standing, attrs, followed)]
     if not fit:
         raise _none(found, attrs, followed, where)
@@ -107,7 +107,7 @@ def _systems(found: Sequence[AskedServer]) -> set[str]:
 
 
 def _refuse_two(best: Sequence[AskedServer], where: str) -> None:
-    """Raise NoPrimaryError if these are several primaries, rather than one by several addresses."""
+    """Raise NoPrimaryError if these are several primaries, rather than several addresses of one."""
     if len({one.standing.instance for one in best}) < 2:
         return
     names = " and ".join(map(str, best))
@@ -123,7 +123,7 @@ def _refuse_two(best: Sequence[AskedServer], where: str) -> None:
 
 
 def _why_not(standing: Standing, attrs: str, followed: Standing | None) -> str:
-    """Return why a server isn't the one, as the end of a sentence about it; nothing for one that is."""
+    """Return why a server isn't suitable, as the end of a sentence; an empty string if it is."""
     writes = attrs in ("read-write", "primary")
     if followed is not None and writes:
         if standing.is_of_another(followed):

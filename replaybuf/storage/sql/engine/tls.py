@@ -1,7 +1,7 @@
-"""TLS to PostgreSQL: what the options of a URL ask for, with the files as they are now, and what its errors mean.
+"""TLS to PostgreSQL: the URL's options as an SSLContext, with files read anew each time, and advice about errors.
 
 Options, variables and files are libpq's (https://www.postgresql.org/docs/current/libpq-ssl.html), except that files
-which would protect nothing are refused: with sslmode=prefer, the default, a server without TLS is accepted, too.
+without effect are refused: with sslmode=prefer, the default, a server without TLS is accepted, too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from replaybuf.errors import ConfigError
 
 MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
-_ALWAYS = MODES[3:]  # TLS, or no connection
+_ALWAYS = MODES[3:]  # TLS is mandatory
 #: In place of a file: the CAs that this machine trusts.
 SYSTEM = "system"
 
-#: Options that name files, with the environment's variables and the files of ~/.postgresql that hold without them.
+#: Options that name files, with their defaults: an environment variable, and a file of ~/.postgresql.
 FILES = {
     "sslrootcert": ("PGSSLROOTCERT", "root.crt"),
     "sslcert": ("PGSSLCERT", "postgresql.crt"),
@@ -36,7 +36,7 @@ OPTIONS = (*FILES, *VERSIONS)
 
 
 def read_mode(text: str) -> str:
-    """Return an sslmode. Raises ConfigError."""
+    """Return a normalised sslmode. Raises ConfigError."""
     mode = text.replace("_", "-")
     if mode not in MODES:
         raise ConfigError(f"there is no such sslmode; known are {', '.join(MODES)}")
@@ -44,14 +44,14 @@ def read_mode(text: str) -> str:
 
 
 def read_version(text: str) -> str:
-    """Return a version of TLS. Raises ConfigError."""
+    """Return a TLS version. Raises ConfigError."""
     if text.replace(".", "_") not in ("TLSv1_2", "TLSv1_3"):
         raise ConfigError("a version of TLS is TLSv1.2 or TLSv1.3")
     return text
 
 
 def tls_of(options: Mapping[str, Any]) -> ssl.SSLContext | str | None:
-    """Return what these options mean, as the argument `ssl` of asyncpg; None when neither they nor the environment say.
+    """Return the argument `ssl` of asyncpg for these options; None if neither they nor the environment set sslmode.
 
     Reads the files, which blocks. Raises ConfigError, which names the option and the file.
     """
@@ -81,7 +81,7 @@ def _file(options: Mapping[str, Any], name: str) -> str | None:
     variable, usual = FILES[name]
     if given := options.get(name) or os.environ.get(variable):
         return str(given)
-    with contextlib.suppress(RuntimeError, KeyError, OSError):  # there is no home
+    with contextlib.suppress(RuntimeError, KeyError, OSError):  # no home directory
         path = Path.home() / ".postgresql" / usual
         if path.exists():
             return str(path)
@@ -89,7 +89,7 @@ def _file(options: Mapping[str, Any], name: str) -> str | None:
 
 
 def _trust(context: ssl.SSLContext, mode: str, root: str | None, revoked: str | None) -> None:
-    """Let a context accept what these CAs have signed. As with libpq, `require` checks that where a CA is known."""
+    """Set the CAs that a context trusts. As with libpq, `require` verifies the chain only if a CA is given."""
     if root == SYSTEM:
         if mode != "verify-full":
             raise ConfigError(
@@ -111,7 +111,7 @@ def _trust(context: ssl.SSLContext, mode: str, root: str | None, revoked: str | 
 
 
 def _identify(context: ssl.SSLContext, certificate: str | None, key: str | None) -> None:
-    """Let a context show a certificate to a server that asks for one."""
+    """Load the client's certificate and key into a context."""
     if certificate is None:
         if key is not None:
             raise ConfigError(f"sslkey: the key {key} needs its certificate: sslcert=FILE")
@@ -146,11 +146,11 @@ def _load(option: str, path: str, load: Callable[[], object]) -> None:
         raise ConfigError(f"{option}: {path} can't be read: {error.strerror}") from None
 
 
-# What errors mean
+# Advice about errors
 
 _CA = "give the certificate of the CA that signed the server's: sslrootcert=FILE"
 _OTHER_NAME = "connect by a name that is in the certificate, or let the server have one with this name"
-#: By the codes of OpenSSL.
+#: By OpenSSL's verify code.
 _UNTRUSTED = {
     9: "check the clocks of this machine and of the server, or wait",
     10: "let the server have a new one (or check this machine's clock)",
@@ -164,7 +164,7 @@ _UNTRUSTED = {
     62: _OTHER_NAME,
     64: _OTHER_NAME,
 }
-#: Parts of OpenSSL's names for what a server says in an alert.
+#: By parts of OpenSSL's names for alerts and protocol errors.
 _ALERTS = {
     "ALERT_UNKNOWN_CA": "it doesn't know the CA of the client's certificate (sslcert)",
     "ALERT_CERTIFICATE_EXPIRED": "the client's certificate (sslcert) has expired: give a new one",
@@ -179,7 +179,7 @@ _ALERTS = {
 
 
 def why_not(error: BaseException) -> str | None:
-    """Return why a connection by TLS wasn't made, and what to do, as the rest of a sentence; None for other errors."""
+    """Return why a TLS connection failed, with advice, as the rest of a sentence; None for other errors."""
     if isinstance(error, ssl.SSLCertVerificationError):
         advice = _UNTRUSTED.get(error.verify_code)
         said = error.verify_message.rstrip(".")

@@ -1,7 +1,7 @@
 """Database URLs: checking them, their options, and several hosts of a PostgreSQL cluster.
 
-Hosts are written as libpq and asyncpg have them, `postgresql://a:5432,b:5433/rl`. A parsed URL has them as the options
-`host=a,b` and `port=5432,5433`, which SQLAlchemy reads, too.
+Several hosts have the syntax of libpq and asyncpg, `postgresql://a:5432,b:5433/rl`. A parsed URL has them as the
+options `host=a,b` and `port=5432,5433`, as SQLAlchemy does.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ class Host(NamedTuple):
 
     @property
     def quoted(self) -> str:
-        """The name, an IPv6 address in brackets."""
+        """The name, with an IPv6 address in brackets."""
         return f"[{self.name}]" if ":" in self.name else self.name
 
 
-#: Which of a cluster's servers a URL asks for (libpq's `target_session_attrs`).
+#: Values of libpq's `target_session_attrs`.
 SESSION_ATTRS = ("any", "read-write", "primary", "read-only", "standby", "prefer-standby")
 _ATTRS = "target_session_attrs"
 _EXAMPLE = "several are written postgresql://user@a:5432,b:5433/database"
-# Up to the last @ before the path: what is before it may be a password.
+# Up to the last @ before the path, since a password may have one, too.
 _PARTS = re.compile(r"(postgres(?:ql)?(?:\+asyncpg)?|pgsql)://((?:[^/?#]*@)?)([^/?#@]*)(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]*)(?::(.*))?", re.DOTALL)
 _PLACE = "hosts.invalid"
 
 
 def hosts_as_options(url: str) -> str:
-    """Return a URL that has several hosts where others have one, with those as options instead. Raises ConfigError."""
+    """Return a URL with several hosts as options; any other URL unchanged. Raises ConfigError."""
     found = _PARTS.fullmatch(url)
     if found is None:
         return url
     scheme, user, listed, rest = found.groups()
-    # What follows an @, and is followed by none, is no part of a password. Without any @, what seems to be a port may
-    # be one.
+    # Text between two @ may be a part of a password, and without any @, an apparent port may be one; neither is shown
+    # in errors.
     shown = "" if "@" in rest else "{host}:{port}" if user else "{host}"
     if "," not in listed:
         if listed.rpartition("]")[2].count(":") == 1:
-            _read([listed], shown)  # its port, about which the parser of URLs says nothing that helps
+            _read([listed], shown)  # checks its port, for which SQLAlchemy's error is no help
         return url
     hosts = _read(listed.split(","), shown)
     if not rest.startswith("/"):
@@ -72,7 +72,7 @@ def hosts_as_options(url: str) -> str:
 
 
 def checked_options(query: Mapping[str, str | Sequence[str]]) -> dict[str, str | Sequence[str]]:
-    """Return the options of a URL with several hosts in one form. Raises ConfigError."""
+    """Return the options of a URL with its hosts and ports in one form. Raises ConfigError."""
     wanted = query.get(_ATTRS)
     if wanted is not None and wanted not in SESSION_ATTRS:
         raise ConfigError(f"the PostgreSQL url: {_ATTRS} must be one of {', '.join(SESSION_ATTRS)}")
@@ -94,7 +94,7 @@ def checked_options(query: Mapping[str, str | Sequence[str]]) -> dict[str, str |
 
 
 def hosts_of(url: URL) -> list[Host]:
-    """Return the hosts of a parsed URL that has several; none for any other."""
+    """Return the hosts of a parsed URL that has several; an empty list for any other."""
     names, ports = _listed(url.query.get("host", "")), _listed(url.query.get("port", ""))
     if len(names) < 2:
         return []
@@ -102,12 +102,12 @@ def hosts_of(url: URL) -> list[Host]:
 
 
 def session_attrs(url: URL) -> str | None:
-    """Return which of the servers the URL asks for, None if it doesn't say."""
+    """Return the URL's `target_session_attrs`, None if it has none."""
     return next(iter(_listed(url.query.get(_ATTRS, ""))), None)
 
 
 def written(url: URL) -> str:
-    """Return a parsed URL as users write it, with its password hidden."""
+    """Return a parsed URL in the users' syntax, with its password hidden."""
     hosts, url = hosts_of(url), url.set(drivername=url.get_backend_name())
     if not hosts:
         return url.render_as_string(hide_password=True)
@@ -116,7 +116,7 @@ def written(url: URL) -> str:
 
 
 def url_at(url: URL, host: Host | None) -> URL:
-    """Return the URL of one of its hosts; of None, as it is."""
+    """Return the URL of one of its hosts; unchanged for None."""
     if host is None:
         return url
     url = url.difference_update_query(["host", "port", _ATTRS])
@@ -136,7 +136,7 @@ def _options(hosts: Sequence[Host]) -> dict[str, str]:
 
 
 def _read(listed: Sequence[str], shown: str = "") -> list[Host]:
-    """Return hosts with their ports; of one whose port is wrong, errors show what `shown` has of `host` and `port`."""
+    """Return hosts with their ports. Errors about a port show `shown`, formatted with `host` and `port`."""
     hosts = []
     for place, text in enumerate(map(unquote, listed)):
         if text.startswith("/"):
@@ -163,23 +163,23 @@ def _port(text: str | None, which: str, known: str = "") -> int | None:
 # URLs
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
-#: Other names of a SQLite database in memory; what follows them is ignored.
+#: Other schemes of a SQLite database in memory; the rest of the URL is ignored.
 _MEMORY_NAMES = {"memory", "pandas"}
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
 
 
-# Signs of a URL, which may hold a password, in what should be the path of a file.
+# Signs of a URL, which may hold a password, in a file path.
 _ODD = re.compile("[:@=?]")
 _EXPECTED = "sqlite:///FILE or postgresql://user@host/database"
 
 
 def parse_url(url: str) -> URL:
-    """Return the URL of a database from text as users write it, with the async driver filled in.
+    """Return the URL of a database from user input, with the async driver filled in.
 
     Accepts `sqlite:///run.db`, `postgresql://...`, `postgres://...`, both also with several hosts, and for SQLite in
     memory `sqlite:///:memory:`, `sqlite://`, `memory://` and `pandas://`. Raises ConfigError for anything else, and
-    MissingDriverError when the driver isn't installed. Messages never show a URL that is refused: wherever the slip is,
-    its password may be beside it.
+    MissingDriverError when the driver isn't installed. Messages never show a refused URL: the error may be next to its
+    password.
     """
     if not isinstance(url, str) or not url:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
@@ -205,13 +205,13 @@ def parse_url(url: str) -> URL:
     raise ConfigError(f"{parsed.drivername!r} is not supported; use {_EXPECTED}")
 
 
-# Schemes with too few slashes; nothing else of the URL is shown, since it may hold a password.
+# Schemes with too few slashes; the rest of the URL isn't shown, since it may hold a password.
 _SLIPS = {"memory": "memory://", "pandas": "pandas://", "sqlite": "sqlite:///FILE", "postgresql": "postgresql://HOST"}
 _SLIP = re.compile(r"(memory|pandas|sqlite|postgres(?:ql)?)(?::/?(?!/)|$)")
 
 
 def _meant(url: str) -> str:
-    """Return what a URL with too few slashes was to be, as a part of a sentence."""
+    """Return advice on a URL with too few slashes, as a part of a sentence."""
     found = _SLIP.match(url)
     if found is None or (not found[0].endswith((":", "/")) and found[1] not in ("memory", "pandas")):
         return ""
@@ -219,10 +219,10 @@ def _meant(url: str) -> str:
 
 
 def url_or_path(url: str) -> URL:
-    """Return the parsed URL, or the URL of the SQLite file at a path. Raises what `parse_url` raises."""
+    """Return the parsed URL, or the URL of the SQLite file at a path. Raises the errors of `parse_url`."""
     if not url or "://" in url:
         return parse_url(url)
-    if _ODD.search(url) and not _exists(url):  # a URL with a slip in it, rather than a new file of such a name
+    if _ODD.search(url) and not _exists(url):  # a mistyped URL, rather than a new file with such a name
         raise ConfigError(
             f"there is no such file, and it is no url: expected {_EXPECTED} (a new file with one of :@=? in its path "
             f"needs the sqlite:///){_meant(url)}"
@@ -233,12 +233,12 @@ def url_or_path(url: str) -> URL:
 def _exists(path: str) -> bool:
     try:
         return Path(path).exists()
-    except (OSError, ValueError):  # too long, or with a NUL
+    except (OSError, ValueError):  # the path is too long, or has a NUL
         return False
 
 
 def _parsed(url: str) -> URL | None:
-    # (The exceptions may quote parts of the URL; with this return they leave no trace.)
+    # (The exceptions may quote parts of the URL; returning None here drops them.)
     try:
         return make_url(url)
     except (exc.ArgumentError, ValueError):
@@ -251,7 +251,7 @@ def is_memory(url: URL) -> bool:
 
 
 def public_url(url: URL) -> str:
-    """Return the URL for messages: as users write it, without driver and password, and of its options only the host."""
+    """Return the URL for messages: without driver and password, and with no options but the hosts."""
     if is_memory(url):
         return "sqlite:///:memory:"
     if url.get_backend_name() == "sqlite" and may_hold_password(url.database or ""):
@@ -260,7 +260,7 @@ def public_url(url: URL) -> str:
     return redact(written(url.set(query=places)))
 
 
-# The options of libpq and asyncpg that are accepted in a URL, with the parsers of their values.
+# Options of libpq and asyncpg accepted in a URL, with the parsers of their values.
 _POSTGRES_OPTIONS: dict[str, Callable[[str], Any]] = {
     "host": str,
     "port": str,
@@ -286,7 +286,7 @@ def _one(values: str | Sequence[str] | None) -> str | None:
 
 
 def _check_places(url: str, parsed: URL) -> None:
-    """Raise ConfigError when a user, password or host is where another part of the URL should be."""
+    """Raise ConfigError when a user, password or host is in the place of another part of the URL."""
     if "@" in (parsed.host or "") or ("@" in (parsed.username or "") and "%40" not in url):
         raise ConfigError("the url has more than one @: in a user or password it is written %40 (/ %2F, % %25)")
     if any(sign in (parsed.database or "") and quote(sign) not in url for sign in "@:"):
@@ -301,7 +301,7 @@ def _check_places(url: str, parsed: URL) -> None:
 def _checked_postgres(url: URL) -> URL:
     """Return the URL with its password in one place and options that asyncpg accepts.
 
-    Raises ConfigError, also when the certificates or the password file that it names can't be used.
+    Raises ConfigError, also when its certificates or its password file can't be used.
     """
     query = checked_options(url.query)
     secret = "password" in query
@@ -315,7 +315,7 @@ def _checked_postgres(url: URL) -> URL:
     for name, value in options.items():
         if name not in _POSTGRES_OPTIONS:
             known = ", ".join(sorted({*_POSTGRES_OPTIONS, *_POSTGRES_SPELLINGS, "user", "password"}))
-            # What is no name, or follows a password with an & in it, may be a part of that.
+            # A text that is no identifier, or follows a password with an &, may be a part of the password.
             shown = name.isidentifier() and not secret
             unknown = f"there is no option {name!r}" if shown else "one of its options is unknown"
             raise ConfigError(f"the PostgreSQL url: {unknown}; known are {known}")
@@ -339,16 +339,16 @@ def _checked_postgres(url: URL) -> URL:
 
 
 def is_local(host: str | Sequence[str] | None) -> bool:
-    """Return whether a connection is made through a Unix socket, which has no TLS."""
+    """Return whether the hosts are Unix sockets, which have no TLS."""
     hosts = [host] if isinstance(host, str) else host or ()
     return bool(hosts) and all(one.startswith("/") for one in hosts)
 
 
 def driver_options(url: URL) -> tuple[URL, dict[str, Any]]:
-    """Return a PostgreSQL URL without the options that asyncpg takes as arguments, and those options, parsed."""
+    """Return a PostgreSQL URL without the options that are asyncpg's arguments, and those options, parsed."""
     own = {name: read(url.query[name]) for name, read in _POSTGRES_OPTIONS.items() if name in url.query}  # type: ignore[arg-type]
     kept = {name: url.query[name] for name in ("host", "port") if own.pop(name, None) is not None}
-    # asyncpg has one cache of prepared statements; the other name is that of SQLAlchemy's.
+    # asyncpg has one cache of prepared statements; the other option was that of SQLAlchemy's.
     sizes = [own.pop(name) for name in ("statement_cache_size", "prepared_statement_cache_size") if name in own]
     own |= {"statement_cache_size": min(sizes)} if sizes else {}
     return url.set(query=kept), own

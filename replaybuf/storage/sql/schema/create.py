@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
 
 
-# As alembic creates it.
+# As created by alembic.
 version = Table(
     VERSION_TABLE,
     MetaData(),
@@ -44,7 +44,7 @@ def check_schema(tx: Transaction, where: str) -> bool:
 
 
 def create_schema(tx: Transaction, where: str) -> None:
-    """Create everything that is missing; several processes may do so at once."""
+    """Create the schema if missing; several processes may do so at once."""
     tx.dialect.lock_schema(tx)
     if check_schema(tx, where):
         return
@@ -58,12 +58,12 @@ def create_schema(tx: Transaction, where: str) -> None:
 
 
 def create_tables(tx: Transaction) -> None:
-    """Create all tables, views and first rows, where none of them is."""
+    """Create all tables, views and initial rows in an empty database."""
     metadata.create_all(_running(tx), checkfirst=False)
     tx.execute(insert(counter).values(name="uid", value=0))
     tx.execute(insert(info).values(name=IDENTITY, value=uuid.uuid4().hex))
     if tx.dialect.name == "postgresql":
-        # Payloads are stored out of line and not compressed: they are already, or it isn't worth it.
+        # Payloads are stored out of line without TOAST compression: they are compressed already, or not worth it.
         tx.run("ALTER TABLE rb_payload ALTER COLUMN data SET STORAGE EXTERNAL")
     create_views(tx)
     version.create(_running(tx), checkfirst=False)
@@ -76,7 +76,7 @@ def create_index(tx: Transaction, index: Index) -> None:
 
 
 def _running(tx: Transaction) -> Any:
-    """Return an engine of SQLAlchemy whose statements run in this transaction: it only writes the DDL."""
+    """Return a SQLAlchemy mock engine that runs DDL in this transaction."""
 
     def run(ddl: Any, *_: Any, **__: Any) -> None:
         tx.run(str(ddl.compile(dialect=tx.dialect.compiler)))
@@ -85,13 +85,13 @@ def _running(tx: Transaction) -> Any:
 
 
 def create_views(tx: Transaction) -> None:
-    """Create the views for people."""
+    """Create the views."""
     for statement in CREATE_VIEWS[tx.dialect.name].values():
         tx.run(statement)
 
 
 def drop_views(tx: Transaction) -> None:
-    """Drop the views for people, if they are there. Raises SchemaError when somebody else has one of their names."""
+    """Drop the views that exist. Raises SchemaError when foreign tables or views have their names."""
     if taken := _taken_by_others(tx):
         raise SchemaError(
             f"the database has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; its views "
@@ -102,6 +102,6 @@ def drop_views(tx: Transaction) -> None:
 
 
 def _taken_by_others(tx: Transaction) -> set[str]:
-    """Return the names of our views that tables or views of somebody else have: ours read our tables."""
+    """Return the names of our views that foreign tables or views have (our own views read our tables)."""
     views = {name for name, definition in tx.dialect.views(tx).items() if "rb_" not in definition}
     return (views | tx.dialect.tables(tx)) & set(VIEWS)

@@ -1,21 +1,21 @@
-"""What was done, by whom and when: tables beside those of `tables`, for people who look into a run.
+"""Tables of a run's history, beside those of `tables`: draws, workers, activity, waits and events, for people.
 
-    rb_batch     a row for each draw: who drew, for which train step, and what (`members`)
-    rb_worker    a row for each process that puts or draws under a name, with the last sign of life
-    rb_activity  what each of them did, in periods of `ACTIVITY_SECONDS`
-    rb_waiter    who waits at this moment, for what, and why it isn't there
-    rb_event     what happens seldom: leases that lapse, groups that are set aside, restores, ...
+    rb_batch     a row for each draw: its worker, its train step, and its groups (`members`)
+    rb_worker    a row for each process that puts or draws under a worker name, with its last heartbeat
+    rb_activity  the activity of each worker, in periods of `ACTIVITY_SECONDS`
+    rb_waiter    the current waits: what each waits for, and the reason
+    rb_event     rare events: lapsed leases, groups set aside, restores, ...
     rb_history   the tallies of each buffer once a minute, for plots
 
-Batches are written in the transaction of their draw, and most events in that of what they tell of. Workers, activity,
-waiters and history are written every few seconds by whom they are about: a killed process leaves its last ones behind,
-with the time when it was last seen. All of them are bounded: the background task removes old rows.
+Batches are written in the transaction of their draw, and most events in the transaction that they are about. Workers,
+activity, waiters and history are written every few seconds by their own process: a killed process leaves its last rows
+behind, with its last heartbeat. All are bounded: the background task removes old rows.
 
 `members` has an array for each group, in the order of the draw: uid, lane, worker, reward, staleness, oldest model
-step, time of the put. `lease` is the token, NULL for draws for good; `settled` counts the groups that were consumed:
-all of them at once, or those that the lease has acknowledged. `epoch` is the number of restores before it, `first_uid`
-and `last_uid` are the lowest and the highest uid. Batches are looked up by step and by lease; the last ones have the
-highest ids. Each further index would add a page to the write of every draw.
+step, time of the put. `lease` is the token, NULL for draws without a lease; `settled` counts consumed groups: all at
+once, or those acknowledged for the lease. `epoch` is the number of restores before it, `first_uid` and `last_uid` are
+the lowest and the highest uid. Batches are looked up by step and by lease; the latest ones have the highest ids. Each
+further index would add a page to the write of every draw.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sqlalchemy import BigInteger, Column, Index, Integer, Table, Text, UniqueCo
 from replaybuf.storage.sql.schema.tables import Id, Json, Name, Number, partial_index
 from replaybuf.storage.sql.schema.tables import metadata as metadata
 
-#: The length of a period of `rb_activity`, and of `rb_history`.
+#: The periods of `rb_activity` and of `rb_history`, in seconds.
 ACTIVITY_SECONDS = 300
 HISTORY_SECONDS = 60
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replaybuf.errors import SchemaError
 
-#: The revisions of the alembic chain, oldest first; the last one is what this version of replaybuf works with.
+#: The revisions of the alembic chain, oldest first; this version of replaybuf works with the last one.
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "rb_version"

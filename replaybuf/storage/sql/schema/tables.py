@@ -1,49 +1,48 @@
-"""The schema: its one source. The alembic chain in `migrations` must produce exactly this, on both databases.
+"""The schema, defined once. The alembic chain in `migrations` must produce exactly this, on both databases.
 
 Payloads are immutable and separate; only narrow metadata changes:
 
-    rb_lane     a task's groups of one status in one buffer, the train step that their staleness was last refreshed to,
-                and the clocks of the races that are run among them (`replaybuf.rules.policies`); leased groups have
-                lanes of their own
-    rb_group    one narrow row per group: its lane, staleness, priority, tags, marks, keys in races, lease
-    rb_payload  one wide row per group, written once: the encoded rollouts, their outline and previews for people
+    rb_lane     a task's groups of one status in one buffer, the train step of their last staleness refresh, and the
+                virtual times of their samplers (`replaybuf.rules.policies`); leased groups have lanes of their own
+    rb_group    a narrow row per group: its lane, staleness, priority, tags, rollout metadata, sampling keys, lease
+    rb_payload  one wide row per group, written once: the encoded rollouts, their index and previews for SQL
     rb_segment  files or objects with the arrays of payloads that are kept apart (`replaybuf.segments`)
-    rb_segment_user  processes that write segments, or need those that are there to stay, with their last sign of life
-    rb_place    the folders and object stores that segments are in
+    rb_segment_user  processes that write segments, or need the existing ones unchanged, with their last heartbeat
+    rb_place    the folders and object stores of segments
     rb_garbage  groups that were taken or deleted, and whose payloads wait to be swept
-    rb_tally    the tallies of each lane, as a sum over shards: each connection has its own, and waits for no other
-    rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the last transaction of each connection)
+    rb_tally    the tallies of each lane, as a sum over shards: one per connection, to avoid lock contention
+    rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the commit stamp of each connection)
     rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off earlier users
-    rb_cursor   where the prompt ledgers are in their datasets: now (checkpoint 0), and at each checkpoint
-    rb_checkpoint        a row for each step checkpoint, with its lanes and their tallies, also while it is being made
-    rb_checkpoint_group  the rows of `rb_group` as they were at each checkpoint; their payloads are kept
-    rb_info     facts about the store, such as the policy that a snapshot was written under, or when a host was started
-                (`engine.lease_clock`); PostgreSQL: the answer of each connection's last call of a function
+    rb_cursor   the dataset positions of prompt ledgers: now (checkpoint 0), and at each checkpoint
+    rb_checkpoint        a row for each step checkpoint, with its lanes and their tallies, also while incomplete
+    rb_checkpoint_group  the rows of `rb_group` as of each checkpoint; their payloads are kept
+    rb_info     facts about the store, such as the policy that a snapshot was written under, or a host's boot time
+                (`engine.lease_clock`); PostgreSQL: the answer of each connection's last call of a server function
 
-What was done, by whom and when, is in the tables of `records`.
+The history of draws, workers and events is in the tables of `records`.
 
-The staleness of a group is `lane.step - oldest_step - 1`, so that a refresh rewrites the lane's step and not its
-groups. Groups with another staleness (they brought their own, have no model steps, or expired at the last refresh) have
-it in `pinned_staleness`; `pinned_step` is the train step for which it was computed, NULL for the rollouts' own.
+The staleness of a group is `lane.step - oldest_step - 1`, so that a refresh updates the lane's step and not its groups.
+Groups with another staleness (given with the put, without model steps, or expired at the last refresh) have it in
+`pinned_staleness`; `pinned_step` is the train step for which it was computed, NULL for the rollouts' own.
 
-`ticket` is the number by which random draws know a group, NULL where it is the uid. Uids are never given twice, but
-groups that are put after a restore have the tickets that they would have had without it, and so the same chances.
+`ticket` is the group's sampling id, the seed of its random draws, NULL where it is the uid. Uids are never reused, but
+groups put after a restore get the tickets that they would have had without it, and so the same chances.
 
-`segment` is where the tail of a payload is, NULL where `data` is all of it, and `size` the number of its bytes there;
-`data` is the head then, and ends with its place in the segment (`replaybuf.segments.store`).
+`segment` holds the tail of a payload, NULL if `data` is the whole payload, and `size` is the tail's length in bytes;
+`data` is then the head, and ends with the tail's extent in the segment (`replaybuf.segments.store`).
 
-A segment is open until it has a `size`. `live` are the bytes of it that payloads have, counted from then on. `owner` is
-the user that may write to it, and write it over; those of nobody are deleted when they are empty. One that is written
-over gets a new row, but keeps the `file`, which is the id of its first one.
+A segment is open until it has a `size`. `live` are its bytes used by payloads, counted from then on. `owner` is the
+user that may write to it, and overwrite it; empty segments without an owner are deleted. An overwritten segment gets a
+new row, but keeps the `file`, which is the id of its first one.
 
-`copied_to` is set while a checkpoint is being made: the groups up to this uid are copied, and `created_at` is the time
-of the last sign of life of its maker (`statements.making`).
+`copied_to` is set while a checkpoint is incomplete: groups up to this uid are copied, and `created_at` is the last
+heartbeat of the process that makes it (`statements.making`).
 
-`made_from` holds the uids of the groups that this one replaced, and of those that they had replaced as far as a
-checkpoint still has them, NULL for none: a restore that keeps this group doesn't bring them back.
+`made_from` holds the uids of the groups that this one replaced, and of their own predecessors as far as a checkpoint
+still has them, NULL for none: a restore that keeps this group doesn't bring them back.
 
-`worker` is the name of who put the group, `put_step` the train step given then, `holder` the name of who leases it, and
-`trained_step` the train step of its last draw for good. NULL where nobody said.
+`worker` is the worker name of the put, `put_step` its train step, `holder` the worker name of the lease, and
+`trained_step` the train step of the draw that consumed the group. NULL where not given.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ payload = Table(
     Column("data", LargeBinary, nullable=False),
     Column("segment", BigInteger),
     Column("size", BigInteger),
-    # A vacuum that pauses, as the server's do, frees less than a busy run puts: the database would grow.
+    # A throttled vacuum, as by the server's defaults, frees less than a busy run puts: the database would grow.
     postgresql_with={
         "autovacuum_vacuum_scale_factor": "0.02",
         "autovacuum_vacuum_cost_delay": "0",
@@ -238,7 +237,7 @@ segment = Table(
     Column("owner", BigInteger),
     Column("size", BigInteger),
     Column("live", BigInteger, nullable=False, server_default=text("0")),
-    sqlite_autoincrement=True,  # the id tells a segment from those that were in its file before
+    sqlite_autoincrement=True,  # the id tells a segment from earlier ones in its file
     postgresql_with={"fillfactor": "50"},
 )
 
@@ -258,13 +257,13 @@ info = Table(
     Column("name", Name, primary_key=True),
     Column("value", Text, nullable=False),
 )
-#: The name of the fact with the digest of a snapshot's rows; no longer true after an upgrade.
+#: The name of the fact with the digest of a snapshot's rows; invalid after an upgrade.
 DIGEST = "digest"
-#: The name of the fact with the number of the database, made at random: leases of another one have another number.
+#: The name of the fact with the database's unique id, random: it tells leases of different databases apart.
 IDENTITY = "identity"
 
-#: Pinned groups whose staleness the next refresh of their lane has to look at. (Groups without model steps have
-#: staleness 0 for good once they are refreshed.)
+#: Pinned groups to be processed by the next refresh of their lane. (Groups without model steps have staleness 0 for
+#: good once they are refreshed.)
 unsettled: ColumnElement[bool] = and_(
     group.c.pinned_staleness.is_not(None),
     or_(group.c.oldest_step.is_not(None), group.c.pinned_step.is_(None)),
@@ -302,7 +301,7 @@ partial_index(
     group.c.uid,
     where=group.c.uniform_key.is_not(None),
 )
-# It includes the priority, so that the sum of priorities for importance weights is read from the index alone.
+# Includes the priority, so that the sum of priorities for importance weights is an index-only scan.
 partial_index(
     "rb_group_by_prioritized_key",
     group.c.lane,

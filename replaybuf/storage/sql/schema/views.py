@@ -1,4 +1,4 @@
-"""The views for people: of groups and rollouts, and of what was done. Each is written once, for both databases."""
+"""Views for people: groups and rollouts, and the history of a run. Each is written once, for both databases."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS
 
 _STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
 
-# The step of one rollout's staleness: that of the refresh if there was one, else that of its put or expiry.
+# The step of one rollout's staleness: of the last refresh if there was one, else of its put or expiry.
 _ROLLOUT_STEP = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END"
 
 
-# Whether the payload (p) is what was put, as far as its size tells. Where its arrays are kept apart, there is the head
-# of it, with all texts, and their place behind it.
+# Whether the payload (p) has the size that was put. If its arrays are kept apart, `data` is its head with all texts,
+# followed by the extent.
 _IS_WHOLE = f"length(p.data) = g.bytes - coalesce(p.size - {EXTENT_BYTES}, 0)"
 
 
 @dataclass(frozen=True, slots=True)
 class _Sql:
-    """What the two databases write differently in a view."""
+    """SQL fragments that differ between the two databases."""
 
     dialect: str
 
@@ -29,7 +29,7 @@ class _Sql:
         return sqlite if self.dialect == "sqlite" else postgresql
 
     def typed(self, value: str, kind: str = "TEXT") -> str:
-        """Return a value as a column: SQLite has its type from a CAST."""
+        """Return a value with a column type, which SQLite derives from a CAST."""
         return self.either(f"CAST({value} AS {kind})", value)
 
     def whole(self, number: str) -> str:
@@ -40,20 +40,20 @@ class _Sql:
         return self.either(sqlite, f"to_timestamp({seconds})")
 
     def text(self, of: str, name: str) -> str:
-        """Return a text in JSON."""
+        """Return a text value of a JSON column."""
         return self.either(f"json_extract({of}, '$.{name}')", f"{of} ->> '{name}'")
 
     def number(self, of: str, name: str) -> str:
         return self.either(self.text(of, name), f"({self.text(of, name)})::bigint")
 
     def mark(self, name: str, at: str, kind: str) -> str:
-        """Return a mark (`rollouts.marks`) of the rollout at a place in its group (g)."""
+        """Return metadata (`rollouts.marks`) of the rollout at an index in its group (g)."""
         return self.either(
             f"json_extract(g.marks, '$.{name}[' || {at} || ']')", f"(g.marks -> '{name}' ->> {at})::{kind}"
         )
 
     def counted(self, name: str, value: str, source: str) -> str:
-        """Return a text such as `a:2 b:1` of the values in the rows of a source, with their numbers."""
+        """Return a text such as `a:2 b:1` with the distinct values in a source's rows and their counts."""
         query = f"SELECT {value} AS {name}, count(1) AS times FROM {source} GROUP BY {name}"
         listed = f"f.{name} || ':' || f.times, ' '"
         return self.typed(
@@ -67,7 +67,7 @@ class _Sql:
         return f"coalesce({self.mark('expired', at, 'boolean')}, {self.either('0', 'false')})"
 
     def full_text(self, preview: str, sqlite: tuple[str, str], postgresql: str) -> str:
-        """Return a whole text: its preview if that is all of it, else what is at this place in the payload (p)."""
+        """Return a whole text: its preview if not truncated, else the range at this place in the payload (p)."""
         of, path = sqlite
         start, size = (
             self.either(f"json_extract({of}, '{path}[{n}]')", f"({postgresql} ->> {n})::int") for n in (0, 1)
@@ -177,7 +177,7 @@ FROM (
 
 
 def _record_views(sql: _Sql) -> dict[str, str]:
-    """Return the queries of the views of what was done, by name."""
+    """Return the queries of the views of a run's history, by name."""
     time, whole = sql.time, sql.whole
     now = sql.either(
         "(julianday('now') - 2440587.5) * 86400.0",
@@ -257,7 +257,7 @@ SELECT
     e.worker AS worker, e.step AS step, e.groups AS groups, e.uids AS uids, e.detail AS detail
 FROM rb_event e
 """,
-        # What is in an open segment is counted when it is sealed.
+        # The bytes of an open segment are counted when it is sealed.
         "places": f"""
 SELECT
     s.url AS url, count(s.id) AS segments, count(s.id) - count(s.size) AS open_segments,
@@ -276,7 +276,7 @@ GROUP BY s.place, s.url
     }
 
 
-#: The statements that create the views, by dialect and view.
+#: The CREATE VIEW statements, by dialect and view.
 CREATE_VIEWS = {
     sql.dialect: {
         name: f"\nCREATE VIEW {name} AS{query}" for name, query in (_group_views(sql) | _record_views(sql)).items()

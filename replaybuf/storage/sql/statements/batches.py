@@ -1,4 +1,4 @@
-"""Batches: a row for each draw, with who drew what for which train step, written in the draw's own transaction."""
+"""Batches: a row for each draw, with worker, groups and train step, written in the draw's own transaction."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from replaybuf.storage.values import Draw, Leased
 
 
 def train_step_of(draw: Draw, rows: Iterable[GroupRow]) -> int | None:
-    """Return the train step of a draw: the one that it names, or the last one of the lanes that it is from.
+    """Return the train step of a draw: the named one, or the latest of the lanes drawn from.
 
-    Groups that aren't COMPLETED are drawn to be generated again: unless it names a step, such a draw is for none.
+    Groups that aren't COMPLETED are drawn to be generated again: without a named step, such a draw has none.
     """
     if draw.train_step is not None or draw.status != Status.COMPLETED:
         return draw.train_step
@@ -31,7 +31,7 @@ def train_step_of(draw: Draw, rows: Iterable[GroupRow]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class BatchKey:
-    """What is found again of a batch: the draw may be undone."""
+    """The key of a batch's row, to remove it if the draw is undone."""
 
     taken_at: float
     worker: str | None
@@ -39,9 +39,9 @@ class BatchKey:
 
 
 def add_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int | None, lease: int | None) -> BatchKey:
-    """Write the batch of a draw of these groups, of which there is at least one; the last that a transaction does.
+    """Write the batch of a draw of these groups, at least one; the last statement of a transaction.
 
-    Where each statement is a round trip, it is sent with the commit.
+    Where each statement is a round trip, it is sent together with COMMIT.
     """
     members = [_member(row) for row in rows]
     drawn = BatchKey(time.time(), draw.worker, min(row.uid for row in rows))
@@ -65,7 +65,7 @@ def add_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int |
 
 
 def _about(members: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the columns of a batch that follow from its members."""
+    """Return the columns of a batch that are computed from its members."""
     uids, _, _, every_reward, staleness, every_step, _ = zip(*members, strict=True)
     rewards = [reward for reward in every_reward if reward is not None]
     steps = [step for step in every_step if step is not None]
@@ -97,7 +97,7 @@ def _finite(number: float | None) -> float | None:
 
 
 def _literal(value: str | float | None) -> str:
-    """Return a text or a finite number in SQL; nothing in a text can end it."""
+    """Return a text or a finite number as a SQL literal; a text is escaped."""
     if isinstance(value, str):
         escaped = value.replace("\\", r"\\").replace("'", "''")
         return f"E'{escaped}'"
@@ -109,7 +109,7 @@ _INSERT = insertion(batch, (False,) + (True,) * len(_NAMES))
 
 
 def remove_batch(tx: Transaction, drawn: BatchKey) -> None:
-    """Remove the batch of a draw that nobody received."""
+    """Remove the batch of a draw that its caller didn't receive."""
     found = (
         batch.c.buffer == tx.scope.buffer,
         batch.c.taken_at == drawn.taken_at,
@@ -120,16 +120,16 @@ def remove_batch(tx: Transaction, drawn: BatchKey) -> None:
 
 
 def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None) -> None:
-    """Add to the groups of a batch that its lease has acknowledged, for this step; the last that a transaction does.
+    """Count groups of a batch as acknowledged, at this step; the last statement of a transaction.
 
-    Where each statement is a round trip, it is sent with the commit if all groups are acknowledged at once.
+    Where each statement is a round trip, it is sent together with COMMIT if all groups are acknowledged at once.
     """
     if not uids:
         return
     if len(uids) < sum(map(len, lease.items.values())):
         _settle_some(tx, lease.token, set(uids), step)
         return
-    # Without a write to the index by step where that stays.
+    # An unchanged step isn't written, which saves a write to its index.
     moved = f", step = CASE WHEN settled = 0 THEN {_literal(step)} ELSE step END" if step != lease.train_step else ""
     changes = f"settled = settled + {len(uids):d}{moved}"
     settled = f"UPDATE rb_batch SET {changes} WHERE lease = {lease.token:d} AND settled < groups"  # noqa: S608
@@ -140,7 +140,7 @@ def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None
 
 
 def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) -> None:
-    """Settle some groups of a batch. The first ones decide on its step; those of another step become another batch."""
+    """Settle some groups of a batch. The first ones set its step; those of another step become another batch."""
     query = tx.dialect.for_update(select(batch).where(batch.c.lease == lease, batch.c.settled < batch.c.groups))
     found = next(iter(tx.execute(query).mappings()), None)
     if found is None:  # not recorded, or pruned
@@ -161,7 +161,7 @@ def _change(tx: Transaction, number: int, **values: Any) -> None:
 
 
 def last_beyond(tx: Transaction, keep: int) -> int | None:
-    """Return the number of the newest batch of the buffer before its last `keep`, or None."""
+    """Return the id of the newest batch of the buffer beyond its last `keep`, or None."""
     found = tx.value(_BEYOND, buffer=tx.scope.buffer, keep=keep)
     return None if found is None else int(found)
 

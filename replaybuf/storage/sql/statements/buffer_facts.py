@@ -1,6 +1,6 @@
-"""What a buffer has: counts, cursors, checkpoints, leases, what its groups hold. Each question is one text of SQL.
+"""Queries of a buffer's facts: counts, cursors, checkpoints, leases, contents. Each is one SQL text.
 
-The buffer itself asks them, and so do the command line, the pages, metrics and the doctor: without SQLAlchemy.
+Used by the buffer itself, the command line, the web pages, metrics and the doctor, without SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read_tallies(tx: ReadTransaction, buffer: str) -> Tallied:
 
 
 def read_cursors(tx: ReadTransaction, buffer: str) -> list[Cursor]:
-    """Return the present cursors of a buffer."""
+    """Return the current cursors of a buffer."""
     rows = tx.tuples(_CURSORS, buffer=buffer)
     if not rows:  # saves the import
         return []
@@ -53,21 +53,21 @@ class StoredCheckpoint:
     bytes: int
 
 
-#: The maker of a checkpoint that has copied nothing for so many seconds is gone. (One that isn't begins anew.)
+#: Seconds without progress after which a checkpoint's maker counts as dead. (A live one starts again.)
 MAKER_SILENT_SECONDS = 10.0
 _CHECKPOINTS = """SELECT id, buffer, step, created_at, groups, bytes FROM rb_checkpoint
 WHERE copied_to IS NULL AND buffer = coalesce(:buffer, buffer) ORDER BY id"""
 
 
 def list_checkpoints(tx: ReadTransaction, buffer: str | None) -> list[StoredCheckpoint]:
-    """Return the checkpoints of one buffer or of all that are whole, in the order in which they were made."""
+    """Return the complete checkpoints of one buffer or of all, in the order in which they were made."""
     return [StoredCheckpoint(*row) for row in tx.tuples(_CHECKPOINTS, buffer=buffer)]
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedCount:
-    """The leased groups of a buffer, task and status: their number, when the first and the last of their leases end, in
-    seconds since the epoch, and how many are overdue."""
+    """The leased groups of a buffer, task and status: their number, the first and last end of their leases in seconds
+    since the epoch, and the number of overdue ones."""
 
     buffer: str
     task_name: str
@@ -78,7 +78,7 @@ class LeasedCount:
     overdue: int
 
 
-# Leased groups have lanes of their own: without that, SQLite would look at all groups.
+# Leased groups have lanes of their own: without the lanes, SQLite would scan all groups.
 _LEASED = """SELECT l.buffer, l.task_name, l.status, count(*), min(g.leased_until), max(g.leased_until),
     count(CASE WHEN g.leased_until <= :now THEN 1 END)
 FROM rb_lane l JOIN rb_group g ON g.lane = l.id
@@ -87,9 +87,9 @@ GROUP BY l.buffer, l.task_name, l.status"""
 
 
 def list_leased(tx: ReadTransaction, buffer: str | None, now: float) -> list[LeasedCount]:
-    """Return what is leased of one buffer or of all; leases that ended before `now` are overdue.
+    """Return the leased groups of one buffer or of all; leases that ended before `now` are overdue.
 
-    Those come back when a process next looks for groups: where all consumers are gone, none has.
+    Overdue groups are returned at a process's next poll: if all processes are gone, they stay overdue.
     """
     rows = tx.tuples(_LEASED, buffer=buffer, now=now)
     return [LeasedCount(name, task, Status(status), *rest) for name, task, status, *rest in rows]
@@ -101,13 +101,13 @@ _CONTENTS = f"""SELECT l.task_name AS task_name, l.status AS status, l.leased AS
     max(g.reward) AS highest
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer GROUP BY 1, 2, 3, 4, 5"""  # noqa: S608
 
-#: A row for each task, status, whether it is leased, number of draws and staleness: the number of such groups, their
-#: bytes, the time of the oldest, and the number, sum and bounds of their rewards.
+#: A row for each task, status, leased flag, number of draws and staleness: the number of such groups, their bytes, the
+#: time of the oldest, and the number, sum and bounds of their rewards.
 Contents = Sequence[Mapping[str, Any]]
 
 
 def read_contents(tx: ReadTransaction, buffer: str) -> Contents:
-    """Return what the groups of a buffer hold. Reads all of them, once."""
+    """Return the contents of a buffer, in one scan of its groups."""
     return tx.rows(_CONTENTS, buffer=buffer)
 
 
@@ -128,11 +128,11 @@ _LAST_UID = {
 
 
 def find_last_uid(tx: ReadTransaction) -> int | None:
-    """Return the last uid that was given in the database, 0 when none was; None when the counter is gone."""
+    """Return the last uid of the database, 0 before the first; None when the counter is missing."""
     last: int | None = tx.value(_LAST_UID[tx.dialect_name])
     return last
 
 
 def last_uid(tx: ReadTransaction) -> int:
-    """Return the last uid that was given in the database, 0 when none was."""
+    """Return the last uid of the database, 0 before the first."""
     return find_last_uid(tx) or 0

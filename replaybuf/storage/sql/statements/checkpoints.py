@@ -1,7 +1,7 @@
-"""Step checkpoints: the metadata of a buffer, copied by the database itself. Payloads stay where they are.
+"""Step checkpoints: a buffer's metadata, copied inside the database. Payloads are kept in place.
 
-A payload is kept while a group or a checkpoint has its uid. PostgreSQL copies from one snapshot while others write; an
-advisory lock keeps the sweep away meanwhile, so that no payload that the copy will need is deleted.
+A payload is kept while a group or a checkpoint has its uid. PostgreSQL copies from one snapshot during concurrent
+writes; an advisory lock blocks sweeps meanwhile, so that no payload that the copy needs is deleted.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from replaybuf.storage.values import Checkpoint, missing_checkpoint
 
 
 def keep_sweeps_away(tx: Transaction) -> None:
-    """Prevent sweeps, and the making of other checkpoints, until the end of the transaction."""
+    """Block sweeps, and the making of other checkpoints, until the end of the transaction."""
     tx.dialect.lock(tx, Lock.SWEEP)
 
 
 def may_sweep(tx: Transaction) -> bool:
-    """Return whether no checkpoint is being made in a transaction of its own; none is begun until the end of this."""
+    """Return whether no checkpoint is being made in its own transaction; none starts before the end of this one."""
     return tx.dialect.try_lock(tx, Lock.SWEEP, shared=True)
 
 
 def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) -> Checkpoint:
-    """Make a checkpoint at once: copy the metadata of the buffer's groups, its lanes, tallies and cursors.
+    """Make a checkpoint in one step: copy the metadata of the buffer's groups, its lanes, tallies and cursors.
 
     All but the last `keep` checkpoints are dropped.
     """
@@ -47,9 +47,9 @@ def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) ->
 
 
 def make_beginning(tx: Transaction, step: int, keep: int | None, now: float, groups: int) -> Mark | Checkpoint | None:
-    """Mark a checkpoint and copy its first groups; return it whole when there are no more of them.
+    """Begin an incremental checkpoint and copy its first groups; return it complete if these are all.
 
-    Returns None when somebody else is making one.
+    Returns None when another checkpoint is being made.
     """
     forget(tx, list(tx.execute(select(checkpoint.c.id).where(silent(now))).scalars()))
     if is_any_made(tx, now):
@@ -63,7 +63,7 @@ def make_beginning(tx: Transaction, step: int, keep: int | None, now: float, gro
 
 
 def publish_alone(tx: Transaction, mark: Mark, keep: int | None) -> Checkpoint:
-    """Publish a checkpoint in the place of others: the older one of its step, and all but the last `keep`."""
+    """Publish a checkpoint; drop an older one of its step, and all but the last `keep`."""
     of_step = select(checkpoint.c.id).where(checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.step == mark.step)
     forget(tx, list(tx.execute(of_step.where(whole)).scalars()))
     made = publish(tx, mark)
@@ -75,10 +75,10 @@ def publish_alone(tx: Transaction, mark: Mark, keep: int | None) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """A draw that nobody received and that was undone.
+    """A draw that was undone because its caller didn't receive it.
 
-    `since` is the checkpoint that was the last one at the draw, `drawn` has the number of earlier draws of each group,
-    `counts` is what the undoing added to the tallies, and `rows` are the groups as they were after it.
+    `since` is the id of the last checkpoint at the draw, `drawn` has the number of earlier draws of each group,
+    `counts` are the changes of the tallies by the undo, and `rows` are the groups after it.
     """
 
     since: int
@@ -94,14 +94,14 @@ class Undone:
         return cls(since, drawn, counts, tx.fetch(_STORED, tx.dialect.listed(drawn)))
 
 
-# With JSON as text, which may be damaged.
+# JSON as text, which may be damaged.
 _STORED = Prepared(lambda dialect: select(*STORED).where(dialect.one_of(group.c.uid, "uids")), "uids")
 
 
 def undo_draw(tx: Transaction, undone: Undone) -> Undone | None:
-    """Undo a draw in the checkpoints that were made after it.
+    """Undo a draw in the checkpoints made after it.
 
-    Returns what is left to do once the checkpoint that is being made in a transaction of its own is there.
+    Returns the rest of the undo, to be run after the commit of a checkpoint being made in its own transaction; or None.
     """
     none_is_made = may_sweep(tx)
     drawn, newest = undone.drawn, undone.since
@@ -112,7 +112,7 @@ def undo_draw(tx: Transaction, undone: Undone) -> Undone | None:
         copied = checkpoint_group.c.checkpoint == made.id, ours
         there = tx.execute(select(checkpoint_group.c.uid, checkpoint_group.c.times_sampled).where(*copied))
         if {row.uid: row.times_sampled for row in there} == drawn:
-            continue  # it was made before the draw
+            continue  # the checkpoint was made before the draw
         counted = ours if made.copied_to is None else and_(ours, checkpoint_group.c.uid <= made.copied_to)
         before, bytes_before = size_of(tx, made.id, counted)
         tx.execute(delete(checkpoint_group).where(*copied))
@@ -159,7 +159,7 @@ def _of_buffer(tx: Transaction) -> Any:
 
 
 def forget(tx: Transaction, ids: Sequence[int]) -> None:
-    """Drop checkpoints, whole or not. Their groups, and the payloads that nothing else needs, are left to the sweep."""
+    """Drop checkpoints, complete or not. Their groups, and unneeded payloads, are deleted by the sweep."""
     if ids:
         for number in ids:
             tx.dialect.end_keeping(tx, number)
@@ -168,7 +168,7 @@ def forget(tx: Transaction, ids: Sequence[int]) -> None:
 
 
 def numbers_with_groups() -> Select[int]:
-    """Return the query of the checkpoints with groups, dropped ones too: an index look-up each, however many groups."""
+    """Return the query of checkpoint ids with groups, also dropped ones: an index look-up per checkpoint."""
     number = checkpoint_group.c.checkpoint
     found = select(func.min(number).label("number")).cte("found", recursive=True)
     later = select(func.min(number)).where(number > found.c.number).scalar_subquery()
@@ -177,7 +177,7 @@ def numbers_with_groups() -> Select[int]:
 
 
 def forgotten(tx: Transaction, now: float) -> dict[int, bool]:
-    """Return the checkpoints to be swept, each with whether it was given up in the making: the others were dropped."""
+    """Return the ids of checkpoints to be swept: True for an abandoned one, False for a dropped one."""
     marks = tx.execute(select(checkpoint.c.id, silent(now))).all()
     there = {number for number, _ in marks}
     dropped = {number: False for number in tx.execute(numbers_with_groups()).scalars() if number not in there}
@@ -210,17 +210,17 @@ def sweep_forgotten(tx: Transaction, limit: int, now: float) -> int:
     return int(count)
 
 
-#: The checkpoints that can be restored.
+#: Complete checkpoints, which can be restored.
 whole: ColumnElement[bool] = checkpoint.c.copied_to.is_(None)
 
 
 class DroppedError(Exception):
-    """The mark is gone: the buffer was restored, or its maker had been silent for too long."""
+    """The incomplete checkpoint is gone: the buffer was restored, or its maker missed heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A checkpoint that is being made: when it was begun, the last uid given by then, and up to which it is copied."""
+    """An incomplete checkpoint: its start, the last uid at that time, and the uid up to which groups are copied."""
 
     id: int
     step: int
@@ -230,7 +230,7 @@ class Mark:
 
 
 def begin(tx: Transaction, step: int, now: float) -> Mark:
-    """Mark the present state as that of a checkpoint, with no groups copied yet."""
+    """Begin a checkpoint of the current state, with no groups copied yet."""
     lanes = [row._asdict() for row in all_lanes(tx)]
     values = {
         "buffer": tx.scope.buffer,
@@ -249,15 +249,15 @@ def begin(tx: Transaction, step: int, now: float) -> Mark:
 
 
 def keep_changing(tx: Transaction, mark: Mark) -> None:
-    """Copy groups before they change from now on: the others are copied in later transactions."""
+    """Copy groups before they change from now on, since the others are copied in later transactions."""
     lanes = [row["id"] for row in _find(tx, mark).lanes]
     tx.dialect.begin_keeping(tx, mark.id, mark.last, lanes)
 
 
 def next_bound(tx: Transaction, mark: Mark, groups: int) -> int:
-    """Return the uid up to which there are so many groups of any buffer to copy next; the last one when they end.
+    """Return the uid that ends the next batch of this number of groups, of any buffer; the last uid if fewer remain.
 
-    ReadScope for it reads the pages that the copy will need, while others may write.
+    The query reads the pages that the copy will need, without blocking writers.
     """
     left = select(group.c.uid).where(group.c.uid > mark.copied_to, group.c.uid <= mark.last)
     found = tx.execute(left.order_by(group.c.uid).offset(groups - 1).limit(1)).scalar()
@@ -281,7 +281,7 @@ def copy_groups(tx: Transaction, mark: Mark, up_to: int, now: float) -> Mark:
 
 
 def publish(tx: Transaction, mark: Mark) -> Checkpoint:
-    """Make a checkpoint whose groups are copied one that can be restored. Raises DroppedError."""
+    """Complete a checkpoint whose groups are copied, so that it can be restored. Raises DroppedError."""
     row = _find(tx, mark)
     tx.dialect.end_keeping(tx, mark.id)
     values = {"copied_to": None, "created_at": mark.created_at}
@@ -297,7 +297,7 @@ def _find(tx: Transaction, mark: Mark) -> Any:
 
 
 def copy_cursors(tx: Transaction, old: int, new: int) -> None:
-    """Copy the cursors of a checkpoint to another; 0 has the present ones."""
+    """Copy the cursors of a checkpoint to another; 0 has the current ones."""
     copied = [literal(new) if column is cursor.c.checkpoint else column for column in cursor.c]
     found = select(*copied).where(cursor.c.buffer == tx.scope.buffer, cursor.c.checkpoint == old)
     tx.execute(insert(cursor).from_select([column.name for column in cursor.c], found))
@@ -310,21 +310,21 @@ def size_of(tx: Transaction, checkpoint_id: int, *conditions: ColumnElement[bool
     return int(count), int(size or 0)
 
 
-# Who makes one
+# Liveness of makers
 
 
 def silent(now: float | ColumnElement[float]) -> ColumnElement[bool]:
-    """Return the condition for marks whose maker is gone."""
+    """Return the condition for incomplete checkpoints with a dead maker."""
     return and_(~whole, not_(checkpoint.c.created_at.between(now - MAKER_SILENT_SECONDS, now + MAKER_SILENT_SECONDS)))
 
 
 def is_any_made(tx: Transaction, now: float) -> bool:
-    """Return whether somebody is making a checkpoint, of any buffer. They are made one after the other."""
+    """Return whether a checkpoint of any buffer is being made. There is one at a time."""
     made = select(checkpoint.c.id).where(~whole, ~silent(now)).limit(1)
     return tx.execute(made).first() is not None
 
 
 def forget_marks(tx: Transaction) -> None:
-    """Drop the checkpoints of the buffer that are being made, or were given up."""
+    """Drop the buffer's incomplete checkpoints."""
     ours = select(checkpoint.c.id).where(checkpoint.c.buffer == tx.scope.buffer, ~whole)
     forget(tx, list(tx.execute(ours).scalars()))

@@ -1,7 +1,7 @@
-"""Tallies: sums that every transaction adds to without waiting for another.
+"""Tallies: counters without lock contention, and state transitions of groups that are counted in them.
 
-Each PostgreSQL connection adds to its own rows (its shard), so that concurrent transactions never conflict; readers sum
-them up. SQLite has one writer at a time, and one shard.
+Each PostgreSQL connection adds to its own rows (its shard), so that concurrent transactions never conflict; reads sum
+the shards. SQLite has a single writer, and one shard.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow
 
-#: The amounts that a transaction adds, by lane and name.
+#: Changes of tallies, by lane and name.
 Counts = Counter[tuple[int, Tally]]
 
 
 def add_step(counts: Counts, homes: Mapping[LaneName, Lane], task_name: str, step: Transition, groups: int = 1) -> None:
-    """Count a step that this number of a task's groups take."""
+    """Count a transition of this number of a task's groups."""
     for (status, name), n in step.counts.items():
         counts[(homes[(task_name, status)].id, name)] += n * groups
 
@@ -110,12 +110,12 @@ def read_sizes(tx: Transaction, lanes: Iterable[Lane]) -> dict[int, int]:
 
 
 def lock_tasks(tx: Transaction, tasks: Iterable[str]) -> None:
-    """Keep out other puts and draws of these tasks, where they have limits, until the end of the transaction."""
+    """Lock these tasks' puts and draws with limits until the end of the transaction."""
     names = (f"replaybuf {tx.scope.buffer} {task}" for task in tasks)
     tx.dialect.lock_names(tx, NamedLock.TASK, names)
 
 
-#: The same in a function of PostgreSQL, in the same order.
+#: The same in PL/pgSQL, in the same order.
 LOCK_TASKS = f"""PERFORM pg_advisory_xact_lock(hashtextextended(name, {NamedLock.TASK:d})) FROM (
         SELECT DISTINCT concat('replaybuf ', CAST(:buffer AS varchar), ' ', task) COLLATE "C" AS name
         FROM unnest(CAST(:tasks AS varchar[])) AS task ORDER BY name
@@ -123,9 +123,9 @@ LOCK_TASKS = f"""PERFORM pg_advisory_xact_lock(hashtextextended(name, {NamedLock
 
 
 def merge_shards(tx: Transaction) -> None:
-    """Merge the shards of connections that are gone, on PostgreSQL.
+    """Merge the shards of closed connections, on PostgreSQL.
 
-    Those of others stay: who puts or takes would wait for the row of its own shard until this is committed.
+    Shards of open ones are left alone: their puts and takes would wait for the row lock until this is committed.
     """
     if tx.dialect.try_lock(tx, Lock.SHARDS):
         tx.run(_MERGE)
@@ -145,7 +145,7 @@ ON CONFLICT (lane, name, shard) DO UPDATE SET amount = merged.amount + excluded.
 """
 
 
-#: A task, a step, and the uids of the groups that take it.
+#: A task, a transition, and the uids of its groups.
 Step = tuple[str, Transition, Sequence[int]]
 #: The lease columns of a group that isn't leased.
 FREE: Mapping[str, Any] = {"lease": None, "leased_until": None, "holder": None}
@@ -158,9 +158,9 @@ def move(
     lanes: Iterable[Lane] = (),
     **values: Any,
 ) -> None:
-    """Let each group take the step that follows from its state, and set these columns of groups that stay.
+    """Apply to each group the transition for its state, and set these columns of groups that stay.
 
-    `lanes` are some that were read already.
+    `lanes` are lanes already read.
     """
     known: dict[LaneName, Lane] = {one.name: one for one in lanes}
     states: dict[tuple[int, int, int], list[GroupRow]] = {}
@@ -173,7 +173,7 @@ def move(
 
 
 def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **values: Any) -> None:
-    """Let groups take these steps, and set these columns of groups that stay. `known` are lanes already read."""
+    """Apply transitions to groups, and set these columns of groups that stay. `known` are lanes already read."""
     homes = {home.name: home for home in known}
     homes |= need_lanes(tx, {(task, status) for task, step, _ in steps for status, _ in step.counts} - homes.keys())
     leased = {(task, step.after.status) for task, step, _ in steps if step.after is not None and step.after.leased}
@@ -190,7 +190,7 @@ def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **
             gone += uids
             continue
         added = {"times_sampled": step.draws, "deliveries": step.deliveries}
-        pinned_at = None  # the train step for which groups that leave their lane keep their staleness
+        pinned_at = None  # the train step at which groups that leave their lane pin their staleness
         if step.pins_staleness and step.before is not None:
             pinned_at = homes[(task, step.before.status)].step or 0
         change(tx, uids, _changed(task, step, lanes) | values, added, pinned_at)
@@ -203,7 +203,7 @@ def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **
 
 
 def _changed(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName, Lane]]) -> dict[str, Any]:
-    """Return the columns that a step sets, for groups of a task that stay."""
+    """Return the columns set by a transition, for groups of a task that stay."""
     after = step.after
     assert after is not None
     values: dict[str, Any] = {}
@@ -225,7 +225,7 @@ def change(
     added: Mapping[str, int] | None = None,
     pinned_at: int | None = None,
 ) -> None:
-    """Set columns of groups (not those with JSON), and add to others; pin the staleness at a train step, if given."""
+    """Set columns of groups (none with JSON), and add to others; pin the staleness at a train step, if given."""
     adding = {name: n for name, n in (added or {}).items() if n and name not in values}
     pin = () if pinned_at is None else (pinned_at,)
     statement = _changing(tuple(values), tuple(adding), bool(pin))
@@ -260,13 +260,13 @@ def _pinned(step: ColumnElement[int]) -> dict[str, Any]:
 
 
 def remove(tx: Transaction, uids: Sequence[int]) -> None:
-    """Remove groups, and leave their payloads to the sweep."""
+    """Remove groups; their payloads are deleted by the sweep."""
     if uids:
         tx.dialect.remove_groups(tx, uids, time.time())
 
 
 def set_aside(tx: Transaction, home: Lane, reasons: Mapping[int, str], worker: str | None = None) -> None:
-    """Make groups of a lane FAILED, each with its own reason; `worker` is who drew them."""
+    """Make groups of a lane FAILED, each with its own reason; `worker` drew them."""
     steps = [(home.task_name, transitions.set_aside(home.status, why), [uid]) for uid, why in reasons.items()]
     apply(tx, steps, [home])
     uids, groups, why = list(reasons), len(reasons), next(iter(reasons.values()), None)

@@ -22,7 +22,7 @@ from replaybuf.storage.values import Cursor
 
 
 def read_cursor(tx: Transaction, name: str) -> Cursor:
-    """Return the cursor of this name; version 0 when there is none."""
+    """Return the cursor of this name; version 0 if there is none."""
     found = next((one for one in read_cursors(tx, tx.scope.buffer or "") if one.name == name), Cursor(name))
     join(tx)
     return replace(found, epoch=tx.scope.epoch)
@@ -37,9 +37,9 @@ def write_cursors(tx: Transaction, cursors: Sequence[Cursor]) -> None:
 def claim(
     tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor, seconds: float
 ) -> tuple[list[GroupRow], int, float] | None:
-    """Move a cursor and put groups under a lease; return their rows, its token, and when it ends.
+    """Move a cursor and put groups under a lease; return their rows, and the lease's token and end.
 
-    None when another process or a restore has moved the cursor.
+    None if another process or a restore has moved the cursor.
     """
     if not move_cursor(tx, moved):
         return None
@@ -55,7 +55,7 @@ def claim(
 
 
 def put_with_cursor(tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor) -> bool:
-    """Move a cursor and put groups; return False, and do nothing, when somebody else has moved it."""
+    """Move a cursor and put groups; return False, and do nothing, if another process has moved it."""
     if not move_cursor(tx, moved):
         return False
     put_all(tx, groups)
@@ -65,7 +65,7 @@ def put_with_cursor(tx: Transaction, groups: Sequence[EncodedGroup], moved: Curs
 
 
 def move_cursor(tx: Transaction, moved: Cursor) -> bool:
-    """Write the cursor unless it was moved since it was read, by anyone or by a restore; return whether it was."""
+    """Write the cursor unless it was moved since its read, or the buffer restored; return whether it was written."""
     if moved.epoch != tx.scope.epoch:
         return False
     values = _row(tx, moved) | {"version": moved.version + 1}

@@ -1,4 +1,4 @@
-"""Groups that a put removes: those that it replaces, and those beyond the capacity, in the order of the remover."""
+"""Groups removed by a put: groups that it replaces, and groups beyond the capacity, in the remover's order."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, sc
 from replaybuf.storage.sql.statements.segments import READING_SECONDS, keep_for_reading
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
 
-#: Where a transaction collects the groups that leave in it, with their payloads; None if nobody asks.
+#: Collects the groups removed by a transaction, with their payloads; None if not requested.
 Leaving = list[GroupRow] | None
 
 
 def note(tx: Transaction, uids: Iterable[int], leaving: Leaving) -> None:
-    """Read these groups of the buffer, leased or not, before they are removed, if anybody asks."""
+    """Read these groups of the buffer, leased or not, before their removal, if requested."""
     listed = sorted(uids)
     if leaving is None or not listed:
         return
@@ -38,10 +38,10 @@ def note(tx: Transaction, uids: Iterable[int], leaving: Leaving) -> None:
 
 
 def by_put(tx: Transaction, rows: Iterable[GroupRow], puts: Mapping[int, NewGroup]) -> dict[int, list[GroupRow]]:
-    """Attribute removed groups to the put that caused their removal, of several that were stored together in order.
+    """Attribute removed groups to the puts that caused their removal, of several stored together in order.
 
-    Replaced groups left for the put that named them, or has their key. Of the other groups of a task, which were
-    evicted, each of its last puts has one: there was room for those before.
+    Replaced groups belong to the put that named them, or has their key. The other groups of a task were evicted: one
+    for each of the task's last puts, since there was room for earlier ones.
     """
     named = {uid: place for place, new in puts.items() for uid in new.replaces}
     keyed = {scoped_key(tx.scope.buffer, new.task_name, new.key): place for place, new in puts.items() if new.key}
@@ -61,12 +61,12 @@ def by_put(tx: Transaction, rows: Iterable[GroupRow], puts: Mapping[int, NewGrou
 
 
 def keep_leaving(tx: Transaction, leaving: Leaving) -> None:
-    """Keep the payloads of groups that have left, and are kept apart, until their caller has read them."""
+    """Keep removed groups' payloads that are kept apart until the caller has read them."""
     keep_for_reading(tx, [row.uid for row in leaving or () if row.is_apart], READING_SECONDS)
 
 
 def decode_removed(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
-    """Return groups that have left, for their caller, without those whose metadata is damaged as well."""
+    """Return removed groups for the caller, without groups whose metadata is damaged as well."""
     items: list[StorageItem] = []
     for row in rows:
         with contextlib.suppress(DecodeError):
@@ -75,14 +75,14 @@ def decode_removed(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
 
 
 def replace_groups(tx: Transaction, condition: ColumnElement[bool], leaving: Leaving = None) -> None:
-    """Remove the groups, including leased ones, that others replace."""
+    """Remove replaced groups, including leased ones."""
     remove_replaced(tx, lock_replaced(tx, condition), leaving)
 
 
 def replaced_by_place(
     tx: Transaction, groups: Sequence[NewGroup]
 ) -> tuple[dict[int, list[Any]], dict[int, ReplayBufError]]:
-    """Return what each of these groups replaces, or why it can't, by place. Each stored group is replaced once."""
+    """Return the groups replaced by each of these groups, or the error, by index. A stored group is replaced once."""
     wanted = sorted({uid for new in groups for uid in new.replaces})
     there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, wanted))} if wanted else {}
     replaced: dict[int, list[Any]] = {}
@@ -100,13 +100,13 @@ def replaced_by_place(
 
 
 def find_replaced(tx: Transaction, new: NewGroup) -> list[Any]:
-    """Return the groups that a put names. Raises ConflictError, LeaseLostError and FencedError."""
+    """Return the groups to be replaced by a put. Raises ConflictError, LeaseLostError and FencedError."""
     there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, new.replaces))}
     return _check_replaced(tx.scope, new, there)
 
 
 def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> list[Any]:
-    """Return the groups there that a put names. Raises ConflictError, LeaseLostError and FencedError."""
+    """Return the existing groups to be replaced by a put. Raises ConflictError, LeaseLostError and FencedError."""
     token = None
     if new.lease is not None:
         check_lease(new.lease, scope.epoch, scope.database)
@@ -121,7 +121,7 @@ def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> li
 
 
 def lock_replaced(tx: Transaction, condition: Any) -> list[Any]:
-    """Return the stored groups that are to be replaced, including leased ones, with their lanes."""
+    """Return the stored groups to be replaced, including leased ones, with their lanes and row locks."""
     locked = [uid for uid, _ in lock_groups(tx, condition)]
     found = (
         select(
@@ -142,25 +142,25 @@ def remove_replaced(tx: Transaction, rows: Iterable[Any], leaving: Leaving = Non
 
 
 def origins(replaced: Iterable[Any]) -> set[int]:
-    """Return the uids of these groups, and of all that they replaced."""
+    """Return the uids of these groups, and of all their predecessors."""
     return {uid for row in replaced for uid in (row.uid, *(row.made_from or ()))}
 
 
 def kept_origins(replaced: Iterable[Any], in_checkpoints: Container[int]) -> list[int]:
-    """Return the origins that are kept with the new group: those that it replaced itself, and those in checkpoints.
+    """Return the origins stored with the new group: its direct predecessors, and those in checkpoints.
 
-    A restore that keeps the new group doesn't bring the latter back.
+    A restore that keeps the new group doesn't bring them back.
     """
     direct = {row.uid for row in replaced}
     return sorted(uid for uid in origins(replaced) if uid in direct or uid in in_checkpoints)
 
 
-#: A group that may leave, and its lane.
+#: A candidate for eviction, and its lane.
 _Candidate = tuple[Lane, Ordered]
 
 
 def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leaving = None) -> None:
-    """Remove the groups beyond the capacity of these tasks; `counts` is what this transaction has yet to count."""
+    """Remove the groups beyond the capacity of these tasks; `counts` are this transaction's unwritten counts."""
     limits = tx.scope.rules.limits
     if limits.capacity is None or limits.on_full != "evict":
         return
@@ -180,7 +180,7 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leavin
     remove(tx, gone)
 
 
-#: The lanes of tasks that the capacity bounds, and the number of groups in each.
+#: The lanes of tasks that count towards the capacity, and the number of groups in each.
 _SIZES = Prepared(
     lambda dialect: (
         select(*(lane.c[name] for name in COLUMNS), func.coalesce(func.sum(tally.c.amount), 0))
@@ -217,7 +217,7 @@ def _first(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidat
 
 
 def _comparable(home: Lane, field: str, value: Any) -> Any:
-    """Return the value that groups of several lanes are ordered by; in a race, the time until they arrive."""
+    """Return the sort value of groups of several lanes; for a sampling key, the virtual time left until its draw."""
     if field not in KEYS:
         return value
     clock = home.clocks[field]

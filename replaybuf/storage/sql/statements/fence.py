@@ -1,10 +1,10 @@
-"""Fences and tickets. A restore begins a new epoch of the buffer, and earlier users can no longer write.
+"""Fencing and tickets. A restore begins a new epoch of the buffer, which fences off writers of earlier epochs.
 
-Every write transaction reads the buffer's epoch first. A restore keeps out all other writers until it is committed, so
-nobody writes into the restored buffer with an old epoch.
+Every write transaction reads the buffer's epoch first. A restore excludes all other writers until its commit, so no
+transaction with an old epoch writes into the restored buffer.
 
-A ticket is the number by which random draws know a group (`rules.race`): its uid, less what restores have skipped
-(`Scope.ticket_shift`). Uids are never given twice; but the groups put after a restore have the tickets, and so the
+A ticket is a group's sampling id, which determines its random draws (`rules.race`): its uid, less the uids skipped by
+restores (`Scope.ticket_shift`). Uids are never reused; but groups put after a restore get the tickets, and so the
 chances, that they would have had without it. The column is NULL where the ticket is the uid.
 """
 
@@ -26,7 +26,7 @@ from replaybuf.storage.sql.statements.buffer_facts import last_uid
 
 
 def join(tx: Transaction) -> None:
-    """Update the scope of a transaction to the buffer's present epoch."""
+    """Update the scope of a transaction to the buffer's current epoch."""
     row = _row(tx)
     tx.scope = replace(
         tx.scope, epoch=row.epoch or 0, ticket_shift=row.ticket_shift or 0, checkpoint=row.checkpoint or 0
@@ -34,22 +34,22 @@ def join(tx: Transaction) -> None:
 
 
 def joined(tx: Transaction) -> Scope:
-    """Return the scope of a transaction, updated to the buffer's present epoch, with the number of the database."""
+    """Return the scope of a transaction, updated to the buffer's current epoch, with the database's id."""
     join(tx)
     number = tx.execute(select(info.c.value).where(info.c.name == IDENTITY)).scalar()
     return replace(tx.scope, database=number)
 
 
 def check_fence(tx: Transaction) -> None:
-    """Update the scope of a transaction. Raises FencedError when the buffer was restored since it was joined.
+    """Update the scope of a transaction. Raises FencedError if the buffer was restored since it was joined.
 
-    It is the first statement of every transaction that writes for a buffer.
+    The first statement of every transaction that writes for a buffer.
     """
     compare(tx, _row(tx))
 
 
 def compare(tx: Transaction, row: Row) -> None:
-    """Check the fence, given the row that `FENCE` reads."""
+    """Check the fence against a row read by `FENCE`."""
     if (row.epoch or 0) != tx.scope.epoch:
         raise _fenced_off(tx, row)
     shift, newest = row.ticket_shift or 0, row.checkpoint or 0
@@ -70,7 +70,7 @@ def _fenced_off(tx: Transaction, row: Row) -> FencedError:
 
 
 def _by(tx: Transaction, row: Row) -> str:
-    """Return who restored, if it is known."""
+    """Return the worker of the restore, if known."""
     restored = (event.c.buffer == tx.scope.buffer, event.c.kind == EventKind.RESTORED.value)
     last = select(event.c.worker, event.c.step).where(*restored).order_by(event.c.id.desc()).limit(1)
     found = tx.execute(last).first()
@@ -78,14 +78,14 @@ def _by(tx: Transaction, row: Row) -> str:
 
 
 def begin_epoch(tx: Transaction, step: int, now: float, ticket_shift: int) -> None:
-    """Fence off all earlier users, and bring the transaction to the new epoch."""
+    """Fence off all earlier users, and move the transaction to the new epoch."""
     epoch = (_row(tx).epoch or 0) + 1
     write_buffer(tx, epoch=epoch, ticket_shift=ticket_shift, restored_step=step, restored_at=now)
     tx.scope = replace(tx.scope, epoch=epoch, ticket_shift=ticket_shift)
 
 
 class Row(NamedTuple):
-    """A buffer's newest checkpoint, and its row in `rb_buffer`, all None when it has none."""
+    """A buffer's newest checkpoint, and its row in `rb_buffer`; None for missing values."""
 
     checkpoint: int | None
     epoch: int | None
@@ -103,7 +103,7 @@ def _of_buffer(column: Column[Any]) -> ColumnElement[Any]:
     return select(column).where(buffer.c.name == bindparam("name")).scalar_subquery().label(column.name)
 
 
-#: Reads a `Row` for the parameter `name`; always one, even for a buffer without one in `rb_buffer`.
+#: Query of a `Row` for the parameter `name`; always one, even for a buffer without one in `rb_buffer`.
 FENCE = select(
     func.max(checkpoint.c.id).label("checkpoint"),
     *(_of_buffer(buffer.c[name]) for name in Row._fields if name != "checkpoint"),
@@ -119,27 +119,27 @@ def write_buffer(tx: Transaction, **values: Any) -> None:
 
 
 def ticket_of(tx: Transaction, uid: int) -> int:
-    """Return the ticket of a group that is put now."""
+    """Return the ticket of a new group."""
     return uid - tx.scope.ticket_shift
 
 
 def ticket_column(tx: Transaction, uid: int) -> int | None:
-    """Return the ticket of a group that is put now, as its column has it."""
+    """Return the value of a new group's ticket column."""
     return ticket_of(tx, uid) if tx.scope.ticket_shift else None
 
 
 def next_ticket(tx: Transaction) -> int:
-    """Return the ticket of the next group that is put."""
+    """Return the ticket of the next new group."""
     return ticket_of(tx, last_uid(tx) + 1)
 
 
 def shift_to(tx: Transaction, ticket: int) -> int:
-    """Return the shift with which the next group gets this ticket."""
+    """Return the shift with which the next new group gets this ticket."""
     return last_uid(tx) + 1 - ticket
 
 
 def set_next_ticket(tx: Transaction, ticket: int) -> None:
-    """Let the next group have this ticket, and those after it the ones that follow."""
-    shift, epoch = shift_to(tx, ticket), _row(tx).epoch  # None where it has no row in `rb_buffer` yet
+    """Give the next new group this ticket, and later ones the following tickets."""
+    shift, epoch = shift_to(tx, ticket), _row(tx).epoch  # None if it has no row in `rb_buffer` yet
     if shift or epoch is not None:
         write_buffer(tx, epoch=epoch or 0, ticket_shift=shift)

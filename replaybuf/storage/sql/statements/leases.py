@@ -1,4 +1,4 @@
-"""Leases: drawn groups wait in separate lanes, with a token and an end, until they are acknowledged or given back."""
+"""Leases: drawn groups are kept in separate lanes, with a token and an end, until acknowledged or returned."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from replaybuf.storage.values import Leased, check_database, check_lease, count_
 
 
 def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:
-    """Return the token of a new lease, and when it ends."""
+    """Return the token and the end of a new lease."""
     [token] = tx.dialect.reserve_uids(tx, 1)
     return token, tx.dialect.start_clock(tx) + seconds
 
@@ -39,12 +39,12 @@ def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:
 def hold(
     tx: Transaction, rows: Sequence[GroupRow], token: int, until: float, holder: str | None, **values: Any
 ) -> None:
-    """Lease these groups, which are still in their lanes, to a holder, and set these columns of them."""
+    """Lease these groups, which are in their lanes, to a holder, and set other columns."""
     move(tx, rows, transitions.leased, lease=token, leased_until=until, holder=holder, **values)
 
 
 def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
-    """Return these groups of the buffer with the lanes that they are in."""
+    """Return these groups of the buffer with their lanes."""
     rows = _sorted(tx.fetch(_ROWS, tx.scope.buffer, tx.dialect.listed(uids)))
     lanes = find_lanes(tx, {(row.task_name, row.status) for row in rows})
     for row in rows:
@@ -64,20 +64,20 @@ def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
 
 
 def _trained_at(tx: Transaction, lease: Leased, rows: Sequence[GroupRow]) -> tuple[int | None, Iterable[Lane]]:
-    """Return the train step of groups that are acknowledged now, and the lanes that were read for it.
+    """Return the train step of groups that are acknowledged now, and the lanes read for it.
 
-    It is the one that somebody has named, or that of the last refresh: groups may have been leased some steps ahead.
+    It is the step named by the caller, else that of the last refresh: groups may have been leased some steps ahead.
     """
     if lease.named_step is not None or not rows:
         return lease.named_step, ()
     homes = {(row.task_name, row.status) for row in rows}
-    lanes = find_lanes(tx, homes | {(task, Status.ARCHIVED) for task, _ in homes})  # all that groups may go to
+    lanes = find_lanes(tx, homes | {(task, Status.ARCHIVED) for task, _ in homes})  # all possible target lanes
     trained = (lanes[name] for name in homes if name[1] == Status.COMPLETED and name in lanes)
     return max((one.step for one in trained if one.step is not None), default=lease.train_step), lanes.values()
 
 
 def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) -> float:
-    """Extend the lease of these groups; return the time when it ends."""
+    """Renew the lease of these groups; return its new end."""
     check_lease(lease, tx.scope.epoch, tx.scope.database)
     held = [row.uid for row in _held(tx, lease, uids)]
     until = tx.dialect.start_clock(tx) + seconds
@@ -87,7 +87,7 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
 
 
 def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str | None) -> Counter[str | None]:
-    """Give back those of these groups that the lease still holds, and return their number by holder."""
+    """End the lease of those of these groups that it still holds; return their number by holder."""
     check_database(lease, tx.scope.database)
     limits, mine = tx.scope.rules.limits, _of(tx, lease, uids)
     move(tx, mine, lambda row: transitions.given_back(row, limits, reason))
@@ -97,14 +97,14 @@ def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str |
 
 
 def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
-    """Undo a lease that nobody received."""
+    """Undo a lease that its caller didn't receive."""
     move(tx, _of(tx, lease, uids), transitions.unleased)
 
 
 def end_leases(tx: Transaction, *, wait: bool = False) -> int:
-    """Give back the groups whose leases have expired, and return their number.
+    """End overdue leases, and return the number of their groups.
 
-    With `wait` those that another transaction is giving back are back, too, when this returns.
+    With `wait`, leases being ended by a concurrent transaction have ended, too, at the end of the call.
     """
     now, limits = tx.dialect.clock(tx), tx.scope.rules.limits
     uids = [uid for (uid,) in tx.fetch(_OVERDUE, now, tx.scope.buffer)]
@@ -117,22 +117,22 @@ def end_leases(tx: Transaction, *, wait: bool = False) -> int:
 
 
 def _note_returned(tx: Transaction, kind: EventKind, rows: Sequence[GroupRow], reason: str | None = None) -> None:
-    """Note that these deliveries have failed, and which groups were set aside for it."""
+    """Record failed deliveries, and the groups that were set aside for them."""
     limits = tx.scope.rules.limits
     note_rows(tx, kind, rows, reason)
     note_rows(tx, EventKind.SET_ASIDE, [row for row in rows if transitions.is_last(row, limits)], reason)
 
 
 def any_overdue(tx: Transaction) -> bool:
-    """Return whether any lease of the buffer has expired."""
+    """Return whether any lease of the buffer is overdue."""
     return bool(tx.fetch(_ANY_OVERDUE, tx.dialect.clock(tx), tx.scope.buffer))
 
 
 def overdue(now: ColumnElement[float]) -> Select[int]:
-    """Return the query of the groups of a `:buffer` whose lease has expired, the longest ago first.
+    """Return the query of the groups of a `:buffer` with an overdue lease, the longest overdue first.
 
-    The lane is looked up for each group: joined with it, SQLite reads all groups of the buffer, lane by lane. Without
-    the order, PostgreSQL reads all groups of a table that hasn't been analysed yet.
+    The lane is an EXISTS subquery: with a join, SQLite reads all groups of the buffer, lane by lane. Without the ORDER
+    BY, PostgreSQL reads all groups of a table that hasn't been analysed yet.
     """
     late = group.c.leased_until <= now
     ours = exists().where(lane.c.id == group.c.lane, lane.c.buffer == bindparam("buffer"))
@@ -145,14 +145,14 @@ _ANY_OVERDUE = Prepared(lambda _: _overdue.limit(1), "now", "buffer")
 
 
 def return_all(tx: Transaction) -> int:
-    """Give back all leased groups and return their number: a copy of a store doesn't know their consumers."""
+    """End all leases and return the number of their groups: a store's copy is unknown to their consumers."""
     rows = read_rows(tx, group.c.lease.is_not(None))
     move(tx, rows, transitions.unleased)
     return len(rows)
 
 
 def read_rows(tx: Transaction, *conditions: Any, skip_locked: bool = False) -> list[GroupRow]:
-    """Return the groups of the buffer that meet the conditions, including leased ones, locked."""
+    """Return the groups of the buffer that meet the conditions, including leased ones, with row locks."""
     query = select_rows().where(lane.c.buffer == tx.scope.buffer, *conditions)
     query = tx.dialect.for_update(query, of=group, skip_locked=skip_locked)
     return _sorted(tx.execute(query))
@@ -177,9 +177,9 @@ def _of(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
 
 
 def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
-    """Return the groups of a lease, without those that were replaced while the lease held them.
+    """Return the groups of a lease, without groups that were replaced while leased.
 
-    Raises LeaseLostError when the lease had expired for some of them.
+    Raises LeaseLostError if the lease has expired for some of them.
     """
     mine = _of(tx, lease, uids)
     if len(mine) < len(uids) and tx.dialect.clock(tx) >= lease.until:
@@ -188,7 +188,7 @@ def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]
 
 
 def _check_not_passed_on(tx: Transaction, lease: Leased, uids: Iterable[int]) -> None:
-    """Raise LeaseLostError if any of these groups, which the lease doesn't hold, is with others unacknowledged."""
+    """Raise LeaseLostError if the lease has lost any of these groups without having acknowledged it."""
     there = select(group.c.uid, group.c.times_sampled, group.c.lease.is_not(None)).where(uid_in(tx, uids))
     passed_on = count_passed_on(lease, ((uid, sampled, leased) for uid, sampled, leased in tx.execute(there)))
     if passed_on:
@@ -196,14 +196,14 @@ def _check_not_passed_on(tx: Transaction, lease: Leased, uids: Iterable[int]) ->
 
 
 def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> tuple[Counts, dict[int, str]]:
-    """Put back drawn groups that nobody received; return what that adds to the tallies.
+    """Move drawn groups that their caller didn't receive back to their lanes; return the changes of the tallies.
 
-    A group whose key was put again in the meantime is not put back: the newer one replaced it. One that stayed for its
-    next draw and has left since was delivered to others. Also returns which groups can't be read any more, and why.
+    A group whose key was put again in the meantime isn't restored: the newer one replaced it. A group that stayed in
+    its lane and was removed since was delivered to others. Also returns the unreadable groups, with the reason.
     """
     counts: Counts = Counter()
     if tx.dialect.locks_rows and rows:
-        # If a sweep holds some of these rows, it has deleted their payloads by the time that this lock is taken.
+        # If a sweep has locked some of these rows, it has deleted their payloads when this lock is granted.
         ours = uid_in(tx, sorted(row.uid for row in rows), garbage.c.uid)
         tx.execute(tx.dialect.for_update(select(garbage.c.uid).where(ours)))
     limits = tx.scope.rules.limits
@@ -231,7 +231,7 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> tuple[Counts, dict[i
             keyless.setdefault(row.home.name, []).append(row.uid)
     add_counts(tx, counts)
     count_gone(tx, back)
-    for name, uids in keyless.items():  # races that began in their lane since the draw
+    for name, uids in keyless.items():  # races that began in the lane since the draw
         enter_races(tx, homes[name], uids)
     return counts, {uid: _TOO_LATE for uid, extent in swept.items() if extent is None}
 
@@ -240,9 +240,9 @@ _TOO_LATE = f"its arrays were deleted: a draw that nobody received was undone mo
 
 
 def _swept_unread(tx: Transaction, rows: Sequence[GroupRow]) -> dict[int, Extent | None]:
-    """Return the groups whose payloads were swept before their arrays were read, and where these are.
+    """Return groups whose payloads were swept before their arrays were read, with the extents of the arrays.
 
-    None where they may be gone. Where they aren't, they stay until the end of the transaction.
+    None if the extent may be deleted. Otherwise it is kept until the end of the transaction.
     """
     unread = {row.uid: row.payload for row in rows if row.is_apart and row.whole is row.payload}
     if not unread:
@@ -260,7 +260,7 @@ def _extent(head: bytes | None) -> Extent | None:
 
 
 def _unsample(tx: Transaction, row: GroupRow) -> bool:
-    """Undo the draw of a group that has stayed; return False when it is gone."""
+    """Undo the draw of a group that stayed in its lane; return False if it is gone."""
     keys = {race: row.column(race) for race in KEYS if row.column(race) is not None}
     back = update(group).where(group.c.uid == row.uid, group.c.times_sampled > row.times_sampled)
     nobody_since = group.c.times_sampled == row.times_sampled + 1
@@ -270,21 +270,21 @@ def _unsample(tx: Transaction, row: GroupRow) -> bool:
 
 
 def _unarchive(tx: Transaction, row: GroupRow, archive: Lane) -> bool:
-    """Put back a group that was archived; return False when it is no longer in the archive."""
+    """Move an archived group back to its lane; return False if it is no longer in the archive."""
     return bool(tx.fetch(_UNARCHIVE, *row.values, row.uid, archive.id))
 
 
 def _restore(tx: Transaction, row: GroupRow, extent: Extent | None) -> bool:
-    """Put back a group that had left; return False when there is a newer one of its key.
+    """Reinsert a removed group; return False if there is a newer one with its key.
 
-    `extent` is where its arrays still are, if they were not read.
+    `extent` is the location of its arrays, if they weren't read.
     """
     if not tx.fetch(_RESTORE, *row.values):
         return False
     tx.execute(delete(garbage).where(garbage.c.uid == row.uid))
     here = select(payload.c.uid).where(payload.c.uid == row.uid)
     if row.payload is not None and tx.execute(here).first() is None:
-        # The payload was swept already. (The outline is only for people.)
+        # The payload was swept already. (The outline isn't restored: it only serves the views.)
         where = {} if extent is None else {"segment": extent.segment, "size": extent.size}
         kept = {"uid": row.uid, "outline": [], "prompt": None, "data": row.whole}
         tx.execute(insert(payload), kept | where)

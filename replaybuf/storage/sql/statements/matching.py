@@ -1,4 +1,4 @@
-"""Queries over the metadata: reading, counting, changing and removing the groups that match."""
+"""Metadata queries: reading, counting, changing and removing the groups that match."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHUNK = 10_000
 
 
 def select_matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
-    """Return the SELECT of columns of the groups that match."""
+    """Return a SELECT of columns of the groups that match."""
     condition = compile_sql(query, FIELDS, tx.dialect.name)
     return select(*columns).select_from(group.join(lane, lane.c.id == group.c.lane)).where(tx.scope.lanes, condition)
 
@@ -50,9 +50,9 @@ def finding(tx: Transaction, query: Node, order: Order, limit: int | None) -> Se
 def read_groups(
     tx: Transaction, codec: Codec, uids: Sequence[int], query: Node, deferred: frozenset[str]
 ) -> list[GroupRow]:
-    """Return the groups with these uids that are there (and still match), with their payloads, in the order given.
+    """Return the existing groups with these uids that (still) match, with payloads, in the given order.
 
-    The arrays in the fields `deferred` aren't read.
+    Arrays in the fields `deferred` aren't read.
     """
     chosen = uid_in(tx, uids), tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name)
     statement = select_rows(payloads=not deferred).where(*chosen)
@@ -63,7 +63,7 @@ def read_groups(
 
 
 def count_groups(tx: Transaction, query: Node, at_most: int | None) -> int:
-    """Return the number of groups that match, counting no further than `at_most`."""
+    """Return the number of groups that match, at most `at_most`."""
     matching = select_matching(tx, query, group.c.uid)
     if at_most is None:
         return int(tx.execute(matching.with_only_columns(func.count())).scalar_one())
@@ -83,7 +83,7 @@ def delete_groups(tx: Transaction, query: Node) -> int:
 
 
 def _note_each(tx: Transaction, kind: EventKind, by_task: Mapping[str, Sequence[int]], query: Node) -> None:
-    """Note an event of each task's groups that match a query."""
+    """Write an event per task of groups that match a query."""
     worker, detail = tx.scope.worker, to_text(query)
     for task_name, uids in by_task.items():
         note(tx, kind, worker=worker, task_name=task_name, groups=len(uids), uids=uids, detail=detail)
@@ -110,15 +110,15 @@ def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
     return changed
 
 
-#: Statuses whose groups can be requeued.
+#: Statuses of groups that can be requeued.
 REQUEUED = (Status.FAILED, Status.FILTERED, Status.EXPIRED)
 
 
 def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
-    """Make failed, filtered and expired groups that match COMPLETED, or ABORTED where a rollout has no response.
+    """Make failed, filtered and expired groups that match COMPLETED, or ABORTED if a rollout has no response.
 
-    Filtered rollouts count as they are: completed, if they have a response. ABORTED ones are generated again. The
-    groups' errors and failed deliveries are forgotten. Returns the numbers by new status.
+    A filtered rollout counts as completed if it has a response. ABORTED groups are generated again. The groups' errors
+    and delivery attempts are reset. Returns the numbers by new status.
     """
     numbers: dict[Status, int] = {}
     back: dict[str, list[int]] = {}
@@ -140,7 +140,7 @@ def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
     return numbers
 
 
-#: Those of the groups in which a rollout is neither completed nor filtered with a response.
+#: The groups in which a rollout is neither completed nor filtered with a response.
 _UNFINISHED = """
 SELECT DISTINCT uid FROM rollouts WHERE uid IN ({listed}) AND status <> 'completed'
 AND NOT (status = 'filtered' AND (response_tokens > 0 OR length(response) > 0))"""
@@ -164,16 +164,16 @@ _SET_PRIORITY = update(group).where(group.c.uid == bindparam("of_uid")).values(p
 
 
 def lock_groups(tx: Transaction, condition: ColumnElement[bool]) -> list[tuple[int, int]]:
-    """Return the groups of any buffer, leased or not, that meet a condition on `rb_group`, locked, and their lanes.
+    """Return uids and lanes of the groups, of any buffer and leased or not, that meet a condition, with row locks.
 
-    There is no join: PostgreSQL would then leave out a group that moved to another lane during the wait for its lock.
+    Without a join: with one, PostgreSQL would omit a group that changed its lane during the wait for its lock.
     """
     found = select(group.c.uid, group.c.lane).where(condition).order_by(group.c.uid)
     return [(uid, lane_id) for uid, lane_id in tx.execute(tx.dialect.for_update(found))]
 
 
 def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[Lane, list[int]]]:
-    """Return the groups of the buffer by lane, from their uids and their lanes' ids."""
+    """Return the groups of the buffer by lane, from their uids and lane ids."""
     members: dict[int, list[int]] = {}
     for uid, lane_id in found:
         members.setdefault(lane_id, []).append(uid)
@@ -182,7 +182,7 @@ def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[La
 
 
 def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]]]]:
-    """Yield the groups that match, locked, in chunks, by lane."""
+    """Yield the groups that match, with row locks, in chunks, by lane."""
     statement = select_matching(tx, query, group.c.uid, group.c.lane)
     if tx.dialect.locks_rows:
         statement = tx.dialect.for_update(statement.order_by(group.c.uid), of=group)

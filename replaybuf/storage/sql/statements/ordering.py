@@ -1,8 +1,8 @@
-"""The races of random policies in SQL: the keys of groups, and the clocks of lanes (`replaybuf.rules.policies`).
+"""The races of random policies in SQL: sampling keys of groups, and clocks of lanes (`replaybuf.rules.policies`).
 
-A lane whose clock is NULL runs no race, and keys there mean nothing. Once it has a clock, every group in it has a key:
-each put into the lane reads the lane's row first, and gives the group a key. Before a race begins among groups that are
-there already, its clock is PREPARING: groups that come have keys, others get theirs in short transactions.
+A lane whose clock is NULL runs no race, and its groups' keys are ignored. Once it has a clock, every group in it has a
+key: each put into the lane reads the lane's row first, and draws the group's key. Before a race begins among existing
+groups, its clock is PREPARING: new groups get keys, and existing ones get theirs in short transactions.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane
 from replaybuf.storage.sql.statements.lanes import CLOCKS, PREPARING, Lane, find_lanes
 from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, STORED, GroupRow
 
-#: A group in a race: its uid, its ticket, its priority.
+#: A group in a race: uid, ticket, priority.
 Member = tuple[int, int, float]
 
-#: The name of a lane, and a race there.
+#: A lane's name, and a race in it.
 Race = tuple[LaneName, str]
 
 _CHUNK = 10_000
-#: Groups that get keys in one transaction while others go on writing: some 20 ms.
+#: Groups whose keys are written in one transaction between other writes: some 20 ms.
 _PIECE = 2_000
 
 
 class RaceNotRunError(Exception):
-    """A draw from races that have to be begun first; then it is repeated."""
+    """A draw needs races that haven't begun; they are begun, and the draw is repeated."""
 
     def __init__(self, missing: Iterable[Race]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class RaceNotRunError(Exception):
 
 
 def check_races(lanes: Iterable[Lane], order: Order) -> None:
-    """Raise RaceNotRunError when the order needs a race that isn't run in all of the lanes."""
+    """Raise RaceNotRunError when the order needs a race that doesn't run in all of the lanes."""
     wanted = [key for key in KEYS if key in {term.field for term in order}]
     missing = [(one.name, key) for one in lanes for key in wanted if key not in one.clocks or key in one.preparing]
     if missing:
@@ -53,7 +53,7 @@ def check_races(lanes: Iterable[Lane], order: Order) -> None:
 
 
 def prepare_races(tx: Transaction, races: Iterable[Race]) -> None:
-    """Let groups have keys of these races from now on. Nobody else may write meanwhile."""
+    """Give new groups keys in these races from now on. Must exclude other writers."""
     for name, race in races:
         home = find_lanes(tx, [name]).get(name)
         if home is not None and race not in home.clocks:
@@ -61,7 +61,7 @@ def prepare_races(tx: Transaction, races: Iterable[Race]) -> None:
 
 
 def prepare_groups(tx: Transaction, name: LaneName, race: str, after: int) -> int | None:
-    """Give some of a lane's groups behind the uid `after` their keys; return the last uid, None when there are none."""
+    """Give some of a lane's groups after the uid `after` their keys; return the last uid, None if there are none."""
     home = find_lanes(tx, [name]).get(name)
     if home is None or race not in home.preparing:
         return None
@@ -75,7 +75,7 @@ def prepare_groups(tx: Transaction, name: LaneName, race: str, after: int) -> in
 
 
 def begin_races(tx: Transaction, races: Iterable[Race], epoch: int) -> None:
-    """Begin races of which all groups have keys, unless the buffer was restored since this epoch."""
+    """Begin races in which all groups have keys, unless the buffer was restored since this epoch."""
     if tx.scope.epoch != epoch:
         return
     for name, race in races:
@@ -85,7 +85,7 @@ def begin_races(tx: Transaction, races: Iterable[Race], epoch: int) -> None:
 
 
 def enter_races(tx: Transaction, home: Lane, uids: Sequence[int]) -> None:
-    """Give groups that came into a lane, or whose priority changed, keys in the lane's races."""
+    """Give groups that entered a lane, or whose priority changed, keys in the lane's races."""
     if home.clocks and uids:
         members = tx.fetch(_OF_UIDS, tx.dialect.listed(uids))
         for key in home.clocks:
@@ -106,7 +106,7 @@ _OF_LANE = {race: _of_lane(race) for race in KEYS}
 
 
 def new_keys(rules: Rules, home: Lane, members: Sequence[Member]) -> dict[int, dict[str, float]]:
-    """Return the keys of groups that come into the lane, by uid."""
+    """Return the keys of groups that enter the lane, by uid."""
     keys: dict[int, dict[str, float]] = {uid: {} for uid, _, _ in members}
     for name, clock in home.clocks.items():
         entries = [(ticket, weight_of(name, priority)) for _, ticket, priority in members]
@@ -116,7 +116,7 @@ def new_keys(rules: Rules, home: Lane, members: Sequence[Member]) -> dict[int, d
 
 
 def advance(tx: Transaction, home: Lane, race: str, keys: Sequence[float], priorities: Sequence[float]) -> None:
-    """Advance the clock of the lane's race, in which groups with these keys came first. A worn-out race ends."""
+    """Advance the clock of the lane's race past drawn groups with these keys. A worn-out race ends."""
     if not keys:
         return
     home.clocks[race].advance(keys)
@@ -124,7 +124,7 @@ def advance(tx: Transaction, home: Lane, race: str, keys: Sequence[float], prior
 
 
 def skip_arrived(tx: Transaction, home: Lane, race: str) -> None:
-    """Give new keys to groups that have arrived in the lane's race by now and weren't drawn."""
+    """Give new keys to groups whose keys the clock of the lane's race has passed, and which weren't drawn."""
     clock, key = home.clocks[race], group.c[race]
     arrived = or_(key <= clock.time, and_(key >= IDLE, key <= IDLE * (1.0 + clock.idle_time)))
     chosen = select(group.c.uid).where(group.c.lane == home.id, key.is_not(None), arrived)
@@ -135,7 +135,7 @@ def skip_arrived(tx: Transaction, home: Lane, race: str) -> None:
 def pass_time(
     tx: Transaction, lanes: Sequence[Lane], race: str, waits: Sequence[float], priorities: Sequence[float]
 ) -> None:
-    """Let the time pass in all these lanes' races, in which groups came first after these waits."""
+    """Advance the clocks of all these lanes' races by the time of drawn groups, given their times left as `waits`."""
     elapsed = max((wait for wait in waits if wait < IDLE), default=0.0)
     idle = max((wait / IDLE - 1.0 for wait in waits if wait >= IDLE), default=0.0)
     for home in sorted(lanes, key=lambda home: home.id):
@@ -153,9 +153,9 @@ def _set_clock(tx: Transaction, home: Lane, race: str, clock: Clock) -> None:
 
 
 def _go_on(tx: Transaction, home: Lane, race: str, priorities: Sequence[float]) -> None:
-    """Write the lane's clock after groups of these priorities came first; a worn-out race ends.
+    """Write the lane's clock after a draw of groups with these priorities; a worn-out race ends.
 
-    Another draw may be further, or have ended the race, which leaves NULL.
+    A concurrent draw may have advanced it further, or have ended the race, which leaves NULL.
     """
     clock = home.clocks[race]
     if clock.is_worn(weight_of(race, priority) for priority in priorities):
@@ -194,12 +194,12 @@ def _set_keys(tx: Transaction, home: Lane, race: str, members: Sequence[Sequence
         tx.dialect.set_keys(tx, race, uids, keys)
 
 
-#: The groups among which an order by staleness is merged: those that follow the lane, and pinned ones.
+#: Two sets of groups, merged for an order by staleness: groups that follow their lane's step, and pinned ones.
 _FOLLOWING, _PINNED = False, True
 
 
 class Ordered(NamedTuple):
-    """A group, and the values by which it was ordered."""
+    """A group, and the values of its sort fields."""
 
     uid: int
     priority: float
@@ -207,7 +207,7 @@ class Ordered(NamedTuple):
 
 
 class Source:
-    """The groups of one lane, with its names and step as constants, so that ordering and filtering need no join."""
+    """The groups of one lane, with the lane's names and step as constants, so that queries need no join."""
 
     def __init__(self, home: Lane, where: Node | None = None, skip: Collection[int] = ()) -> None:
         self.lane, self._where, self._skip = home, where, tuple(skip)
@@ -235,7 +235,7 @@ class Source:
         return drawn
 
     def selects(self, tx: Transaction, size: int, order: Order) -> list[tuple[Select[Any], dict[str, Any]]]:
-        """Return the SELECTs by which `read` reads, with their parameters, for people who ask how."""
+        """Return the SELECTs of `read`, with their parameters, to be explained."""
         first = _Query(order, _PINNED), _Query(order, _FOLLOWING, whole=True)
         queries = first if _merges(order) else (_Query(order, whole=True),)
         return [self._select(tx, query, size) for query in queries]
@@ -243,7 +243,7 @@ class Source:
     def read_checked(self, tx: Transaction, size: int, order: Order) -> list[GroupRow] | None:
         """Return the first groups as `read` does, in one statement; None if the lane or the buffer's epoch changed.
 
-        None of an order by staleness while any group there is pinned. Notes the newest checkpoint in the scope.
+        None of an order by staleness while any group there is pinned. Updates the newest checkpoint of the scope.
         """
         query = _Query(order, _FOLLOWING if _merges(order) else None, whole=True, checked=True)
         rows = self._read(tx, query, size)
@@ -255,7 +255,7 @@ class Source:
         return [GroupRow.drawn(row, self.lane) for row in rows]
 
     def _merged(self, tx: Transaction, size: int, order: Order, pinned: Sequence[Sequence[Any]]) -> list[Ordered]:
-        """Return the first groups by staleness, given the first of those that are pinned.
+        """Return the first groups by staleness, given the first pinned ones.
 
         Groups that follow the lane are ordered by their oldest step, pinned ones by their own staleness, each by an
         index.
@@ -295,8 +295,8 @@ class Source:
 
 
 class _Query(NamedTuple):
-    """What determines the statement: the order, which groups, whether some are skipped, and whether it reads all of
-    a group, perhaps but for the payload (`bare`), or only what it is ordered by."""
+    """A statement's shape: the order, the set of groups, whether uids are skipped, and whether it reads whole groups,
+    perhaps without the payload (`bare`), or only sort fields."""
 
     order: Order
     pinned: bool | None = None
@@ -324,7 +324,7 @@ class _Query(NamedTuple):
 
 
 def _merges(order: Order) -> bool:
-    """Return whether an order needs the first of two indexes."""
+    """Return whether an order merges two indexes."""
     return bool(order) and order[0].field == "staleness"
 
 
@@ -334,7 +334,7 @@ def _ordered(rows: Iterable[Sequence[Any]]) -> list[Ordered]:
 
 @lru_cache(maxsize=256)
 def _prepared(query: _Query) -> tuple[Prepared, Sequence[str]]:
-    """Return the statement, and its parameters."""
+    """Return the statement, and the names of its parameters."""
     return Prepared(lambda dialect: _select(dialect, query), *query.names), query.names
 
 
@@ -363,11 +363,11 @@ def _select(dialect: Dialect, query: _Query) -> Select[Any]:
     return dialect.first_of_lane(statement, keys, backwards=newest_first)
 
 
-# What a transaction has to know before it uses the rows: the epoch, the newest checkpoint, and if the lane is as known.
+# Checks before the rows are used: the epoch, the newest checkpoint, and whether the lane is as cached.
 _LANE = bindparam("lane", type_=group.c.lane.type)
 _TASK, _STATUS = bindparam("task_name", type_=String()), bindparam("status", type_=String())
 _BUFFER = bindparam("buffer", type_=buffer.c.name.type)
-# A server that took over may have lost the lane, and have given its id to another.
+# After a failover the server may lack the lane, and have given its id to another.
 _known = and_(
     lane.c.id == _LANE,
     lane.c.buffer == _BUFFER,
@@ -381,7 +381,7 @@ _CHECKS = (
     select(lane.c.id).where(_known).exists(),
 )
 _other = group.alias("other")
-# Not EXISTS: where other lanes have many pinned groups, PostgreSQL would look for one of this lane in the whole table.
+# Not EXISTS: if other lanes have many pinned groups, PostgreSQL would scan the whole table for one of this lane.
 _NONE_PINNED = (
     select(_other.c.uid)
     .where(_other.c.lane == _LANE, _other.c.pinned_staleness.is_not(None))
@@ -396,7 +396,7 @@ _BARE = Prepared(lambda dialect: select(*STORED, null()).where(dialect.one_of(gr
 
 
 def _fields(query: _Query) -> dict[str, ColumnElement[Any]]:
-    """Return the fields of the query language; those of the lane are parameters."""
+    """Return the columns of the query language's fields; those of the lane are parameters."""
     following = bindparam("step", type_=group.c.oldest_step.type) - group.c.oldest_step - 1
     staleness: ColumnElement[Any] = func.coalesce(group.c.pinned_staleness, following)
     if query.pinned is not None:
@@ -413,7 +413,7 @@ def _fields(query: _Query) -> dict[str, ColumnElement[Any]]:
 def _sort_key(term: OrderTerm, fields: Mapping[str, ColumnElement[Any]], by_step: bool) -> ColumnElement[Any]:
     column, descending = fields[term.field], term.descending
     if term.field == "staleness" and by_step:
-        # The most stale groups are those with the oldest step, which is what the index has.
+        # The most stale groups have the oldest step, which is indexed.
         column, descending = group.c.oldest_step, not descending
     key = column.desc() if descending else column.asc()
     return key.nulls_last() if NULLABLE.get(term.field) else key

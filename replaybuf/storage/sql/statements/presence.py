@@ -1,7 +1,7 @@
-"""Presence: who works with a buffer, what they did, who waits, and how the buffer stood each minute; and events.
+"""Presence: workers with their activity and waits, events, and a buffer's statistics once a minute.
 
-The times are those of the store's clock: the hosts' clocks may differ. Events are what happens seldom, noted in the
-transaction in which it happens.
+Times are those of the store's clock, since hosts' clocks may differ. Events are rare, and written in the transaction
+that they are about.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from replaybuf.storage.sql.schema.records import (
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.storage.sql.statements.rows import GroupRow
 
-#: The most events of a buffer that are kept, and the most uids of one.
+#: Retained events of a buffer, and uids of one event, at most.
 MOST_EVENTS, MOST_UIDS = 10_000, 100
 _MOST_DETAIL = 2000
-# Events that follow each other closely are counted in one of these.
+# Repeated events are counted in one of this many latest ones, within these seconds.
 _RECENT, _RECENT_SECONDS = 20, 60.0
 
 
 class About(TypedDict, total=False):
-    """What an event is about: a task's groups, so many; `worker` is who did it, or held the groups."""
+    """The subject of an event: a number of groups of a task; `worker` caused it, or held the groups."""
 
     task_name: str | None
     worker: str | None
@@ -57,7 +57,7 @@ def note(
     time: float | None = None,
     **about: Unpack[About],
 ) -> None:
-    """Note an event, with the lowest uids of its groups, in order. It happens now, or did at a store's `time`."""
+    """Write an event, with the lowest uids of its groups, in order, at the current or a given store's `time`."""
     detail = about.get("detail")
     values = {
         "buffer": tx.scope.buffer,
@@ -74,7 +74,7 @@ def note(
 
 
 def note_more(tx: Transaction, kind: EventKind, **about: Unpack[About]) -> None:
-    """Note an event that may come many times in a row: it is counted in a recent one that is the same otherwise."""
+    """Write a repeatable event: its groups are added to a recent event that is the same otherwise."""
     alike = {"kind": str(kind), **{name: about.get(name) for name in ("task_name", "worker", "detail")}}
     newest = select(event.c.id, event.c.happened_at, *(event.c[name] for name in alike))
     newest = newest.where(event.c.buffer == tx.scope.buffer).order_by(event.c.happened_at.desc()).limit(_RECENT)
@@ -88,7 +88,7 @@ def note_more(tx: Transaction, kind: EventKind, **about: Unpack[About]) -> None:
 
 
 def note_last(tx: Transaction, kind: EventKind, *, time: float, **about: Unpack[About]) -> None:
-    """Note an event of which only the last one counts where a worker repeats it: it replaces one of the last minute."""
+    """Write an event that replaces the same one of the last minute of its worker and task."""
     task_name = event.c.task_name.is_not_distinct_from(about.get("task_name"))
     alike = event.c.kind == str(kind), event.c.worker == about.get("worker"), task_name
     recent = event.c.buffer == tx.scope.buffer, event.c.happened_at.between(time - _RECENT_SECONDS, time)
@@ -97,7 +97,7 @@ def note_last(tx: Transaction, kind: EventKind, *, time: float, **about: Unpack[
 
 
 def note_rows(tx: Transaction, kind: EventKind, rows: Iterable[GroupRow], detail: str | None = None) -> None:
-    """Note an event of groups that were leased, one for each task and holder."""
+    """Write an event of leased groups, one for each task and holder."""
     alike: dict[tuple[str, Any], list[int]] = {}
     for row in rows:
         alike.setdefault((row.task_name, row.column("holder")), []).append(row.uid)
@@ -106,7 +106,7 @@ def note_rows(tx: Transaction, kind: EventKind, rows: Iterable[GroupRow], detail
 
 
 def prune_events(tx: Transaction) -> None:
-    """Remove all events of the buffer but the newest."""
+    """Remove the buffer's events beyond MOST_EVENTS, oldest first."""
     ours = event.c.buffer == tx.scope.buffer
     newest_first = select(event.c.happened_at).where(ours).order_by(event.c.happened_at.desc())
     last = tx.execute(newest_first.offset(MOST_EVENTS).limit(1)).scalar()
@@ -117,17 +117,16 @@ def prune_events(tx: Transaction) -> None:
 # Workers and waits
 
 _HOUR = 3600.0
-# Of longer queries, the beginning is enough for people.
+# Longer queries are truncated.
 _MOST_CHARS = 10_000
-#: How long is kept what workers did, how the buffer stood, workers that ended or are silent, and waits of which nothing
-#: was heard.
+#: Retention in seconds: activity, minute statistics, ended or silent workers, and waits without a heartbeat.
 KEEP_ACTIVITY, KEEP_HISTORY, KEEP_WORKERS, KEEP_WAITERS = 24 * _HOUR, 48 * _HOUR, 7 * 24 * _HOUR, 24 * _HOUR
 
 
 @dataclass(slots=True)
 class Activity:
-    """What a worker did: groups, rollouts and response tokens put; failures, which are groups put as FAILED and failed
-    deliveries that it gave back; and groups drawn."""
+    """A worker's activity: groups, rollouts and response tokens put; failures, which are groups put as FAILED and
+    failed deliveries that it returned; and groups drawn."""
 
     groups: int = 0
     rollouts: int = 0
@@ -136,14 +135,14 @@ class Activity:
     taken: int = 0
 
     def add(self, other: Activity) -> None:
-        """Add what another one counts."""
+        """Add the counts of another activity."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that has the buffer open; `since` is when, in seconds since the epoch by its own clock."""
+    """A process that has the buffer open; `since` is its start in seconds since the epoch by its own clock."""
 
     host: str
     pid: int
@@ -152,11 +151,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life of a process's workers, with what each has done since the last one.
+    """A heartbeat of a process's workers, with their activity since the last one.
 
-    `waits` are all that wait, `gone` the numbers of those that did at the last beat and no longer do, and `events` what
-    they report. `ended`: there will be no other beat. `limits`: those in force here are to be noted, as those of a
-    worker that draws (True), or where there are none yet (False).
+    `waits` are all current waits, `gone` the numbers of waits that ended since the last heartbeat, and `events` the
+    reported ones. `ended`: this is the last heartbeat. `limits`: record the limits in force here, as those of a worker
+    that draws (True), or if none are recorded yet (False).
     """
 
     workers: Mapping[str, Activity]
@@ -168,7 +167,7 @@ class Beat:
 
 
 def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
-    """Write a beat."""
+    """Write a heartbeat."""
     now = tx.dialect.clock(tx)
     ahead = now - time.time()
     ids = {name: _see(tx, name, process, now, ahead, ended=beat.ended) for name in sorted(beat.workers)}
@@ -194,7 +193,7 @@ def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
 
 
 def _note_limits(tx: Transaction, name: str, *, draws: bool) -> None:
-    """Note the limits in force here unless they are those that were noted last; a worker that draws knows better."""
+    """Record the limits in force here if they have changed; a worker that draws overrides recorded ones."""
     ours = event.c.buffer == tx.scope.buffer, event.c.kind == EventKind.LIMITS
     newest = select(event.c.detail).where(*ours).order_by(event.c.happened_at.desc(), event.c.id.desc()).limit(1)
     known, shown = tx.execute(newest).scalar(), json.dumps(in_force(tx.scope.rules.limits))
@@ -203,14 +202,14 @@ def _note_limits(tx: Transaction, name: str, *, draws: bool) -> None:
 
 
 def _see(tx: Transaction, name: str, process: Process, now: float, ahead: float, *, ended: bool) -> int:
-    """Note a sign of life of a worker; return its id."""
+    """Record a heartbeat of a worker; return its id."""
     began, ends = process.since + ahead, now if ended else None
-    # Another process may have had its name and number before, or this one has opened the buffer again.
+    # Another process may have had the same name and pid before, or this one has reopened the buffer.
     since = case((worker.c.ended_at.is_(None), worker.c.started_at), else_=began)
     sign = {"seen_at": now, "ended_at": ends, "started_at": since}
     mine = _of_process(tx, process), worker.c.name == name
     seen = tx.execute(update(worker).where(*mine).values(sign).returning(worker.c.id)).scalar()
-    if seen is None:  # an upsert would use up a number each time
+    if seen is None:  # an upsert would use up an id each time
         new = {"buffer": tx.scope.buffer, "name": name, "host": process.host, "pid": process.pid}
         row = tx.dialect.insert(worker).values(**new, started_at=began, seen_at=now, ended_at=ends)
         keys = [worker.c[column] for column in new]
@@ -253,22 +252,22 @@ def _write_waiter(tx: Transaction, worker_id: int, waiting: Waiting, now: float,
     tx.execute(row.on_conflict_do_update(index_elements=[waiter.c.worker_id, waiter.c.number], set_=changing))
 
 
-# Once a minute, by whoever is first
+# Once a minute, by the first process
 
 
 def is_noted(tx: Transaction) -> bool:
-    """Return whether somebody has noted how the buffer stands in this minute."""
+    """Return whether this minute's statistics of the buffer are recorded."""
     since = _period(tx.dialect.clock(tx), HISTORY_SECONDS)
     noted = select(history.c.since).where(history.c.buffer == tx.scope.buffer, history.c.since == since)
     return tx.execute(noted).first() is not None
 
 
 def note_minute(tx: Transaction) -> bool:
-    """Note how the buffer stands (`at` this moment), unless somebody has, and remove what has become too old.
+    """Record the buffer's statistics (`at` this moment) unless recorded this minute, and apply the retention.
 
-    Returns False, and does nothing, while somebody else notes a minute, of any buffer.
+    Returns False, and does nothing, while another process records a minute, of any buffer.
 
-    The newest note that is too old stays: what came since is what came lately, however long nothing did before.
+    The newest row beyond the retention is kept, as the baseline of later ones after a long pause.
     """
     if not tx.dialect.try_lock(tx, Lock.MINUTE):
         return False
@@ -306,5 +305,5 @@ def _prune(tx: Transaction, now: float) -> None:
 
 
 def _period(now: float, seconds: int) -> int:
-    """Return when the period of so many seconds began that this time is in."""
+    """Return the start of the period of `seconds` that contains this time."""
     return int(now // seconds) * seconds

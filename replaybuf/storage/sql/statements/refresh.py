@@ -1,7 +1,7 @@
-"""Refreshing staleness: a new train step for a lane, and the expiry of its groups.
+"""Staleness refresh: sets a lane's train step, and expires its stale groups.
 
 Most groups follow their lane's step and are not touched. Only groups whose staleness was pinned since the last refresh,
-and groups that expire or lose stale tokens (found by an index range), are rewritten. Payloads are never touched.
+and groups that expire or lose stale tokens (found by an index range), are updated. Payloads are never touched.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from replaybuf.storage.values import Refresh
 
 _CHUNK = 5_000
 
-#: Marks after a refresh, and the uids of the groups that have them.
+#: Rollout metadata after a refresh, and the uids of the groups that share it.
 Alike = tuple[Marks, list[int]]
 
 
 def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int], list[GroupRow]]:
-    """Refresh the lanes and expire groups.
+    """Refresh lanes and expire groups.
 
-    Returns the number of expired groups by task, and those that were removed, if the caller asks for them.
+    Returns the number of expired groups by task, and the removed groups, if requested.
     """
     leaving: Leaving = None if refresh.dropped is None else []
     names = [(task_name, status) for task_name in refresh.rules for status in refresh.statuses]
     lanes = find_lanes(tx, names)
     expired: dict[str, list[int]] = {task_name: [] for task_name in refresh.rules}
-    # EXPIRED goes first: groups that now expire from other lanes must not be refreshed a second time there.
+    # EXPIRED goes first: groups that expire from other lanes now must not be refreshed again there.
     for task_name, status in sorted(lanes, key=lambda name: (name[0], name[1] != Status.EXPIRED)):
         home = lanes[(task_name, status)]
         due = _due(tx, home)
@@ -62,7 +62,7 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
 
 
 def _set_step(tx: Transaction, home: Lane, step: int) -> None:
-    """Set the step of the lane, and unpin groups that were pinned since the last refresh and can follow it."""
+    """Set the lane's step, and unpin groups pinned since the last refresh if their staleness can follow it."""
     tx.execute(update(lane).where(lane.c.id == home.id).values(step=step))
     # Staleness 0 can't be derived from the step for groups without model steps, and for mixed groups whose model is
     # ahead of the train step.
@@ -80,7 +80,7 @@ def _set_step(tx: Transaction, home: Lane, step: int) -> None:
 
 
 def _due(tx: Transaction, home: Lane) -> list[tuple[int, str]]:
-    """Return uid and marks of the groups that hold rollouts which were EXPIRED when they were put without a step.
+    """Return uid and metadata of groups with rollouts that were EXPIRED when put without a train step.
 
     All of them were put since the last refresh.
     """
@@ -94,7 +94,7 @@ def _due(tx: Transaction, home: Lane) -> list[tuple[int, str]]:
 def _expire(
     tx: Transaction, home: Lane, refresh: Refresh, leaving: Leaving, due: Sequence[tuple[int, str]]
 ) -> list[int]:
-    """Expire the groups of a lane that are too old for its task's rule, or due to expire; return their uids."""
+    """Expire groups of a lane that are too stale by their task's rule, or due to expire; return their uids."""
     rule, step = refresh.rules[home.task_name], refresh.train_step
     if home.status == Status.EXPIRED and not rule.retryable:
         everything = list(tx.execute(select(group.c.uid).where(group.c.lane == home.id)).scalars())
@@ -109,7 +109,7 @@ def _expire(
             group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired
         )
         candidates.update((uid, text) for uid, text in tx.execute(old))
-    alike: dict[str, list[int]] = {}  # many groups of a step have the same marks, and change in the same way
+    alike: dict[str, list[int]] = {}  # many groups of a step have the same metadata, and change alike
     for uid, text in candidates.items():
         alike.setdefault(text, []).append(uid)
     expired: list[Alike] = []
@@ -117,7 +117,7 @@ def _expire(
     masked: list[tuple[Any, ...]] = []
     for text, uids in alike.items():
         marks = Marks.from_json(from_json(text))
-        # A group that was EXPIRED before isn't counted again when rollouts that were, too, lose their responses.
+        # A group that is EXPIRED already isn't counted again when rollouts that were EXPIRED at the put are reset.
         is_known = home.status == Status.EXPIRED and not any(marks.too_old(rule, step))
         has_expired, has_masked = marks.expire(rule, step), marks.mask(rule, step)
         if has_expired and is_known:
@@ -152,8 +152,8 @@ def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Alike]) -> None
 
 
 def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Alike]) -> None:
-    """Write the metadata of groups that come into a lane, or are there, with rollouts that have expired."""
-    # In the order of the table, of which no page is then written twice.
+    """Write the metadata of groups with expired rollouts, which move into a lane or are in it."""
+    # In primary key order, so that no page is written twice.
     rows = []
     for marks, uids in expired:
         staleness, text = max(marks.staleness or [0]), dump_json(marks.to_json())

@@ -1,6 +1,6 @@
-"""Restoring a step checkpoint: in one transaction, while nobody else writes.
+"""Restore of a step checkpoint: one transaction that excludes all other writers.
 
-Unchanged rows are left alone, so that the cost of a restore is that of the changes since.
+Unchanged rows aren't written, so that the cost of a restore is that of the changes since the checkpoint.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from replaybuf.storage.values import Checkpoint
 
 
 def uids_in_checkpoints(tx: Transaction, uids: Iterable[int]) -> list[int]:
-    """Return those of these groups that a checkpoint of the buffer has, or may have once it is made."""
+    """Return those of these groups that a checkpoint of the buffer has, or may have when complete."""
     chosen = list(uids)
     if not chosen:
         return []
-    if not may_sweep(tx):  # one that is being made in a transaction of its own; none will be before the end of this
+    if not may_sweep(tx):  # one is being made in its own transaction; otherwise none starts before the end of this one
         return sorted(chosen)
     if not tx.scope.checkpoint:
         return []
@@ -59,7 +59,7 @@ def uids_in_checkpoints(tx: Transaction, uids: Iterable[int]) -> list[int]:
 
 
 def check_empty(count: int, steps: Sequence[int]) -> None:
-    """Raise NotEmptyError when there are groups or checkpoints (of these steps)."""
+    """Raise NotEmptyError if there are groups or checkpoints (of these steps)."""
     if count:
         raise NotEmptyError(
             f"the buffer holds {count} groups: resume into an empty buffer, or go on with this one as it is "
@@ -72,13 +72,13 @@ def check_empty(count: int, steps: Sequence[int]) -> None:
 
 
 def check_no_groups(tx: Transaction) -> None:
-    """Raise NotEmptyError when the buffer has groups."""
+    """Raise NotEmptyError if the buffer has groups."""
     ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
     check_empty(int(tx.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one()), ())
 
 
 def make_room(tx: Transaction) -> None:
-    """Remove the remains of an empty buffer. Raises NotEmptyError when it isn't empty."""
+    """Remove the remaining rows of an empty buffer. Raises NotEmptyError if it isn't empty."""
     check_no_groups(tx)
     ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
     forget_marks(tx)
@@ -87,21 +87,21 @@ def make_room(tx: Transaction) -> None:
     tx.execute(delete(cursor).where(cursor.c.buffer == tx.scope.buffer))
     tx.execute(delete(tally).where(tally.c.lane.in_(ours)))
     tx.execute(delete(lane).where(lane.c.buffer == tx.scope.buffer))
-    # Garbage of other buffers may yet be given back to them, or belong to their checkpoints: the sweep knows when to
-    # delete it. And what is kept apart of this one's may be being read.
+    # Garbage of other buffers may still be returned to them, or belong to their checkpoints: only the sweep can delete
+    # it. And this buffer's payloads that are kept apart may be being read.
     if not tx.execute(select(exists().where(lane.c.buffer != tx.scope.buffer))).scalar():
         tx.execute(delete(payload).where(payload.c.segment.is_(None), payload.c.uid.in_(select(garbage.c.uid))))
         tx.execute(delete(garbage).where(~exists().where(payload.c.uid == garbage.c.uid)))
 
 
 def free_shift(tx: Transaction, last: int) -> int:
-    """Return what to add to a snapshot's uids, up to `last`: 0 unless other buffers of the database use them."""
+    """Return the shift of a snapshot's uids, up to `last`: 0 unless other buffers of the database use them."""
     taken = or_(exists().where(payload.c.uid <= last), exists().where(garbage.c.uid <= last))
     return last_uid(tx) if tx.execute(select(taken)).scalar() else 0
 
 
 def raise_uid(tx: Transaction, last: int) -> None:
-    """Make sure that no uid up to `last` is given again."""
+    """Prevent that a uid up to `last` is used again."""
     tx.dialect.set_last_uid(tx, max(last, last_uid(tx)))
 
 
@@ -130,13 +130,13 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
 
 
 def _kept(checkpoint_id: int, *as_it_is: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Return the condition for a group that is in the checkpoint."""
+    """Return the condition that a group is in the checkpoint."""
     same_group = checkpoint_group.c.uid == group.c.uid  # the join key: PostgreSQL can't join on IS NOT DISTINCT FROM
     return exists().where(checkpoint_group.c.checkpoint == checkpoint_id, same_group, *as_it_is)
 
 
 def _changed(checkpoint_id: int) -> ColumnElement[bool]:
-    """Return the condition for a group of the checkpoint that has changed since."""
+    """Return the condition that a group of the checkpoint has changed since."""
     others = [column for column in group.c if column is not group.c.uid]
     return _kept(checkpoint_id, or_(*(column.is_distinct_from(checkpoint_group.c[column.name]) for column in others)))
 
@@ -167,7 +167,7 @@ def _bring_back(tx: Transaction, checkpoint_id: int) -> None:
 
 
 def _set_lanes(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
-    """Restore train steps and clocks; lanes created since become like new ones."""
+    """Restore train steps and clocks; newer lanes become like new ones."""
     then = {row["id"]: row for row in kept}
     for row in lanes:
         fresh = {"step": None, "idle_clock": None, **new_clocks(tx.scope.rules, Status(row.status), leased=row.leased)}
@@ -185,22 +185,22 @@ def _set_cursors(tx: Transaction, checkpoint_id: int) -> None:
     copy_cursors(tx, checkpoint_id, 0)
 
 
-# Groups that were put since the checkpoint, and stay
+# Groups put after the checkpoint, with `keep_new`
 
 
 def _set_new_apart(tx: Transaction, checkpoint_id: int) -> list[GroupRow]:
-    """Pin the staleness of groups that were put since, and make them as if never drawn; return them as they were."""
+    """Pin the staleness of newer groups, and reset their draws; return their rows before that."""
     return_all(tx)
     found = read_rows(tx, ~_kept(checkpoint_id))
     fresh = {"times_sampled": 0, "deliveries": 0, "trained_step": None, "scoped_key": None}
-    for row in all_lanes(tx):  # while lanes still have the train step that their groups follow
+    for row in all_lanes(tx):  # before `_set_lanes` changes the train step that the groups follow
         mine = update(group).where(group.c.lane == row.id, ~_kept(checkpoint_id))
         tx.execute(mine.values(pinned(Lane.of(row)) | fresh))
     return found
 
 
 def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
-    """Move groups that were put since into their lanes, replacing groups with their keys and those they replaced."""
+    """Move newer groups into their lanes, replacing groups with their keys and groups that they had replaced."""
     keys = {row.uid: row.column("scoped_key") for row in new if row.column("scoped_key") is not None}
     origins = [uid for row in new for uid in row.parsed("made_from") or ()]
     for condition in (group.c.scoped_key.in_(list(keys.values())), uid_in(tx, origins)):

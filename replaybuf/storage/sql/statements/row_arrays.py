@@ -1,8 +1,7 @@
 """Bulk INSERT on PostgreSQL with one array parameter per column (unnest): one statement, and one message.
 
-An array is NULL where no row has a value, and is unnested to as many as the others: asyncpg takes its time for each
-element. They are unnested in a SELECT's list and not in its FROM, where PostgreSQL would write large ones to a file
-first.
+An array is NULL if no row has a value, and unnest then yields as many NULLs as there are rows: asyncpg is slow per
+element. The unnests are in the SELECT list and not in FROM, where PostgreSQL would first spill large ones to a file.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from replaybuf.storage.sql.engine.transaction import Prepared, Row
 from replaybuf.storage.sql.schema.tables import group, payload
 
-#: The places of columns in rows of `rb_payload`.
+#: The indices of columns in rows of `rb_payload`.
 DATA, SEGMENT = (list(payload.columns.keys()).index(name) for name in ("data", "segment"))
-#: The most bytes that one statement stores.
+#: Bytes stored by one statement at most.
 MOST_BYTES = 64 << 20
-#: More bytes of payloads than these are sent quicker as rows.
+#: Larger payloads together are sent faster as rows.
 MOST_PAYLOADS = 1 << 19
-#: Columns of which one value stands for all rows: nearly always they have the same.
+#: Columns with one value for all rows in nearly all calls, which is then sent once.
 _SHARED = ("worker", "put_step")
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 
@@ -32,13 +31,13 @@ Arrays = list[list[Any] | None]
 
 
 def columns(rows: Sequence[Row]) -> Arrays:
-    """Return the columns of rows, None for those without a value."""
+    """Return the columns of rows, None for a column without a value."""
     empty = (None,) * len(rows)
     return [None if column == empty else list(column) for column in zip(*rows, strict=True)]
 
 
 def of_groups(rows: Sequence[Row], without: Container[str] = ()) -> Arrays:
-    """Return the columns of rows of `rb_group`, but for those `without`, with one value for all where they share it."""
+    """Return the columns of rows of `rb_group` except `without`; a shared value is sent once."""
     arrays = dict(zip(group.columns.keys(), columns(rows), strict=True))
     for name in _SHARED:
         values = arrays[name]
@@ -48,12 +47,12 @@ def of_groups(rows: Sequence[Row], without: Container[str] = ()) -> Arrays:
 
 
 def names(table: Table, without: Container[str] = ()) -> list[str]:
-    """Return the names of the parameters for the columns of a table, but for those `without`."""
+    """Return the parameter names of a table's columns except `without`."""
     return [f"{table.name}_{column.name}" for column in table.columns if column.name not in without]
 
 
 def insertion(table: Table, made: Mapping[str, str], source: str = "") -> str:
-    """Return the INSERT of the arrays `names` into a table; `made` has SQL for columns that come from the `source`.
+    """Return the INSERT of the arrays `names` into a table; `made` has SQL for columns computed from the `source`.
 
     `:count` is the number of rows.
     """
@@ -71,18 +70,18 @@ def _value(column: Column[Any]) -> str:
     return f"unnest({values})"
 
 
-# Rows that are complete
+# Complete rows
 
 
 def fit(groups: Sequence[Row], payloads: Sequence[Row]) -> bool:
-    """Return whether one statement may store the metadata of these groups: rows of both tables."""
+    """Return whether the metadata of these groups, as rows of both tables, fits into one statement."""
     texts = chain.from_iterable(map(row.__getitem__, _TEXTS) for row in groups)
     outlines = chain.from_iterable(row[1:DATA] for row in payloads)
-    return sum(map(len, filter(None, chain(texts, outlines)))) <= MOST_BYTES // 4  # bytes a character
+    return sum(map(len, filter(None, chain(texts, outlines)))) <= MOST_BYTES // 4  # at most 4 bytes per character
 
 
 def are_light(payload_sizes: Iterable[int]) -> bool:
-    """Return whether payloads of these sizes, in bytes, belong into the same statement."""
+    """Return whether payloads of these sizes, in bytes, are sent in the same statement as their groups."""
     return sum(payload_sizes) <= MOST_PAYLOADS
 
 

@@ -1,4 +1,4 @@
-"""Rows of groups as they are read, whole or in part, and the groups in them; their columns in queries and keys."""
+"""Rows of groups as read, whole or in part, and their decoding; their columns in queries; scoped keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import StorageItem
 
-#: These need `group` joined to `lane`.
+#: Queried fields; they need `group` joined to `lane`.
 FIELDS: dict[str, ColumnElement[Any]] = {
     "uid": group.c.uid,
     "timestamp_id": group.c.uid,
@@ -41,15 +41,15 @@ FIELDS: dict[str, ColumnElement[Any]] = {
     "tags": group.c.tags,
 }
 
-#: Which of the fields that groups are ordered by may be NULL.
+#: Whether each field may be NULL, for ORDER BY.
 NULLABLE = {name: kind.nullable for name, kind in QUERIED.items()}
 
-#: All columns of a group, with JSON as text: it is parsed where it is needed, and may be damaged.
+#: All columns of a group, with JSON as text: it is parsed on demand, and may be damaged.
 STORED: tuple[ColumnElement[Any], ...] = tuple(
     cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column for column in group.columns
 )
 JSON_COLUMNS = tuple(column.name for column in group.columns if isinstance(column.type, JSON))
-#: The place of each of these columns, and the names of those that always have a value.
+#: The index of each of these columns, and the names of NOT NULL ones.
 PLACES = {column.name: place for place, column in enumerate(group.columns)}
 NEEDED = tuple(column.name for column in group.columns if not column.nullable)
 
@@ -60,7 +60,7 @@ def uid_in(tx: Transaction, uids: Iterable[int], column: ColumnElement[int] = gr
 
 
 def select_rows(*, payloads: bool = False) -> Select[Any]:
-    """Return the query of what `GroupRow.of` takes, perhaps with payloads."""
+    """Return the query for `GroupRow.of`, optionally with payloads."""
     columns: list[Any] = [*STORED, lane.c.task_name, lane.c.status, lane.c.step]
     joined = group.join(lane, lane.c.id == group.c.lane)
     if payloads:
@@ -99,11 +99,11 @@ _WIDTH = len(PLACES)
 
 @dataclass(slots=True)
 class GroupRow:
-    """A row of `rb_group` with the lane's names and step, and the payload where it was read.
+    """A row of `rb_group` with its lane's names and step, and the payload if read.
 
-    `values` are those of all columns, in the order of the table, as the driver gives them: JSON as text, which may be
-    damaged. Where the payload is only a head, `tail` is the rest of it once that was read, its arrays by their numbers
-    where only some were read, or the reason for which it can't be.
+    `values` are those of all columns, in the order of the table, in the driver's form: JSON as text, which may be
+    damaged. If the payload is only a head, `tail` is its rest once read: bytes, arrays by number if only some were
+    read, or the error of the read.
     """
 
     uid: int
@@ -121,18 +121,18 @@ class GroupRow:
 
     @classmethod
     def unread(cls, uid: int, payload: bytes) -> GroupRow:
-        """Return a row of which only the payload is needed."""
+        """Return a row with only a payload."""
         return cls(uid, 0, "", Status.COMPLETED, None, (), payload)
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> GroupRow:
-        """Return a row of the columns STORED, the lane's task, status and step, and perhaps the payload."""
+        """Return a row of the columns STORED, the lane's task, status and step, and optionally the payload."""
         task_name, status, step, *data = row[_WIDTH:]
         return cls(row[0], row[1], task_name, Status(status), step, row[:_WIDTH], *data)
 
     @classmethod
     def drawn(cls, row: Sequence[Any], home: Lane) -> GroupRow:
-        """Return a row of the columns STORED and the payload, in a lane that is known."""
+        """Return a row of the columns STORED and the payload, in a known lane."""
         uid, lane_id = row[0], row[1]
         return cls(uid, lane_id, home.task_name, home.status, home.step, row[:_WIDTH], row[_WIDTH], found_in=home)
 
@@ -163,14 +163,14 @@ class GroupRow:
 
     @property
     def missing(self) -> list[str]:
-        """The columns without a value that need one: then the metadata is damaged."""
+        """The NOT NULL columns without a value: then the metadata is damaged."""
         if None not in _NEEDED(self.values):
             return []
         return [name for name in NEEDED if self.column(name) is None]
 
     @property
     def whole(self) -> bytes | None:
-        """The payload with the arrays that are kept apart, as far as these were read."""
+        """The payload with its arrays that are kept apart, if they were read."""
         if self.payload is None or self.tail is None or isinstance(self.tail, (dict, DecodeError)):
             return self.payload
         return self.payload[:-EXTENT_BYTES] + bytes(self.tail)
@@ -194,12 +194,12 @@ class GroupRow:
 
     @property
     def origin(self) -> tuple[Any, ...]:
-        """Who put the group, its reward, its oldest model step, and when it was put."""
+        """The worker, reward and oldest model step of the group, and the time of its put."""
         return _ORIGIN(self.values)
 
     @property
     def ticket(self) -> int:
-        """The number by which random draws know the group."""
+        """The group's sampling id."""
         ticket = self.column("ticket")
         return self.uid if ticket is None else int(ticket)
 
@@ -210,15 +210,15 @@ class GroupRow:
 
     @property
     def refreshed_to(self) -> int | None:
-        """The train step to which the rollouts' staleness was last refreshed; None: never since put or expiry."""
+        """The train step of the rollouts' last staleness refresh; None: never since put or expiry."""
         pinned, pinned_step, _ = _STALENESS(self.values)
         return self.step if pinned is None else pinned_step
 
     def decode(self, codec: Codec, deferral: Deferral | None = None) -> StorageItem:
-        """Return the stored group with its rollouts, whose arrays live in the row's payload: ask once.
+        """Return the stored group with its rollouts, whose arrays share the row's payload: call once.
 
-        As long as nobody writes to them, the payload is what was stored. With a `deferral` handles take the place of
-        some arrays. Raises DecodeError.
+        The payload stays as stored as long as the arrays aren't written to. With a `deferral`, handles replace some
+        arrays. Raises DecodeError.
         """
         marks, refreshed_to = self.column("marks"), self.refreshed_to
         rollouts = decode_stored(
@@ -263,7 +263,7 @@ class GroupRow:
 
 
 def decode_leniently(rows: Iterable[GroupRow], codec: Codec, deferral: Deferral | None = None) -> list[StorageItem]:
-    """Return stored groups; those that can't be decoded have an `error`, and no rollouts."""
+    """Return stored groups; undecodable ones have an `error`, and no rollouts."""
     items = []
     for row in rows:
         try:
@@ -278,18 +278,18 @@ def _parsed(text: str | None) -> Any:
     return None if text is None else from_json(text)
 
 
-# Payloads of which only a part is read
+# Partial reads of payloads
 
-#: Nearly all heads are shorter. It is also enough to find out how long a longer one is.
+#: Nearly all heads are shorter. It also suffices to determine the length of a longer one.
 _FIRST_BYTES = 64 << 10
 _ALL = 1 << 30
 
 
 def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred: frozenset[str]) -> None:
-    """Read the heads of payloads that weren't read, and the arrays in the database outside the fields `deferred`.
+    """Read the heads of unread payloads, and their arrays in the database outside the fields `deferred`.
 
-    Payloads without a tail are read whole. A tail that is kept apart is left to others. What is damaged is noticed when
-    it is decoded.
+    Payloads without a tail are read whole. Tails that are kept apart aren't read here. Damage is detected by the
+    decoding.
     """
     apart = {uid for (uid,) in tx.fetch(_APART, tx.dialect.listed([row.uid for row in rows]))}
     rest: list[tuple[GroupRow, int]] = []

@@ -1,13 +1,13 @@
-"""Segments of payloads that are kept apart: registered before they are written, sealed, emptied, written over, deleted.
+"""Segments of payloads that are kept apart: registered before they are written, sealed, compacted, reused, deleted.
 
-What keeps the order of bytes and rows:
+Invariants between bytes and rows:
 
-1. Bytes are in a registered, open segment before the transaction that names them (`check_open` in each put).
-2. A segment is sealed when nobody writes to it any more, by its owner, or by others once that was silent for long.
-3. A sealed segment is written over by its owner, or deleted, when no row of `rb_payload` names it, and no user keeps
-   segments. A process that comes back after others took its segments away can only write to deleted files.
+1. Bytes are in a registered, open segment before the transaction that refers to them (`check_open` in each put).
+2. A segment without writers is sealed by its owner, or by others once the owner's lease has lapsed.
+3. A sealed segment is overwritten by its owner, or deleted, when no row of `rb_payload` refers to it, and no user keeps
+   segments. A process whose segments were taken over can only write to deleted files.
 
-Places tell a database from its copies by where it is (`Home`, `segments.markers`).
+Places distinguish a database from its copies by its location (`Home`, `segments.markers`).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from replaybuf.storage.sql.schema.tables import (
     segment_user,
 )
 
-#: Who gave no sign of life for so long is taken for dead, by the clock of the database.
+#: Seconds without a heartbeat after which a user counts as dead, by the clock of the database.
 SILENT_SECONDS = 60.0
-#: Payloads of groups that have left are kept for so long while their taker reads them.
+#: Seconds for which payloads of removed groups are kept for their taker's read.
 READING_SECONDS = 120.0
 _FIRST_PLACE, _LAST_PLACE = 1_000_000, 2**31
 
 
 class Segment(NamedTuple):
-    """A segment: its number, that of its file, and its size once it is sealed."""
+    """A segment: its id, the id of its file, and its size once sealed."""
 
     id: int
     file: int
@@ -58,9 +58,9 @@ class Segment(NamedTuple):
 
 
 def add_place(tx: Transaction, url: str) -> int | None:
-    """Return the number of a place without a marker, which is added if its URL is new.
+    """Return the id of a place without a marker, which is added if its URL is new.
 
-    None for one that has payloads of this database: then it isn't a new place, but has lost its marker.
+    None for a place with payloads of this database: it isn't new, but has lost its marker.
     """
     known = tx.execute(select(place.c.id).where(place.c.url == url).order_by(place.c.id.desc())).scalars()
     if known:
@@ -68,23 +68,23 @@ def add_place(tx: Transaction, url: str) -> int | None:
         if tx.execute(select(there)).scalar_one():
             return None
         if not tx.execute(select(exists().where(segment.c.place.in_(known)))).scalar_one():
-            return int(known[0])  # of who was faster, and has yet to mark it
-        # The one with this number may turn up again elsewhere, with its marker.
+            return int(known[0])  # added by a faster process, which hasn't marked it yet
+        # The place with this id may reappear elsewhere, with its marker.
         tx.execute(delete(segment).where(segment.c.place.in_(known)))
         tx.execute(delete(place).where(place.c.id.in_(known)))
-    # Not the next number: a database that was put back from a backup would give a number again that a marker has.
+    # A random id: a database restored from a backup would reuse the next number, which a marker may have.
     number = _FIRST_PLACE + secrets.randbelow(_LAST_PLACE - _FIRST_PLACE)
     tx.execute(insert(place).values(id=number, url=url))
     return number
 
 
 def move_place(tx: Transaction, number: int, url: str, user: int | None) -> bool:
-    """Note where a place is now, unless others than this user are using segments, who find it where it was.
+    """Record a place's new URL, unless other users of segments are alive, since they use the old one.
 
-    Return whether it is noted.
+    Return whether it is recorded.
     """
     if tx.execute(select(place.c.id).where(place.c.id == number)).first() is None:
-        tx.execute(insert(place).values(id=number, url=url))  # the database was taken back to a time before it
+        tx.execute(insert(place).values(id=number, url=url))  # the database was restored to a time before the place
         return True
     others = _alive(tx) if user is None else _alive(tx).where(segment_user.c.id != user)
     if tx.execute(others.limit(1)).first() is not None:
@@ -97,34 +97,34 @@ def move_place(tx: Transaction, number: int, url: str, user: int | None) -> bool
 
 
 def begin_use(tx: Transaction, *, keeps: bool) -> int:
-    """Note a user of segments, who writes some, or `keeps` all that are there; return its number."""
+    """Add a user of segments, which writes some, or `keeps` all existing ones; return its id."""
     values = {"worker": tx.scope.worker, "keeps": keeps, "renewed_at": tx.dialect.start_clock(tx)}
     return int(tx.execute(insert(segment_user).values(values).returning(segment_user.c.id)).scalar_one())
 
 
 def renew_use(tx: Transaction, user: int) -> bool:
-    """Give a sign of life; return False when the user was taken for dead."""
+    """Renew a user's lease; return False if it has lapsed."""
     now = tx.dialect.start_clock(tx)
     return tx.execute(update(segment_user).where(segment_user.c.id == user).values(renewed_at=now)).rowcount > 0
 
 
 def end_use(tx: Transaction, user: int) -> None:
-    """Forget a user. Its segments are nobody's from now on: those that are open are sealed."""
+    """Remove a user. Its segments lose their owner, and open ones are sealed."""
     tx.execute(delete(segment_user).where(segment_user.c.id == user))
     _disown(tx, segment.c.owner == user)
 
 
 def end_dead_users(tx: Transaction) -> int:
-    """Forget users who were silent for too long, and disown the segments of all who are gone; return their number."""
+    """Remove users whose lease has lapsed, and disown the segments of all removed ones; return their number."""
     late = segment_user.c.renewed_at < tx.dialect.start_clock(tx) - SILENT_SECONDS
-    # First, since it locks them: who renews its use meanwhile either isn't late, or learns that it was taken for dead.
+    # First, since it locks the rows: a concurrent renewal either makes the user alive, or finds it removed.
     dead = tx.execute(delete(segment_user).where(late)).rowcount
     _disown(tx, _orphaned())
     return dead
 
 
 def any_dead_users(tx: Transaction) -> bool:
-    """Return whether there is anything to do for `end_dead_users`."""
+    """Return whether `end_dead_users` has anything to do."""
     late = segment_user.c.renewed_at < tx.dialect.clock(tx) - SILENT_SECONDS
     found = (select(segment_user.c.id).where(late), select(segment.c.id).where(_orphaned()))
     return any(tx.execute(query.limit(1)).first() is not None for query in found)
@@ -143,7 +143,7 @@ def _disown(tx: Transaction, condition: ColumnElement[bool]) -> None:
 
 
 def _live_in(tx: Transaction, number: int) -> int:
-    """Return the bytes that payloads have in a segment."""
+    """Return the bytes of payloads in a segment."""
     in_it = select(func.coalesce(func.sum(payload.c.size), 0)).where(payload.c.segment == number)
     return int(tx.execute(in_it).scalar_one())
 
@@ -152,19 +152,19 @@ def _live_in(tx: Transaction, number: int) -> int:
 
 
 def register(tx: Transaction, number: int, owner: int, count: int) -> list[Segment]:
-    """Register so many new segments in a place."""
+    """Register this number of new segments in a place."""
     new = insert(segment).values(place=number, owner=owner).returning(segment.c.id)
     return [Segment(id, id) for id in (int(tx.execute(new).scalar_one()) for _ in range(count))]
 
 
 def disclaim(tx: Transaction, owner: int, numbers: Sequence[int]) -> None:
-    """Forget segments that their owner can't open because of what is there, which nobody deletes."""
+    """Remove rows of segments that their owner can't open because of foreign files, which aren't deleted."""
     tx.execute(delete(segment).where(segment.c.id.in_(numbers), segment.c.owner == owner, segment.c.size.is_(None)))
 
 
 def reuse(tx: Transaction, number: int, owner: int, count: int) -> list[Segment]:
-    """Register up to so many segments in the files of the owner's empty ones, which are then gone."""
-    # One statement, since a copy may begin, and a payload of it leave, between two.
+    """Register up to `count` segments in the files of the owner's empty ones, which are removed."""
+    # One statement: between two, a copy might begin, and a payload that it needs be removed.
     unkept = not_(_keepers(tx).exists())
     ours = _empty().where(segment.c.owner == owner, segment.c.place == number, unkept).limit(count)
     found = []
@@ -177,7 +177,7 @@ def reuse(tx: Transaction, number: int, owner: int, count: int) -> list[Segment]
 
 
 def check_open(tx: Transaction, numbers: Iterable[int | None]) -> None:
-    """Make sure that these segments are open until the end of the transaction. Raises SegmentLostError."""
+    """Lock these segments open until the end of the transaction. Raises SegmentLostError."""
     numbers = sorted({number for number in numbers if number is not None})
     if numbers and len(tx.fetch(_OPEN, tx.dialect.listed(numbers))) < len(numbers):
         raise SegmentLostError
@@ -185,7 +185,7 @@ def check_open(tx: Transaction, numbers: Iterable[int | None]) -> None:
 
 def _open(dialect: Dialect) -> Select[int]:
     found = select(segment.c.id).where(dialect.one_of(segment.c.id, "ids"), segment.c.size.is_(None))
-    # A key share lock: it goes with others' puts and with counting, not with sealing, which is FOR UPDATE.
+    # A key share lock: compatible with other puts and with counting, not with sealing, which is FOR UPDATE.
     return found.with_for_update(read=True, key_share=True) if dialect.locks_rows else found
 
 
@@ -193,17 +193,17 @@ _OPEN = Prepared(_open, "ids")
 
 
 def seal(tx: Transaction, owner: int, sizes: Mapping[int, int], *, keep: bool) -> None:
-    """Seal segments of an owner, with their sizes; unless it may `keep` them to write them over, they are nobody's."""
+    """Seal segments of an owner, with their sizes; unless it may `keep` them to overwrite them, they are disowned."""
     for number, size in sorted(sizes.items()):
         ours = select(segment.c.id).where(segment.c.id == number, segment.c.owner == owner)
         if tx.execute(tx.dialect.for_update(ours)).first() is None:
-            continue  # taken away
+            continue  # taken over
         values = {"size": size, "live": _live_in(tx, number), "owner": owner if keep else None}
         tx.execute(update(segment).where(segment.c.id == number).values(values))
 
 
 def give_up(tx: Transaction, owner: int, most: int) -> None:
-    """Leave the owner's empty segments, but for so many, to whoever deletes them."""
+    """Disown the owner's empty segments beyond `most`, so that they are deleted."""
     ours = _empty().where(segment.c.owner == owner).order_by(segment.c.id).offset(most)
     surplus = [row.id for row in tx.execute(ours)]
     if surplus:
@@ -214,7 +214,7 @@ def give_up(tx: Transaction, owner: int, most: int) -> None:
 
 
 def count_gone(tx: Transaction, gone: Iterable[Sequence[int | None]]) -> None:
-    """Count payloads whose rows were deleted, given the segment of each and its bytes there."""
+    """Subtract payloads whose rows were deleted, given the segment of each and its bytes there."""
     sizes: dict[int, int] = {}
     for number, size in gone:
         if number is not None:
@@ -235,9 +235,9 @@ _LESS = Prepared(
 
 
 def staying(tx: Transaction, numbers: Iterable[int]) -> set[int]:
-    """Return those of these segments whose bytes are there, and stay until the end of the transaction.
+    """Return those of these segments whose bytes exist, and are kept until the end of the transaction.
 
-    That are open ones, and those in which something is named: from the moment when nothing is, they may be deleted.
+    These are open ones, and those with a payload: without any, a sealed segment may be deleted.
     """
     found = set()
     for number in sorted(set(numbers)):
@@ -262,8 +262,8 @@ def _empty() -> Select[Any]:
 
 
 def deletable(tx: Transaction, limit: int, but: Sequence[int] = ()) -> list[tuple[int, Segment]]:
-    """Return empty segments of nobody, each with the number of its place, which is none of `but`."""
-    if tx.execute(_keepers(tx).limit(1)).first() is not None:  # somebody needs those that are there to stay
+    """Return empty segments without an owner, each with the id of its place, which is none of `but`."""
+    if tx.execute(_keepers(tx).limit(1)).first() is not None:  # a user needs the existing segments
         return []
     found = _empty().add_columns(segment.c.place).where(segment.c.owner.is_(None), segment.c.place.not_in(but))
     return [
@@ -272,12 +272,12 @@ def deletable(tx: Transaction, limit: int, but: Sequence[int] = ()) -> list[tupl
 
 
 def forget(tx: Transaction, numbers: Sequence[int]) -> None:
-    """Forget segments that were deleted."""
+    """Remove the rows of deleted segments."""
     tx.execute(delete(segment).where(segment.c.id.in_(numbers), segment.c.owner.is_(None)))
 
 
 def sparse(tx: Transaction, number: int, least: float, but: Sequence[int] = ()) -> int | None:
-    """Return a sealed segment of a place, less than `least` of whose bytes are live, if there is one; none of `but`."""
+    """Return a sealed segment of a place with less than `least` of its bytes live, if any; none of `but`."""
     dense = segment.c.live < segment.c.size * least
     others = segment.c.id.not_in(but)
     found = select(segment.c.id).where(segment.c.place == number, segment.c.live > 0, dense, others).limit(1)
@@ -285,15 +285,15 @@ def sparse(tx: Transaction, number: int, least: float, but: Sequence[int] = ()) 
 
 
 def movable(tx: Transaction, number: int, limit: int) -> list[tuple[int, bytes]]:
-    """Return payloads of a segment that nobody is reading, by uid, with their heads."""
+    """Return payloads of a segment that aren't being read, by uid, with their heads."""
     found = select(payload.c.uid, payload.c.data).where(payload.c.segment == number)
     return [(row.uid, row.data) for row in tx.execute(_unread(found).order_by(payload.c.uid).limit(limit))]
 
 
 def move(tx: Transaction, heads: Mapping[int, tuple[bytes, Extent]], old: int) -> int:
-    """Note that payloads are in other segments now, and return their number. Nobody else may write meanwhile.
+    """Record the new segments of moved payloads, and return their number. Must exclude other writers.
 
-    Those that somebody has begun to read stay where they were.
+    Payloads that are being read meanwhile aren't moved.
     """
     check_open(tx, (extent.segment for _, extent in heads.values()))
     ours = select(payload.c.uid, payload.c.size).where(payload.c.segment == old, payload.c.uid.in_(list(heads)))
@@ -307,7 +307,7 @@ def move(tx: Transaction, heads: Mapping[int, tuple[bytes, Extent]], old: int) -
 
 
 def _unread(found: Select[object]) -> Select[object]:
-    """Narrow a query to payloads of groups that are there and not leased, or only in checkpoints."""
+    """Narrow a query to payloads of existing groups without a lease, or only in checkpoints."""
     free = exists().where(group.c.uid == payload.c.uid, group.c.lease.is_(None))
     there = exists().where(group.c.uid == payload.c.uid)
     kept = exists().where(checkpoint_group.c.uid == payload.c.uid)
@@ -319,7 +319,7 @@ def _unread(found: Select[object]) -> Select[object]:
 
 
 def keep_for_reading(tx: Transaction, uids: Sequence[int], seconds: float) -> None:
-    """Keep the payloads of groups that have left for so many seconds from now: they are being read."""
+    """Keep the payloads of removed groups for `seconds` from now, while they are read."""
     if uids:
         tx.fetch(_KEEP, None if tx.dialect.is_remote else time.time(), seconds, tx.dialect.listed(uids))
 
@@ -334,7 +334,7 @@ _KEEP = Prepared(_keep, "now", "seconds", "uids")
 
 
 def read_data(tx: Transaction, uids: Sequence[int]) -> dict[int, bytes]:
-    """Return the payloads of these groups as the database has them, by uid."""
+    """Return the stored payloads of these groups, without parts that are kept apart, by uid."""
     return {uid: bytes(data) for uid, data in tx.fetch(_DATA, tx.dialect.listed(uids))}
 
 
@@ -343,17 +343,17 @@ _DATA = Prepared(
 )
 
 
-# Where this database is
+# Location of this database
 
 _IDENTITY = f"SELECT value FROM rb_info WHERE name = '{IDENTITY}'"  # noqa: S608
 _FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
-# A cluster keeps its number through failover and physical backups. Not everybody may ask for it.
+# A cluster keeps its system identifier through failover and physical backups. Reading it needs a privilege.
 _MAY_ASK = "SELECT has_function_privilege('pg_control_system()', 'EXECUTE')"
 _CLUSTER = "SELECT system_identifier::text FROM pg_control_system()"
 _DATABASE = """
 SELECT current_database()::text, relnamespace::regnamespace::text, d.oid || '.' || relnamespace
 FROM pg_class, pg_database d WHERE pg_class.oid = 'rb_info'::regclass AND d.datname = current_database()"""
-# A schema of another database can't be seen from here: that database is enough.
+# A schema of another database can't be seen from here: the existence of that database is enough.
 _THERE = """
 SELECT count(*) FROM pg_database d WHERE d.oid::text = split_part($1, '.', 1)
 AND (d.datname <> current_database() OR EXISTS (
@@ -361,7 +361,7 @@ AND (d.datname <> current_database() OR EXISTS (
 
 
 def home_of(tx: Transaction) -> Home:
-    """Return where this database is; nothing for one in memory, which has no copies."""
+    """Return the location of this database; empty for one in memory, which has no copies."""
     if tx.dialect.name == "postgresql":
         [(may_ask,)] = tx.run(_MAY_ASK)
         cluster = tx.run(_CLUSTER)[0][0] if may_ask else "unknown"
@@ -376,7 +376,7 @@ def home_of(tx: Transaction) -> Home:
 
 
 def has_left(tx: Transaction, home: Home) -> bool:
-    """Return whether no database like this one is at a former home, as far as that can be seen from here."""
+    """Return whether no database like this one is at a former location, as far as it is visible from here."""
     ours = home_of(tx)
     if tx.dialect.name == "postgresql":
         [(there,)] = tx.run(_THERE, home.get("numbers", ""))

@@ -1,4 +1,4 @@
-"""Work in the background: retention of archived, filtered and failed groups, and the sweep of payloads nobody needs."""
+"""Background work: retention of archived, filtered and failed groups, and the sweep of unneeded payloads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def any_to_prune(tx: Transaction, now: float) -> bool:
 
 
 def prune(tx: Transaction, now: float, limit: int) -> int:
-    """Remove up to `limit` groups per task and status that are beyond its limits, oldest first; return their number."""
+    """Remove up to `limit` groups per task and status beyond its limits, oldest first; return their number."""
     steps: list[Step] = []
     lanes: list[Lane] = []
     for home, query, most in _outdated(tx, now):
@@ -50,7 +50,7 @@ def prune(tx: Transaction, now: float, limit: int) -> int:
 
 
 def _outdated(tx: Transaction, now: float) -> list[tuple[Lane, Select[Any], int]]:
-    """Return for each bounded lane the groups that may have to leave, in order, and the most that may."""
+    """Return for each bounded lane the candidates for removal, in order, and their number at most."""
     limits = tx.scope.rules.limits
     bounded = select(lane).where(tx.scope.lanes, lane.c.status.in_(limits.bounded_aside))
     lanes = [Lane.of(row) for row in tx.execute(bounded)]
@@ -66,13 +66,13 @@ def _outdated(tx: Transaction, now: float) -> list[tuple[Lane, Select[Any], int]
             query = query.where(since < now - (seconds or 0))
         if one.status == Status.ARCHIVED:
             query = query.where(since.is_not(None))
-        else:  # an older version kept no time for them
+        else:  # an older version didn't store their time
             since = since.nulls_first()
         found.append((one, query.order_by(since, group.c.uid), max(0, most)))
     return found
 
 
-#: Longer than any outcome is asked for.
+#: Longer than any outcome is queried.
 _KEPT_SECONDS = 7 * 86_400
 
 
@@ -97,7 +97,7 @@ def _due(dialect: Dialect) -> Any:
 
 
 def _kept(dialect: Dialect) -> Any:
-    # Those of a checkpoint are garbage again when it is dropped.
+    # Groups of a checkpoint become garbage again when it is dropped.
     made = checkpoint_group.c.checkpoint.in_(select(checkpoint.c.id))
     return select(checkpoint_group.c.uid).where(made, dialect.one_of(checkpoint_group.c.uid, "uids"))
 
@@ -115,23 +115,23 @@ _FORGET = Prepared(lambda dialect: delete(garbage).where(dialect.one_of(garbage.
 
 
 def forget_old(tx: Transaction) -> None:
-    """Delete old outcomes of transactions, and old answers of functions: nobody asks for them any more."""
+    """Delete old commit stamps, and old answers of server functions."""
     old = int((time.time() - _KEPT_SECONDS) * 1_000_000)
     tx.execute(delete(counter).where(counter.c.name.startswith(PREFIX), counter.c.value < old))
-    # Versions that call no functions delete outcomes alone.
+    # Versions without server functions delete only the commit stamps.
     tx.execute(delete(info).where(info.c.name.startswith(PREFIX), info.c.name.not_in(select(counter.c.name))))
 
 
 def wall_clock(tx: Transaction) -> float:
-    """Return the time by which it is told when groups were removed: a server's, because hosts' clocks differ."""
+    """Return the time for `removed_at`: a server's, because hosts' clocks differ."""
     return tx.dialect.clock(tx) if tx.dialect.is_remote else time.time()
 
 
 @dataclass(frozen=True, slots=True)
 class Chores:
-    """Whether leases of the buffer have expired, payloads can be swept, and dropped checkpoints have groups.
+    """Whether leases of the buffer are overdue, payloads can be swept, and dropped checkpoints have groups.
 
-    `now` is the time of `wall_clock` when this was found, `connections` how many the server then had to the database.
+    `now` is the time of `wall_clock` at the query, `connections` the server's number of connections to the database.
     """
 
     overdue: bool = False
@@ -142,8 +142,8 @@ class Chores:
 
 
 def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
-    """Return what there is to do: payloads can be swept whose groups were removed so many seconds ago."""
-    # A server's own clocks are part of the statement.
+    """Return the due work: payloads can be swept `grace` seconds after the removal of their groups."""
+    # On a server, its own clock is part of the query.
     clock, wall = (None, None) if tx.dialect.is_remote else (tx.dialect.clock(tx), now)
     [(late, due, dropped, told, connections)] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall, grace, now)
     return Chores(bool(late), bool(due), bool(dropped), float(told), int(connections))

@@ -1,8 +1,8 @@
-"""Payloads that are kept apart, of an open buffer: segments are registered, sealed, emptied and deleted here.
+"""Segments of an open buffer, for payloads that are kept apart: registered, sealed, compacted and deleted here.
 
-A process has one segment open for writing, and registers the next one before it needs it. Segments in a folder are
-rolled at a size, and written over once nothing names what is in them. In an object store each commit has its own.
-`open_segments` writes them before their commit, and `segment_reader` reads them after it.
+A process has one segment open for writing, and registers the next one in advance. Segments in a folder are rolled at a
+size, and overwritten once no payload refers to them. In an object store each commit has its own. `open_segments` writes
+payloads before their commit, and `segment_reader` reads them after it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from replaybuf.storage.sql.tasks.segment_reader import Compute, OwnPlace, Segmen
 _SPARE = 2
 _SPARE_OBJECTS = 64
 _RENEW_SECONDS = SILENT_SECONDS / 6
-#: Empty segments that are kept to be written over.
+#: Empty segments that are kept to be overwritten.
 _MOST_KEPT = 8
-#: A segment with a smaller part of live bytes is emptied, so many bytes at a time.
+#: A segment with a smaller ratio of live bytes is compacted, by so many bytes at a time.
 _SPARSE = 0.25
 _MOVED_BYTES = 8 << 20
 _MOVED_GROUPS = 64
 _DELETED = 64
-#: How long closing waits for a place that doesn't answer; others delete what is left.
+#: How long closing waits for a place that doesn't answer; other processes delete the rest.
 _CLOSING_SECONDS = 3.0
-#: How often so many, and each time twice as many, new segments are registered where files have their names.
+#: How often, each time twice as many, new segments are registered if their files exist already.
 _REGISTERED = 8
 
 _logger = logging.getLogger("replaybuf.segments")
@@ -51,9 +51,9 @@ T = TypeVar("T")
 class Segments:
     """The segments of an open buffer.
 
-    `place` is where this process keeps payloads from now on, None for the database; those that are elsewhere are read
-    from where they are, by the `reader`. With `sync` they are on the disk before the transaction that names them
-    begins. Reads and writes are given up after `patience` seconds.
+    `place` is where this process stores new payloads, None for the database; existing payloads are read from their own
+    places, by the `reader`. With `sync`, payloads are fsynced before the transaction that refers to them begins. Reads
+    and writes time out after `patience` seconds.
     """
 
     def __init__(self, engine: Database, place: str | None, threshold: int, *, sync: bool, patience: float) -> None:
@@ -67,12 +67,12 @@ class Segments:
         self._own = None if place is None else OwnPlace(engine, place, self._patience)
         self._here: OpenSegments | None = None
         self._user: int | None = None
-        self._unmovable: set[int] = set()  # segments and, below, places that come last
+        self._unmovable: set[int] = set()  # segments and, below, places that are tried last
         self._unreachable: set[int] = set()
-        self._not_ours: set[int] = set()  # places of which that was said
+        self._not_ours: set[int] = set()  # places for which this was logged
         self._tidying: asyncio.Task[bool] | None = None
         self._registering = asyncio.Lock()
-        self._read: list[int] = []  # groups that have left, whose payloads were read
+        self._read: list[int] = []  # removed groups, whose payloads were read
         self._renew_at = 0.0
 
     @property
@@ -83,12 +83,12 @@ class Segments:
     # Beginning and end (database's thread)
 
     async def check_new(self) -> None:
-        """Make sure that a database that isn't there yet may have the place. Raises PayloadStoreError, ConfigError."""
+        """Check that a new database may use the place. Raises PayloadStoreError, ConfigError."""
         if self._own is not None:
             await self._own.check_new()
 
     async def prepare(self, scope: Scope, *, writes: bool) -> None:
-        """Open the place for payloads if anything is to be written; mark it as that of this database if it is new."""
+        """Open the place for payloads if any is to be written; a new place is claimed for this database."""
         self._scope = self.reader.scope = scope
         if self._own is None or self._here is not None or not writes:
             return
@@ -97,7 +97,7 @@ class Segments:
         self._here = OpenSegments(number, store, in_frames(scope.database or ""), sync=self._sync)
 
     async def close(self) -> None:
-        """Leave this process's segments to others, and release everything."""
+        """Leave this process's segments to other processes, and close everything."""
         try:
             await self._release_read()
             await self.tend_written(closing=True)
@@ -110,7 +110,7 @@ class Segments:
             async with asyncio.timeout(_CLOSING_SECONDS):
                 while user is not None and await self._delete():
                     pass
-        except (ReplayBufError, TimeoutError) as error:  # others find them when this process has been silent for long
+        except (ReplayBufError, TimeoutError) as error:  # other processes find them when this one's lease has lapsed
             _logger.debug("segments were left open: %s", error)
         if self._here is not None:
             self._here.lose()
@@ -124,7 +124,7 @@ class Segments:
     # Writing
 
     async def ready(self) -> SegmentBatch | None:
-        """Return the batch for payloads that are to be written now, None where they stay in the database."""
+        """Return a batch for payloads to be written now, None if they stay in the database."""
         here = self._here
         if here is None:
             return None
@@ -132,7 +132,7 @@ class Segments:
             try:
                 async with self._registering:
                     await self._register(here)
-            except PayloadStoreError as error:  # what stays in the database is stored all the same
+            except PayloadStoreError as error:  # smaller payloads are stored in the database all the same
                 return SegmentBatch(self._threshold, here, error)
         return SegmentBatch(self._threshold, here)
 
@@ -166,15 +166,15 @@ class Segments:
         here.register(old, new)
 
     def lost(self) -> None:
-        """Note that others have taken segments of this process away, because it was silent for long."""
+        """Forget segments that other processes have taken over, because this process's lease lapsed."""
         if self._here is not None:
             self._here.lose()
         self._user = None
 
     async def written(self, batch: SegmentBatch | None, work: Awaitable[T]) -> T:
-        """Return what `work` returns, which encodes groups and writes a batch in another thread.
+        """Return the result of `work`, which encodes groups and writes a batch in another thread.
 
-        Raises PayloadStoreError where writing hangs, as on a mount whose server is away; that thread goes on hanging.
+        Raises PayloadStoreError if writing hangs, as on a mount with an unreachable server; that thread keeps hanging.
         """
         if batch is None:
             return await work
@@ -193,18 +193,18 @@ class Segments:
             task.cancel()
 
     def read(self, uids: Iterable[int]) -> None:
-        """Note that the payloads of groups that have left were read: they may be swept."""
+        """Record that payloads of removed groups were read, so that they may be swept."""
         self._read += uids
 
     def unread(self, uids: Iterable[int]) -> None:
-        """Note that groups are put back: whoever takes them next needs their payloads for as long as the first."""
+        """Record that groups are returned, so that the payloads are kept until the next reader has them."""
         back = set(uids)
         self._read = [uid for uid in self._read if uid not in back]
 
-    # Tidying up (database's thread)
+    # Maintenance (database's thread)
 
     async def tend(self, compute: Compute, codec: Codec) -> bool:
-        """Do one small step of what is due; return whether more is."""
+        """Do one small step of due maintenance; return whether more is due."""
         read = await self._release_read()
         renews = time.monotonic() >= self._renew_at
         if not (self.writes or read or renews):
@@ -219,7 +219,7 @@ class Segments:
         return more
 
     def _tidied(self) -> bool:
-        """Return whether there was more to tidy up than was done."""
+        """Return whether the last maintenance left more to do."""
         if self._tidying is None or self._tidying.cancelled():
             return False
         error = self._tidying.exception()
@@ -228,7 +228,7 @@ class Segments:
         return error is None and self._tidying.result()
 
     async def _tidy(self, compute: Compute, codec: Codec) -> bool:
-        """Tidy up a little, beside the sweeps: they don't wait for a place that doesn't answer."""
+        """Do some maintenance beside the sweeps, which don't wait for a place that doesn't answer."""
         for store in [*self.reader.stores.values()]:
             await self._in_thread(store.forget)
         deleted = await self._delete()
@@ -236,7 +236,7 @@ class Segments:
         return deleted or moved
 
     async def _release_read(self) -> bool:
-        """Let the payloads be swept that were read; return whether there were any."""
+        """Let the sweep delete payloads that were read; return whether there were any."""
         read, self._read = self._read, []
         if read:
             try:
@@ -247,7 +247,7 @@ class Segments:
         return bool(read)
 
     async def tend_written(self, *, closing: bool = False) -> None:
-        """Seal segments that nobody writes to any more."""
+        """Seal segments without writers."""
         here, user = self._here, self._user
         if here is None:
             return
@@ -262,7 +262,7 @@ class Segments:
         self._close_soon(done)
 
     def _close_soon(self, closing: Sequence[OpenSegment]) -> None:
-        """Close segments in another thread: where their place doesn't answer, that hangs as a write does."""
+        """Close segments in another thread: with an unreachable place, a close hangs like a write."""
 
         def close() -> None:
             for segment in closing:
@@ -291,7 +291,7 @@ class Segments:
             self.lost()
 
     async def _delete(self) -> bool:
-        """Delete empty segments of nobody; return whether there may be more."""
+        """Delete empty segments without an owner; return whether there may be more."""
         deletable = partial(statements.deletable, limit=_DELETED, but=sorted(self._unreachable))
         by_place: dict[int, list[Segment]] = {}
         for number, segment in await self._engine.read(deletable, self._scope):
@@ -304,7 +304,7 @@ class Segments:
                     raise PayloadStoreError(f"{store.url} has lost its {MARKER}")
                 for segment in found:
                     await self._in_thread(partial(store.delete, file_name(segment.file)))
-            except (ReplayBufError, KeyError) as error:  # the other places come first, and this one again later
+            except (ReplayBufError, KeyError) as error:  # other places come first, and this one again later
                 copied = isinstance(error, ConfigError) and number not in self._not_ours
                 _logger.log(logging.WARNING if copied else logging.DEBUG, "segments were not deleted: %s", error)
                 self._not_ours |= {number} if copied else set()
@@ -314,7 +314,7 @@ class Segments:
         return sum(map(len, by_place.values())) == _DELETED
 
     async def _empty_one(self, compute: Compute, codec: Codec) -> bool:
-        """Move some payloads out of a segment that is nearly empty; return whether any was."""
+        """Move some payloads out of a sparse segment; return whether any was moved."""
         assert self._here is not None
         sparse = partial(statements.sparse, number=self._here.number, least=_SPARSE, but=sorted(self._unmovable))
         old = await self._engine.read(sparse, self._scope)
@@ -342,7 +342,7 @@ class Segments:
             heads = {}
             for row in rows:
                 if row.tail is None or isinstance(row.tail, DecodeError):
-                    continue  # a draw sets it aside
+                    continue  # a draw sets the group aside
                 head = bytes(row.payload or b"")[:-EXTENT_BYTES]
                 extent = batch.add(SplitPayload(head, (row.tail,), len(row.tail)))
                 heads[row.uid] = head + extent.packed(), extent
@@ -352,7 +352,7 @@ class Segments:
         heads = await compute(copy, None)
         if not heads:
             return False
-        # The extents are referred to until the transaction has ended, and with that their segments are open.
+        # The extents are referenced until the end of the transaction, which keeps their segments open.
         move = partial(statements.move, heads=heads, old=old)
         return await self._engine.write(move, self._scope, alone=True, fenced=False) > 0
 

@@ -1,4 +1,4 @@
-"""Groups encoded for a transaction, with the arrays that are kept apart written before it begins."""
+"""Encoding of groups for a transaction; arrays that are kept apart are written before it begins."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Encoding:
         return await self.segments.written(apart, self._transactions.compute(encode, groups))
 
     async def write(self, groups: Sequence[NewGroup], function: Callable[[Transaction, list[EncodedGroup]], T]) -> T:
-        """Encode groups and return `function(tx, encoded)` of a write transaction behind the fence."""
+        """Encode groups and return `function(tx, encoded)`, run in a fenced write transaction."""
         while True:
             try:
                 encoded = await self.encode(groups)
@@ -48,25 +48,25 @@ class Encoding:
                 self.segments.lost()
 
     async def fetch(self, rows: Sequence[GroupRow], deferred: frozenset[str] = frozenset()) -> None:
-        """Read what is kept apart of these groups, unless it was read; not the arrays in the fields `deferred`."""
+        """Read the tails of these groups that are kept apart and weren't read, without arrays in fields `deferred`."""
         await self.segments.reader.fetch(rows, self.codec, self._transactions.compute, deferred)
 
     async def decode(self, rows: Sequence[GroupRow], decode: Callable[[Sequence[GroupRow]], T]) -> T:
-        """Read what is kept apart of these groups, and return `decode(rows)`."""
+        """Read the tails of these groups that are kept apart, and return `decode(rows)`."""
         await self.fetch(rows)
         return await self._transactions.compute(decode, rows)
 
     async def tend(self) -> bool:
-        """Do one small step of what is due for the segments; return whether more is."""
+        """Do one small step of due maintenance of segments; return whether more is due."""
         return await self.segments.tend(self._transactions.compute, self.codec)
 
     async def decode_removed(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
-        """Return groups that have left, for their caller."""
+        """Return removed groups for their caller."""
         if not rows:
             return []
         try:
             await self.fetch(rows)
-        except PayloadStoreError as error:  # what they have left for is done, and doesn't fail any more
+        except PayloadStoreError as error:  # the removal is committed, and can't fail any more
             for row in rows:
                 row.tail = row.tail if row.tail is not None or not row.is_apart else DecodeError(str(error))
         items = await self._transactions.compute(partial(decode_removed, codec=self.codec), rows)
@@ -74,6 +74,6 @@ class Encoding:
         return items
 
     async def decode_leniently(self, rows: Sequence[GroupRow], deferred: frozenset[str]) -> list[StorageItem]:
-        """Return groups that were fetched as `rows.decode_leniently` does, with handles in the fields `deferred`."""
+        """Return fetched groups as `rows.decode_leniently` does, with handles in the fields `deferred`."""
         decode = partial(decode_leniently, codec=self.codec, deferral=self.segments.reader.deferral(deferred))
         return await self._transactions.compute(decode, rows)

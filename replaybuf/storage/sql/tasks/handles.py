@@ -1,4 +1,4 @@
-"""Handles: arrays that were left where they are, and are read when somebody needs them, on any host."""
+"""Handles: arrays that weren't read with their group, and are loaded on demand, on any host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.urls import url_or_path
 
-#: How long reading waits for a place that doesn't answer, in seconds.
+#: Default timeout for reads from a place, in seconds.
 PATIENCE = 60.0
 
 T = TypeVar("T")
@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ArrayHandle(StandIn):
-    """An array or tensor that wasn't read with its group: `dtype`, `shape` and `nbytes` say what `load` returns.
+    """An array or tensor that wasn't read with its group: `load` returns one with this `dtype`, `shape` and `nbytes`.
 
     Handles can be pickled and sent to other processes, on any host that reaches the place where the payloads are kept,
-    or the database. They are good as long as the lease that they came with, or, with `find`, as long as the group is
-    there.
+    or the database. They are valid as long as the lease that they came with or, from `find`, as long as the group
+    exists.
     """
 
     dtype: str
@@ -48,24 +48,24 @@ class ArrayHandle(StandIn):
     _tensor: tuple[str, tuple[int, ...], Callable[[Any], Any], int] | None = field(default=None, repr=False)
 
     def load(self) -> Any:
-        """Return the array or tensor, in memory of its own; reads its bytes only, and blocks.
+        """Return the array or tensor, in its own memory; reads only its bytes, and blocks.
 
-        Raises LeaseLostError when it isn't there any more because the lease has ended, DecodeError when its bytes are
-        damaged, and PayloadStoreError or an error of the database when they can't be reached.
+        Raises LeaseLostError if its bytes are gone because the lease has ended, DecodeError if they are damaged, and
+        PayloadStoreError or an error of the database if they can't be reached.
         """
         [loaded] = load_all([self])
         return loaded
 
     async def load_async(self) -> Any:
-        """Do the same as `load`, in another thread."""
+        """Run `load` in another thread."""
         return await asyncio.to_thread(self.load)
 
     def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any], flags: int) -> ArrayHandle:
-        """Return the handle of a tensor that is made of these bytes."""
+        """Return the handle of a tensor built from these bytes."""
         return replace(self, dtype=name, shape=tuple(shape), _tensor=(name, tuple(shape), build, flags))
 
     def made(self, raw: Any) -> Any:
-        """Return what is made of the bytes that were read. Raises DecodeError."""
+        """Return the array or tensor built from bytes that were read. Raises DecodeError."""
         array = checked_array(self.array, raw)
         if self._tensor is None:
             return array
@@ -76,7 +76,7 @@ class ArrayHandle(StandIn):
 def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> list[Any]:
     """Return the arrays and tensors of many handles, in few requests; blocks. Errors are those of `ArrayHandle.load`.
 
-    `timeout` bounds the wait for a place that doesn't answer, in seconds.
+    `timeout` bounds the wait for an unreachable place, in seconds.
     """
     wanted, seconds = list(handles), check_seconds(timeout, "timeout")
     for one in wanted:
@@ -94,7 +94,7 @@ def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> li
 
 
 def _made(handle: ArrayHandle, raw: Any, timeout: float) -> Any:
-    """Return what is made of bytes that were read, or raise the error in their place."""
+    """Return the array or tensor built from bytes that were read, or raise the read's error."""
     try:
         if isinstance(raw, Exception):
             raise raw
@@ -102,7 +102,7 @@ def _made(handle: ArrayHandle, raw: Any, timeout: float) -> Any:
     except GoneError as error:
         raise _lost(error) from None
     except DecodeError as error:
-        # The space may have been written over while it was being read: then it says so now.
+        # The space may have been overwritten during the read; a second read detects that.
         [again] = handle.source.read([(handle.source, handle.array)], timeout)
         if isinstance(again, GoneError):
             raise _lost(again) from error
@@ -117,10 +117,10 @@ def _lost(error: GoneError) -> LeaseLostError:
 
 
 def load_into(holders: T, *, timeout: float = PATIENCE) -> T:
-    """Put what they load in the place of all handles, at any depth, in few requests; blocks. Returns `holders`.
+    """Replace all handles, at any depth, by their arrays and tensors, in few requests; blocks. Returns `holders`.
 
     `holders` are StorageItems, rollouts, or lists and dicts of either, such as `lease.items`. They are changed in
-    place; in tuples, which can't be changed, handles stay handles when nothing holds the tuple. Nothing is changed when
+    place; handles in a tuple stay handles if nothing holds the tuple, which can't be changed. Nothing is changed if
     this raises; errors are those of `ArrayHandle.load`.
     """
     found: dict[int, ArrayHandle] = {}
@@ -139,21 +139,21 @@ def _is_handle(value: Any) -> bool:
 
 
 class ByteSource(ABC):
-    """Where the bytes of an array are. Sources of the same `place` are read together."""
+    """The location of an array's bytes. Sources of the same `place` are read together."""
 
     @property
     def place(self) -> Any:
-        """What tells places apart."""
+        """A key of the place."""
         return None
 
     @abstractmethod
     def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
-        """Return the bytes of these arrays, whose sources are of this place, or the errors for which they can't be."""
+        """Return the bytes of these arrays, whose sources are in this place, or an error for each unreadable one."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSource(ByteSource):
-    """Bytes that are in memory already, of payloads that can't be read in part."""
+    """Bytes in memory, of payloads that can't be read in part."""
 
     raw: bytes
 
@@ -163,7 +163,7 @@ class HeldSource(ByteSource):
 
 @dataclass(frozen=True, slots=True)
 class SegmentSource(ByteSource):
-    """Bytes in a segment of a `database`, at this URL for the process that has made the handle."""
+    """Bytes in a segment of a `database`, with the URL of the place in the process that made the handle."""
 
     url: str
     extent: Extent
@@ -181,11 +181,11 @@ class SegmentSource(ByteSource):
 
 
 def _checked(store: SegmentStore, extent: Extent, raw: Any) -> Any:
-    """Return bytes that were read, in memory that can be written to, or why they are gone or damaged."""
+    """Return the bytes in writable memory, or the error if they are gone or damaged."""
     if not isinstance(raw, Exception):
         return bytearray(raw) if isinstance(raw, bytes) else raw
     if isinstance(raw, DecodeError) and not isinstance(raw, GoneError):
-        # Where a segment was written over, anything may be at this place; its first frame says that it was.
+        # If a segment was overwritten, its first frame shows that.
         first = Frame.parsed(store.read_raw(extent.name, 0, ALIGNMENT))
         if first is not None and first.segment != extent.segment:
             return GoneError(f"segment {extent.name}: it was written over")
@@ -213,7 +213,7 @@ class DatabaseSource(ByteSource):
         ]
 
 
-#: Parts of payloads: the uid, the first byte and the number of bytes of each.
+#: Parts of payloads: uid, first byte and number of bytes of each.
 Parts = Sequence[tuple[int, int, int]]
 
 
@@ -224,7 +224,7 @@ class OpenDatabase(Protocol):
         """Return parts of payloads, None where there is no payload; blocks."""
 
 
-#: Those that are open, by process (threads don't survive a fork) and by the URLs that handles have.
+#: Open databases, by process id (threads don't survive a fork) and by their URLs in handles.
 _databases: weakref.WeakValueDictionary[tuple[int, str], OpenDatabase] = weakref.WeakValueDictionary()
 
 
@@ -234,7 +234,7 @@ def know_database(url: str, database: OpenDatabase) -> None:
 
 
 def database_url(engine: Database) -> str:
-    """Return the URL of a database as handles have it: the path of a file, or that of a server without its password."""
+    """Return a database's URL in handles: the path of a file, or the URL of a server without its password."""
     if engine.path is not None:
         return os.path.abspath(engine.path)
     if engine.dialect.is_remote:
@@ -247,7 +247,7 @@ _IN_MEMORY = "memory://"
 
 
 def _read_parts(url: str, parts: Parts, timeout: float) -> list[bytes | None]:
-    """Read from a database, by a buffer that is open in this process if there is one."""
+    """Read from a database, through a buffer that is open in this process if there is one."""
     known = _databases.get((os.getpid(), url))
     if known is not None:
         with contextlib.suppress(ClosedError):
@@ -261,7 +261,7 @@ def _read_parts(url: str, parts: Parts, timeout: float) -> list[bytes | None]:
 
 
 def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None]:
-    """Read from a database that isn't open here. Its password, if it needs one, is known to the driver (PGPASSFILE)."""
+    """Read from a database that isn't open here. A password, if needed, must be known to the driver (PGPASSFILE)."""
 
     async def read() -> list[bytes | None]:
         engine = open_database(url_or_path(url), lock_timeout=timeout, reconnect_timeout=timeout, read_only=True)
@@ -270,7 +270,7 @@ def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None
         finally:
             await engine.dispose()
 
-    with ThreadPoolExecutor(1) as executor:  # a loop of its own: the caller may be inside one
+    with ThreadPoolExecutor(1) as executor:  # with its own loop, since the caller may be inside one
         reading = executor.submit(asyncio.run, asyncio.wait_for(read(), timeout))
         try:
             return reading.result()
@@ -280,7 +280,7 @@ def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None
             raise UnreachableError(f"{url} did not answer within {timeout:g} s while arrays were read") from error
 
 
-#: Those that handles have read from, in the same way.
+#: Places that handles have read from, by process id, URL and database.
 _stores: dict[tuple[int, str, str], SegmentStore] = {}
 _lock = threading.Lock()
 
@@ -313,10 +313,10 @@ class Handles:
 
 
 def handles_of(url: str, database: str, places: Mapping[int, str], uid: int, payload: bytes) -> Handles:
-    """Return what makes the handles of a payload: the head alone, or with an extent behind it, or all of a small one.
+    """Return the maker of handles of a payload: its head alone, a head with an extent, or a whole small payload.
 
-    `url` and `database` are the URL and the number of the database, `places` has the URLs of the places where payloads
-    are kept apart.
+    `url` and `database` are the URL and the id of the database, `places` has the URLs of the places where payloads are
+    kept apart.
     """
     if not has_tail(payload):
         return Handles(None)

@@ -1,10 +1,10 @@
-"""Presence: what this process tells others of itself, every few seconds, in the background.
+"""Heartbeats: activity, waits and events of this process, written every few seconds in the background.
 
-Calls only count in memory. A beat writes the counts, the waits and reported events: within a second or so when a wait
-has begun or ended, every `_NEWS_SECONDS` if anything was counted, every `_WAIT_SECONDS` while anybody waits, and every
-`_SIGN_SECONDS` otherwise. Commits to a SQLite file wake all that wait there, so there are no more. A wait that ends by
-its timeout is written before its error is raised (`flush`), for the process may end of it. A process that has neither
-put nor drawn nor waited writes nothing.
+Calls only count in memory. A heartbeat writes the counts, the waits and reported events: within a second or so after a
+wait has begun or ended, every `_NEWS_SECONDS` after any activity, every `_WAIT_SECONDS` during a wait, and every
+`_SIGN_SECONDS` otherwise; not more often, since each commit to a SQLite file wakes all waiting processes. A wait that
+times out is written before its error is raised (`flush`), since the process may exit with it. A process without puts,
+draws and waits writes nothing.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, i
 from replaybuf.storage.values import NewGroup
 from replaybuf.worker_name import host_name
 
-# Waits of which nothing was heard for 15 seconds count as those of the dead.
+# Waits without a heartbeat for 15 seconds count as those of dead processes.
 _SOON_SECONDS, _NEWS_SECONDS, _WAIT_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 10.0, 30.0
-#: Within how many seconds the processes begin a minute, one after the other.
+#: Interval in seconds over which processes spread the start of a minute.
 _APART_SECONDS = 10.0
-#: Seconds that a beat waits for a lock; the next one tells what this one had to.
+#: Lock timeout of a heartbeat in seconds; its content is kept for the next one.
 _PATIENCE = 1.0
-#: Seconds for which beats fail before the log has a warning.
+#: Seconds of failing heartbeats before a warning is logged.
 _COMPLAIN_SECONDS = 60.0
-#: The names that are kept seen though they do nothing, and the waits that are shown, of one process.
+#: Names of idle workers that stay in heartbeats, and waits that are shown, per process.
 _MOST_NAMES, _MOST_WAITS = 200, 100
 
 _logger = logging.getLogger("replaybuf.presence")
 
 
 class Presence:
-    """What the workers of this process have done since the last beat, and their waits."""
+    """The activity of this process's workers since the last heartbeat, and their waits."""
 
     def __init__(self, engine: Database, scope: Scope) -> None:
         self._engine = engine
@@ -53,13 +53,13 @@ class Presence:
         self._done: dict[str, Activity] = {}
         self._names: dict[str, None] = {}  # the most recent one last
         self._waits: dict[int, Waiting] = {}
-        self._events: deque[WorkerEvent] = deque(maxlen=_MOST_WAITS)  # of more, the last ones are told
-        self._limits_noted: set[bool] = set()  # of a worker that draws, of any
+        self._events: deque[WorkerEvent] = deque(maxlen=_MOST_WAITS)  # the latest ones, if there are more
+        self._limits_noted: set[bool] = set()  # for a worker that draws, for any
         self._writing = asyncio.Lock()  # of the database's loop
         self._shown: set[int] = set()  # the numbers of waits in the store
         self._beat_at = self._sign_at = 0.0
         self._minute = 0
-        # If all began a minute at once, all would try to note it.
+        # Spread, since all processes would try to record the same minute.
         self._behind = random.uniform(0.0, _APART_SECONDS)
         self._failing_since: float | None = None
         self._complained = False
@@ -67,7 +67,7 @@ class Presence:
     # Database's thread
 
     def of(self, worker: str | None) -> Activity:
-        """Return what a worker did since the last beat, to be added to; of None, what nobody asks for."""
+        """Return the mutable activity of a worker since the last heartbeat; for None, one that is discarded."""
         if worker is None:
             return Activity()
         done = self._done.get(worker)
@@ -76,12 +76,12 @@ class Presence:
         return done
 
     def count_puts(self, stored: Iterable[EncodedGroup]) -> None:
-        """Count groups that were put, and stored."""
+        """Count groups that were put and stored."""
         for one in stored:
             self.count_put(one.group, one.tokens)
 
     def count_put(self, new: NewGroup, tokens: int = 0) -> None:
-        """Count a group that was put, stored or not; the tokens of one that wasn't are nobody's."""
+        """Count a group that was put, stored or not; without `tokens` if it wasn't."""
         done = self.of(new.worker)
         done.groups += 1
         done.rollouts += len(new.rollouts)
@@ -92,21 +92,21 @@ class Presence:
     # Any thread
 
     def announce(self, waiting: Waiting) -> None:
-        """Show a wait, from the next beat on."""
+        """Show a wait, from the next heartbeat on."""
         self._waits[waiting.number] = waiting
 
     def withdraw(self, waiting: Waiting) -> None:
-        """Show a wait no longer."""
+        """Stop showing a wait."""
         self._waits.pop(waiting.number, None)
 
     def report(self, event: WorkerEvent) -> None:
-        """Note an event with the next beat."""
+        """Write an event with the next heartbeat."""
         self._events.append(event)
 
     # In the background
 
     async def beat(self) -> None:
-        """Write what there is to tell, if it is time. Raises nothing: the next beat may succeed."""
+        """Write a heartbeat if one is due. Raises nothing: the next one may succeed."""
         now = time.monotonic()
         if now - self._beat_at < _SOON_SECONDS:
             return
@@ -120,7 +120,7 @@ class Presence:
         await self._beat(all_names=sign)
 
     async def flush(self) -> None:
-        """Write at once what there is to tell. Raises nothing: the next beat may succeed."""
+        """Write a heartbeat at once. Raises nothing: the next one may succeed."""
         await self._beat(all_names=False)
 
     async def _beat(self, *, all_names: bool) -> None:
@@ -134,7 +134,7 @@ class Presence:
             self._failed(error)
 
     async def end(self) -> None:
-        """Say that the workers of this process have ended, and none of them waits. Raises nothing."""
+        """Record that the workers of this process have ended, and their waits. Raises nothing."""
         if not (self._names or self._done or self._shown or self._events):
             return
         self._waits.clear()
@@ -185,10 +185,10 @@ class Presence:
             return
         noted = await self._engine.read(is_noted, self._scope)
         if noted or await self._engine.write(note_minute, self._scope, patience=_PATIENCE, fenced=False):
-            self._minute = minute  # else another process is at it: the next beat will see it
+            self._minute = minute  # else another process is recording it: the next heartbeat checks
 
     def _failed(self, error: Exception) -> None:
-        """Complain once: at once of what nobody expects, else of what lasts (who puts or draws has the error, too)."""
+        """Log one warning: of an unknown error at once, of others if they last (puts and draws raise them, too)."""
         now, known = time.monotonic(), isinstance(error, ReplayBufError)
         since = self._failing_since = now if self._failing_since is None else self._failing_since
         complain = not self._complained and (not known or now - since >= _COMPLAIN_SECONDS)

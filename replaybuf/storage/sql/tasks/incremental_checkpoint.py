@@ -1,4 +1,4 @@
-"""One checkpoint that is made in pieces, so that no write waits longer for it than one piece takes."""
+"""An incremental checkpoint, made in short transactions, so that no write waits longer than for one of them."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from replaybuf.storage.values import Checkpoint
 
 T = TypeVar("T")
 
-#: How many groups are copied in one piece: at first, and at the least and the most.
+#: Groups copied in one transaction: at first, at least and at most.
 FIRST, FEWEST, MOST = 2_000, 500, 16_000
-#: The time for which a piece should hold the write lock, in seconds.
+#: Target time of one transaction, in seconds.
 _PIECE_SECONDS = 0.01
-#: The time after a piece for which others can have the lock, in times of the piece. Other processes look for it in
-#: intervals, and have to find it free.
+#: Pause after a transaction, as a multiple of its time: other processes poll for the write lock, and need to find it
+#: free.
 _PAUSE = 0.5
 _TURN_SECONDS = 0.02
 
 
 class _StoppedError(Exception):
-    """Its caller no longer waits for the checkpoint."""
+    """The caller no longer waits for the checkpoint."""
 
 
 class IncrementalCheckpoint:
-    """Makes a checkpoint in pieces: the mark, then groups, and at last all of it is published."""
+    """Makes an incremental checkpoint: its row first, then the groups in batches; then it is published."""
 
     def __init__(self, transactions: Transactions, step: int, keep: int | None) -> None:
         self._transactions = transactions
@@ -50,27 +50,27 @@ class IncrementalCheckpoint:
         self._stopped = False
 
     def stop(self) -> None:
-        """Give it up at the end of the present piece (any thread)."""
+        """Abandon the checkpoint after the current transaction (any thread)."""
         self._stopped = True
 
     async def run(self) -> Checkpoint:
-        """Make it (database's thread)."""
+        """Make the checkpoint (database's thread)."""
         while True:
             made = await self._begin()
             if isinstance(made, Checkpoint):
                 return made
             try:
                 return await self._go_on(made)
-            except DroppedError:  # restored by this process, or it was silent for so long that others took over
+            except DroppedError:  # by a restore here, or by another process after missed heartbeats
                 continue
             except Exception:
-                # If that fails, too, others drop it once it has been silent for long enough.
+                # If this fails, too, another process drops the checkpoint after missed heartbeats.
                 with contextlib.suppress(ReplayBufError):
                     await self._write(partial(forget, ids=[made.id]))
                 raise
 
     async def _begin(self) -> Mark | Checkpoint:
-        """Wait until nobody else makes a checkpoint, and begin."""
+        """Wait until no other checkpoint is being made, and begin."""
         engine = self._transactions.engine
         deadline = time.monotonic() + engine.lock_timeout
         while True:
@@ -111,7 +111,7 @@ class IncrementalCheckpoint:
 
 
 def _copy(tx: Transaction, mark: Mark, up_to: int) -> tuple[Mark, float]:
-    """Copy groups; return how far it is now, and how many seconds that took."""
+    """Copy groups; return the new state of the checkpoint, and the seconds that this took."""
     started = time.monotonic()
     mark = copy_groups(tx, mark, up_to, time.time())
     return mark, time.monotonic() - started

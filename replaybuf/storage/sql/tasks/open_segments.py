@@ -1,4 +1,4 @@
-"""Segments that this process writes to: a place is reserved, then written; they are sealed when nobody does."""
+"""Segments open for writing by this process: ranges are reserved, then written; unused segments are sealed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from replaybuf.segments.store import (
 )
 from replaybuf.storage.sql.statements.segments import Segment
 
-#: A segment in a folder takes no more payloads when it has so many bytes.
+#: Size in bytes at which a segment in a folder is rolled.
 SEGMENT_BYTES = 128 << 20
-#: Arrays that are smaller on average are copied together first: a system call takes longer for many small buffers.
+#: Buffers with a smaller average size are joined first: a system call is slower for many small buffers.
 _JOINED = 8 << 10
 
 
 class OpenSegment:
-    """A segment that this process writes to. `users` are the extents in it whose payloads are on their way."""
+    """A segment open for writing. `users` are its extents with a payload in flight."""
 
     def __init__(self, segment: Segment, writer: SegmentWriter) -> None:
         self.id, self.file = segment.id, segment.file
@@ -42,9 +42,9 @@ class OpenSegment:
 
 @dataclass(slots=True)
 class SegmentBatch:
-    """Payloads that are written together, before the transaction that names them (any one thread).
+    """Payloads to be written together, before the transaction that refers to them (in any one thread).
 
-    `threshold` is the size from which the tail of a payload is kept apart.
+    `threshold` is the tail size from which payloads are kept apart.
     """
 
     threshold: int
@@ -54,7 +54,7 @@ class SegmentBatch:
     _pending: list[_Written] = field(default_factory=list)
 
     def add(self, split: SplitPayload) -> Extent:
-        """Return where the tail of a payload will be; it is there after `flush`. Raises PayloadStoreError."""
+        """Return the extent of a payload's tail, which is written by `flush`. Raises PayloadStoreError."""
         if self._refusal is not None:
             raise PayloadStoreError(str(self._refusal))
         own = self._pending[-1].segment if self._pending else None
@@ -67,7 +67,7 @@ class SegmentBatch:
         return extent
 
     def flush(self) -> None:
-        """Write what was added. Raises PayloadStoreError, DiskFullError or SegmentLostError."""
+        """Write the added tails. Raises PayloadStoreError, DiskFullError or SegmentLostError."""
         pending, self._pending = self._pending, []
         self._writing_since = time.monotonic() if pending else None
         by_segment: dict[int, list[_Written]] = {}
@@ -78,14 +78,14 @@ class SegmentBatch:
         self._writing_since = None
 
     def hangs(self, patience: float) -> bool:
-        """Return whether writing has taken longer than that, and isn't over."""
+        """Return whether a write in progress has taken longer than `patience` seconds."""
         since = self._writing_since
         return since is not None and time.monotonic() - since >= patience
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A frame to be written, up to `end` with its padding. Its segment is open as long as the extent is referred to."""
+    """A frame to be written, up to `end` with its padding. Its extent keeps the segment open."""
 
     segment: OpenSegment
     extent: Extent
@@ -94,10 +94,9 @@ class _Written:
 
 
 class OpenSegments:
-    """The segments of one process in a place: the one that is being written, those that come next, and those before.
+    """The segments of one process in a place: the current one, spare ones, and rolled ones not sealed yet.
 
-    `number` is that of the place, `database` that of the database, for frames. With `sync`
-    payloads are on the disk once they are written.
+    `number` is the id of the place, `database` that of the database, for frames. With `sync`, writes are fsynced.
     """
 
     def __init__(self, number: int, store: SegmentStore, database: bytes, *, sync: bool) -> None:
@@ -109,26 +108,26 @@ class OpenSegments:
         self._current: OpenSegment | None = None
         self._spare: list[OpenSegment] = []
         self._rolled: list[OpenSegment] = []
-        self._lost: list[OpenSegment] = []  # to be closed when nobody writes to them
-        self._registered: list[tuple[Segment, bool]] = []  # not open yet; whether they are to be written over
+        self._lost: list[OpenSegment] = []  # to be closed when no extent is in use
+        self._registered: list[tuple[Segment, bool]] = []  # not open yet; whether to overwrite a file
 
     @property
     def spare(self) -> int:
-        """The number of segments that are open and empty."""
+        """The number of open, empty segments."""
         return len(self._spare)
 
     @property
     def registered(self) -> int:
-        """The number of segments that are registered, and not open yet."""
+        """The number of registered segments that aren't open yet."""
         return len(self._registered)
 
     def register(self, old: Iterable[Segment], new: Iterable[Segment]) -> None:
-        """Note segments that are registered, in files that are written over, and in new ones."""
+        """Add registered segments: `old` ones, whose files are overwritten, and `new` ones."""
         with self._lock:
             self._registered += [*((one, True) for one in old), *((one, False) for one in new)]
 
     def open(self) -> list[int]:
-        """Open what is registered; return those that can't be, because the files aren't as the database says."""
+        """Open registered segments; return those that can't be, because their files don't match the database."""
         taken: list[int] = []
         while True:
             with self._lock:
@@ -148,9 +147,9 @@ class OpenSegments:
                     self._spare.append(opened)
 
     def reserve(self, size: int, own: OpenSegment | None) -> tuple[OpenSegment, Extent]:
-        """Reserve a place for the tail of a payload (any thread).
+        """Reserve a range for the tail of a payload (any thread).
 
-        It is in the segment that is being written or, where each write needs one of its own, in that of the caller.
+        It is in the current segment or, where each write needs its own segment, in the caller's.
         """
         with self._lock:
             segment = own if self.store.one_write_each else self._current
@@ -163,7 +162,7 @@ class OpenSegments:
                     self._rolled += filter(None, [before])
                     self._current = segment
             if segment is None:
-                raise SegmentLostError  # since the caller was ready
+                raise SegmentLostError  # lost after the caller's `ready`
             extent = Extent(self.number, segment.id, segment.file, segment.end + ALIGNMENT, size)
             segment.end = extent.at + size + -(extent.at + size) % ALIGNMENT
             segment.users.add(extent)
@@ -184,20 +183,20 @@ class OpenSegments:
             raise
 
     def lose(self) -> None:
-        """Forget all segments: others have taken them away."""
+        """Forget all segments, after other processes have taken them over."""
         with self._lock:
             self._lost += [*self._spare, *self._rolled, *filter(None, [self._current])]
             self._current, self._spare, self._rolled, self._registered = None, [], [], []
 
     def take_lost(self) -> list[OpenSegment]:
-        """Return those that were lost and that nobody writes to, and forget them."""
+        """Return lost segments without extents in use, and forget them."""
         with self._lock:
             unused = [one for one in self._lost if not one.users]
             self._lost = [one for one in self._lost if one not in unused]
         return unused
 
     def finished(self, *, closing: bool) -> list[OpenSegment]:
-        """Return those that nobody writes to any more; when `closing`, nobody will to the present one."""
+        """Return rolled segments without extents in use; with `closing`, also the current one."""
         with self._lock:
             if closing and self._current is not None:
                 self._rolled.append(self._current)
@@ -205,18 +204,18 @@ class OpenSegments:
             return [one for one in self._rolled if not one.users]
 
     def sealed(self, done: Sequence[OpenSegment]) -> None:
-        """Forget those that were sealed."""
+        """Forget segments that were sealed."""
         with self._lock:
             self._rolled = [one for one in self._rolled if one not in done]
 
     def close(self) -> None:
-        """Close all that were lost."""
+        """Close all lost segments."""
         for segment in self._lost:
             segment.writer.close()
 
 
 def _runs(members: Sequence[_Written]) -> list[tuple[int, list[Any]]]:
-    """Join what follows one another in a segment; return where each run begins, and its buffers."""
+    """Join adjacent frames of a segment; return the offset of each run, and its buffers."""
     runs: list[tuple[int, list[Any]]] = []
     end = -1
     for one in members:

@@ -1,4 +1,4 @@
-"""The places of payloads of an open buffer: its own is claimed, and noted where others find it; all can be read."""
+"""Places of an open buffer's payloads: its own is claimed, and recorded for other processes; all can be read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.segments import has_left, home_of
 from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 
-#: How often others may move a payload while it is being read.
+#: How often a payload may be moved by others while it is being read.
 _MOVES = 5
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ Compute = Callable[[Callable[[Any], Any], Any], Any]
 
 
 async def in_thread(function: Callable[[], T], patience: float, where: str) -> T:
-    """Return `function()`, run in a thread of its own, which may hang as long as a mount does.
+    """Return `function()`, run in its own thread, which may hang as long as a mount does.
 
     Raises PayloadStoreError after `patience` seconds.
     """
@@ -52,9 +52,9 @@ async def in_thread(function: Callable[[], T], patience: float, where: str) -> T
 
 
 class SegmentReader:
-    """Reads payloads from the places that the database knows, which are opened when they are needed.
+    """Reads payloads from the places known to the database, which are opened on demand.
 
-    Reads are given up after `patience` seconds.
+    Reads time out after `patience` seconds.
     """
 
     def __init__(self, engine: Database, patience: float) -> None:
@@ -62,9 +62,9 @@ class SegmentReader:
         self.scope = Scope()
         self.patience = patience
         self.stores: dict[int, SegmentStore] = {}
-        #: Called when threads that encode or read hang in a place: others have to take their work over.
+        #: Called when threads that encode or read hang in a place, so that others take their work over.
         self.on_hang: Callable[[], object] = lambda: None
-        #: The database, as handles name it; one in memory has no name that others could use.
+        #: The database's URL in handles; a database in memory has none that other processes could use.
         self.url = database_url(engine)
 
     async def fetch(
@@ -74,10 +74,10 @@ class SegmentReader:
         compute: Compute,
         deferred: Collection[str] = (),
     ) -> None:
-        """Read the tails of the groups whose payloads are kept apart; `compute` runs a function in another thread.
+        """Read the tails of groups whose payloads are kept apart; `compute` runs a function in another thread.
 
-        Of arrays in the fields `deferred` only the places are noted. Those that are damaged are errors when they are
-        decoded. Raises PayloadStoreError where a place doesn't answer in time.
+        Arrays in the fields `deferred` are left out. A damaged tail becomes an error when it is decoded. Raises
+        PayloadStoreError if a place doesn't answer in time.
         """
         apart = [row for row in rows if row.payload is not None and row.tail is None and is_apart(row.payload)]
         if not apart:
@@ -97,7 +97,7 @@ class SegmentReader:
                 return
 
     async def _moved(self, gone: Sequence[GroupRow]) -> list[GroupRow]:
-        """Return those of the rows whose payloads are elsewhere by now, with their present heads."""
+        """Return the rows whose payloads were moved meanwhile, with their current heads."""
         if not gone:
             return []
         heads = await self._engine.read(partial(statements.read_data, uids=[row.uid for row in gone]), self.scope)
@@ -107,7 +107,7 @@ class SegmentReader:
         return moved
 
     async def open(self, wanted: Collection[int]) -> None:
-        """Open those of the places that the database knows. Raises PayloadStoreError."""
+        """Open the places of these ids that the database knows. Raises PayloadStoreError."""
         unknown = set(wanted) - self.stores.keys()
         if not unknown:
             return
@@ -123,7 +123,7 @@ class SegmentReader:
         return store
 
     async def check_places(self, rows: Iterable[GroupRow]) -> None:
-        """Make sure that what is damaged isn't that of another place in the stead of ours. Raises PayloadStoreError."""
+        """Check that damaged payloads weren't read from another place at our place's URL. Raises PayloadStoreError."""
         for number in _places(rows) & self.stores.keys():
             store = self.stores[number]
             await in_thread(store.check_there, self.patience, store.url)
@@ -154,7 +154,7 @@ class SegmentReader:
                     row.tail[key] = raw
 
     def deferral(self, deferred: frozenset[str]) -> Deferral | None:
-        """Return what makes handles of the arrays in these fields, None where there are none."""
+        """Return the maker of handles for the arrays in these fields, None if there are no fields."""
         if not deferred:
             return None
         places = {number: store.url for number, store in self.stores.items()}
@@ -162,7 +162,7 @@ class SegmentReader:
 
 
 def _places(rows: Iterable[GroupRow]) -> set[int]:
-    """Return the places in which groups have arrays."""
+    """Return the ids of the places of groups' arrays."""
     places = set()
     for row in rows:
         with contextlib.suppress(DecodeError):
@@ -171,7 +171,7 @@ def _places(rows: Iterable[GroupRow]) -> set[int]:
 
 
 def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[str]) -> list[tuple[int | None, Range]]:
-    """Return what has to be read of a tail: all of it, or the arrays outside these fields, by number."""
+    """Return the ranges of a tail to be read: all of it, or the arrays outside these fields, by number."""
     if not deferred:
         return [(None, Range.whole(extent))]
     return [(number, Range(extent, at, size)) for number, at, size in codec.wanted(payload, deferred)]
@@ -179,15 +179,15 @@ def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[st
 
 # The place of this process
 
-#: How long is waited for a place where others have it.
+#: How long to look for a place at another process's URL, in seconds.
 _LOOKING_SECONDS = 5.0
 
 
 class OwnPlace:
-    """A place that the config names.
+    """The place named in the config.
 
-    What the config says holds for this process. Others, who aren't told, find the place where the database has noted
-    it. Calls are given up after `patience` seconds.
+    The configured URL is this process's. Other processes use the URL recorded in the database. Calls time out after
+    `patience` seconds.
     """
 
     def __init__(self, engine: Database, url: str, patience: float) -> None:
@@ -199,7 +199,7 @@ class OwnPlace:
         self._is_noted = True
 
     async def check_new(self) -> None:
-        """Make sure that a database that isn't there yet may have it. Raises PayloadStoreError and ConfigError."""
+        """Check that a new database may use the place. Raises PayloadStoreError and ConfigError."""
         store = open_place(self._url, self._patience)
         try:
             await in_thread(partial(check_unclaimed, store), self._patience, self._url)
@@ -208,7 +208,7 @@ class OwnPlace:
             store.close()
 
     async def open(self, scope: Scope) -> tuple[int, SegmentStore]:
-        """Return its number and the place, which is marked as that of this database if it is new."""
+        """Return the place's id and the place, claimed for this database if it is new."""
         self._scope = scope
         store = open_place(self._url, self._patience)
         await in_thread(store.check_writable, self._patience, self._url)
@@ -216,7 +216,7 @@ class OwnPlace:
         if number is None:
             adding = partial(statements.add_place, url=store.url)
             new = await self._engine.write(adding, scope, fenced=False)
-            number = await claimed(self._engine, scope, store, new, self._patience)  # or that of who was faster
+            number = await claimed(self._engine, scope, store, new, self._patience)  # or that of a faster process
             if number is None:
                 raise PayloadStoreError(
                     f"{store.url} has lost its {MARKER}, and this database has payloads there: put it back, or mount "
@@ -228,15 +228,15 @@ class OwnPlace:
         return number, store
 
     def close(self) -> None:
-        """Forget where it is for this process."""
+        """Forget this process's URL of the place."""
         if self._number is not None:
             unregister_url(self._scope.database or "", self._number, self._url)
 
     async def note_where(self, user: int | None) -> None:
-        """Note in the database where it is, unless others have it elsewhere; `user` is this process.
+        """Record the place's URL in the database, unless other processes use another; `user` is this process.
 
-        Hosts may have it under different names: the one that was noted first stays as long as the place is seen there
-        from here, or others use it. Otherwise it was moved.
+        Hosts may have the place under different URLs: the first one recorded stays as long as the place is found there
+        from here, or others use it. Otherwise the place was moved.
         """
         number = self._number
         if self._is_noted or number is None:
@@ -249,7 +249,7 @@ class OwnPlace:
             self._is_noted = True
 
     async def _is_seen(self, number: int, url: str) -> bool:
-        """Return whether the place is at this URL, too."""
+        """Return whether the place is also at this URL."""
         patience = min(self._patience, _LOOKING_SECONDS)
 
         def look() -> None:
@@ -266,9 +266,9 @@ class OwnPlace:
 async def claimed(
     engine: Database, scope: Scope, store: SegmentStore, number: int | None, patience: float
 ) -> int | None:
-    """Return the number of a place; it becomes that of this database where nobody else can have it.
+    """Return the id of a place, which is claimed for this database unless another database has it.
 
-    None where it has none yet and `number` is None. Raises ConfigError where a copy of this database has it.
+    None if it has none yet and `number` is None. Raises ConfigError if a copy of this database has it.
     """
     home = await engine.read(home_of, scope)
     claiming = partial(claim, store, scope.database or "", number, home)

@@ -1,4 +1,4 @@
-"""Putting into several buffers, each of them open by itself: all of them or none."""
+"""Atomic puts into several open buffers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from replaybuf.storage.values import NewGroup
 
 @dataclass(frozen=True, slots=True)
 class BufferPut:
-    """A group to be put into an open buffer, which is in this `database`."""
+    """A group to be put into an open buffer of this `database`."""
 
     database: str
     transactions: Transactions
@@ -30,7 +30,7 @@ class BufferPut:
     group: NewGroup
 
 
-# By their place among all of the call.
+# By index among all puts of the call.
 _Puts = Mapping[int, BufferPut]
 _Outcomes = dict[int, int | Stored]
 
@@ -38,10 +38,10 @@ _Outcomes = dict[int, int | Stored]
 async def put_together(puts: Sequence[BufferPut]) -> list[int | Stored]:
     """Put groups into their buffers.
 
-    Of one database, that is one transaction: cancelled, all groups are committed or none. Those of several are open
-    until the groups of all are stored: only a commit that fails could then come between them.
+    Within one database this is one transaction: if cancelled, all groups are committed or none. The transactions of
+    several databases stay open until all groups are stored: only a failing commit can then break atomicity.
     """
-    # In one order for all calls, so that two of them don't wait for each other.
+    # Databases in the same order for all calls, to avoid deadlocks.
     apart = [
         {place: one for place, one in enumerate(puts) if one.database == database}
         for database in sorted({one.database for one in puts})
@@ -54,14 +54,14 @@ async def put_together(puts: Sequence[BufferPut]) -> list[int | Stored]:
             for one in puts:
                 one.encoding.segments.lost()
         except FencedError:
-            # A restore by one of these buffers may be committed and not be known to it yet: this waits for it, and
-            # raises if the restore was another's.
+            # A restore by one of these buffers may be committed and not be known to it yet: this waits for the restore,
+            # and raises if it was another process's.
             for one in puts:
                 await one.transactions.thread.run(lambda of=one.transactions: of.read_fenced(check_fence))  # type: ignore[misc]
 
 
 async def _put(apart: Sequence[_Puts]) -> _Outcomes:
-    """Put into the buffers of the first database, and into those of the others before its commit."""
+    """Put into the buffers of the first database, and into the others' before its commit."""
     here, *others = apart
     lead = next(iter(here.values())).transactions
     batches = {place: await one.transactions.thread.run(one.encoding.segments.ready) for place, one in here.items()}
@@ -88,11 +88,11 @@ async def _put(apart: Sequence[_Puts]) -> _Outcomes:
 
 
 def _count(put: BufferPut, group: EncodedGroup) -> None:
-    """Count what was put into a buffer, and wake those who wait for it, in its own thread."""
+    """Count a stored group, and wake callers that wait for it, in its buffer's thread."""
 
     def count() -> None:
         put.presence.count_puts([group])
         put.transactions.committed()
 
-    with contextlib.suppress(ClosedError):  # meanwhile: nobody waits there
+    with contextlib.suppress(ClosedError):  # nobody waits in a buffer that was closed meanwhile
         put.transactions.thread.post(count)

@@ -1,8 +1,8 @@
-"""Background work in small transactions: sweeping, ending leases, pruning archive and batches, beats of presence.
+"""Background work in small transactions: sweeps, ends of leases, pruning of the archive and batches, heartbeats.
 
-Payloads of groups that are gone, and groups of dropped checkpoints, are deleted later: that costs more than the rest of
-a take or a checkpoint, so it is left to quiet moments. A grace time keeps payloads of groups that may yet be given back
-(a cancelled take).
+Payloads of removed groups, and groups of dropped checkpoints, are deleted later: that costs more than the rest of a
+take or a checkpoint, so it is deferred to idle times. A grace time keeps payloads of groups that may be returned by the
+undo of a cancelled take.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.upkeep import Chores, any_to_prune, find_chores, forget_old, prune, sweep
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 
-#: Seconds for which the payloads of taken groups are kept, for a take that is undone.
+#: Seconds for which the payloads of taken groups are kept, for the undo of a take.
 GRACE_SECONDS = 2.0
 _LONGEST_SECONDS = 0.02
-# On a busy machine even the smallest sweep takes longer than that. With fewer payloads a sweep, it would then fall
-# behind the takes for good: 150 payloads/s with 4 in a sweep, more than 1,600 with 64.
+# On a busy machine even the smallest sweep takes longer than that. With fewer payloads per sweep, it would fall behind
+# the takes for good: 150 payloads/s with 4 in a sweep, more than 1,600 with 64.
 _FEWEST = 64
 _NARROW = 8  # rows of metadata deleted in the time of one payload
 _IDLE_SECONDS = 0.5
-#: How often a second all processes look together for what there is to do, for each connection of theirs (a process has
-#: two or three), and the longest time between two looks of one of them.
+#: A process polls every `connections / this` seconds: with two or three connections per process, some 20 polls per
+#: second of all processes together; and the longest poll interval of one process.
 _LOOKS_TOGETHER, _LONGEST_IDLE_SECONDS = 50, 4.0
 _TIDY_SECONDS = 30.0
-_BATCHES = 100  # that are pruned at once
+_BATCHES = 100  # pruned in one transaction
 
 _logger = logging.getLogger("replaybuf.sweep")
 
 
 class Sweeper:
-    """Sweeps in the background for as long as the store is open."""
+    """Sweeps in the background as long as the store is open."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Sweeper:
     ) -> None:
         self._engine = engine
         self._scope = scope
-        self._changed = changed  # called when groups have come back
+        self._changed = changed  # called when groups were returned
         self._history = history
         self._presence = presence
         self._grace = grace
@@ -64,7 +64,7 @@ class Sweeper:
         self._chores = Chores()
         self._tidy_at = 0.0
         self._stopping = asyncio.Event()
-        #: Does one small step of what is due for the segments of payloads; returns whether more is.
+        #: Does one small step of maintenance of the payloads' segments; returns whether more is due.
         self.tend: Callable[[], Awaitable[bool]] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -72,7 +72,7 @@ class Sweeper:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """End at the next pause; a running sweep is committed first."""
+        """Stop at the next pause; a running sweep is committed first."""
         self._stopping.set()
         if self._task is not None:
             await self._task
@@ -93,12 +93,12 @@ class Sweeper:
                 _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not known)
                 full, failing = False, True
             await self._presence.beat()
-            # Others get at least as much of the write lock as the sweep.
+            # Writers get at least as much of the write lock's time as the sweep.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
 
     async def look_after_groups(self) -> None:
-        """Look for what there is to do, end expired leases, and prune the groups that take no room."""
+        """Poll for due work, end expired leases, and prune the groups outside the capacity."""
         scope, now = self._scope, time.time()
         look = partial(find_chores, grace=self._grace, now=now)
         self._chores = await self._engine.read(look, scope, brief=True, single=True)
@@ -120,7 +120,7 @@ class Sweeper:
         await self.prune_history()
 
     async def prune_history(self) -> None:
-        """Remove the batches beyond those that are kept, some at a time."""
+        """Remove batches beyond the retention limit, some at a time."""
         keep, pruned = self._history, _BATCHES
         if keep is None:
             return
@@ -129,7 +129,7 @@ class Sweeper:
             pruned = await self._engine.write(lambda tx: prune_batches(tx, until, _BATCHES), self._scope, fenced=False)
 
     async def _step(self) -> bool:
-        """Run one small sweep of each kind that is due; return whether more is waiting."""
+        """Run one small sweep of each kind that is due; return whether more is due."""
         now = self._chores.now
         cutoff = now - self._grace
         due = dropped = False
@@ -141,7 +141,7 @@ class Sweeper:
         return due or dropped
 
     async def _sweep(self, work: Callable[[Transaction, int], bool]) -> bool:
-        """Sweep for a moment; return whether more is left."""
+        """Run one small sweep; return whether more is due."""
         limit, started = self._limit, time.monotonic()
         more = await self._engine.write(lambda tx: work(tx, limit), fenced=False)
         elapsed = time.monotonic() - started
@@ -150,6 +150,6 @@ class Sweeper:
 
 
 def _pause(connections: int) -> float:
-    """Return after how many seconds to look again, where a database has so many connections."""
+    """Return the seconds until the next poll, for a database with this number of connections."""
     apart = connections / _LOOKS_TOGETHER * random.uniform(0.8, 1.2)
     return max(_IDLE_SECONDS, min(_LONGEST_IDLE_SECONDS, apart))

@@ -1,7 +1,6 @@
-"""Noticing what other processes commit.
+"""Detection of other processes' commits.
 
-While a caller waits, the engine's `Changes` are polled: that is the guarantee. Hints and announcements only make it
-sooner.
+While a caller waits, the engine's `CommitWatch` is polled: that is the guarantee. Notifications only shorten the wait.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from collections.abc import Callable
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.thread import DatabaseThread, RateLimit
 
-# How often hints wake callers, who then read the store, however much others commit.
+# Rate limit of hints that wake callers, which then read the store, however often others commit.
 _BURST, _PER_SECOND = 16, 50
-# The first commit is announced at once; those of the next milliseconds are announced together.
+# The first commit is published at once; those of the next milliseconds are published together.
 _ANNOUNCE_SECONDS = 0.005
 
 _logger = logging.getLogger("replaybuf.watch")
 
 
 class Watch:
-    """Wakes callers that wait for a change, in any event loop."""
+    """Wakes callers that wait for a commit, in any event loop."""
 
     def __init__(self, thread: DatabaseThread, engine: Database) -> None:
         self._thread = thread
@@ -39,16 +38,16 @@ class Watch:
         self._looking = False
 
     def version(self) -> int:
-        """Return a number that changes with every noticed change (any thread)."""
+        """Return a number that changes with every detected commit (any thread)."""
         return self._wakes.version
 
     async def wait(self, timeout: float, since: int) -> None:
-        """Return when a change was noticed after `version` was `since`, or after `timeout` seconds (any event loop)."""
+        """Return when a commit was detected after version `since`, or after `timeout` seconds (any event loop)."""
         if not self._stopped:
             await self._wakes.wait(timeout, since, lambda: self._thread.post(self._start))
 
     def committed(self) -> None:
-        """Note a commit of this process that others may wait for (database's thread)."""
+        """Publish a commit of this process that other callers may wait for (database's thread)."""
         self._wakes.wake()
         if self._changes.announces and not self._stopped:
             self._due = True
@@ -56,7 +55,7 @@ class Watch:
                 self._announcing = self._thread.loop.create_task(self._announce())
 
     async def stop(self) -> None:
-        """Wake all callers and end; pending announcements are sent first (database's thread)."""
+        """Wake all callers and end; pending notifications are sent first (database's thread)."""
         self._stopped = True
         self._wakes.wake()
         if self._polling is not None:
@@ -70,7 +69,7 @@ class Watch:
         await self._changes.close()
 
     def _hint(self) -> None:
-        """Wake callers, now or soon: something was committed (database's thread)."""
+        """Wake callers, rate-limited, after a hint of a commit (database's thread)."""
         if self._waking is None and not self._stopped:
             self._waking = self._thread.loop.call_later(self._rate.delay(), self._wake)
 
@@ -92,7 +91,7 @@ class Watch:
                 try:
                     if await self._changes.look():
                         self._wakes.wake()
-                except Exception as error:  # waiting callers look for themselves
+                except Exception as error:  # waiting callers then poll the store themselves
                     _logger.debug("can't look for changes: %s", error)
                     await self._changes.close()
                     self._wakes.wake()
@@ -118,7 +117,7 @@ class Watch:
 
 
 class Wakes:
-    """A number that grows with every change, and the callers waiting for the next one."""
+    """A version that grows with every change, and the callers waiting for the next one."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -126,7 +125,7 @@ class Wakes:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def wake(self) -> None:
-        """Wake all waiting callers: something has changed."""
+        """Increase the version and wake all waiting callers."""
         with self._lock:
             self.version += 1
             waiting, self._waiting = self._waiting, set()
@@ -136,13 +135,13 @@ class Wakes:
 
     @property
     def awaited(self) -> bool:
-        """Whether anyone waits."""
+        """Whether any caller waits."""
         return bool(self._waiting)
 
     async def wait(self, timeout: float, since: int, begun: Callable[[], object] = lambda: None) -> None:
         """Return when something has changed after `version` was `since`, or after `timeout` seconds.
 
-        `begun()` is called once it waits and can no longer miss a change.
+        `begun()` is called when no later change can be missed any more.
         """
         waiting = asyncio.get_running_loop().create_future()
         with self._lock:
