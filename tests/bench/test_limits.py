@@ -108,21 +108,11 @@ def filled(seconds: list[float]) -> Histogram:
     return histogram
 
 
-def same(one: Histogram, other: Histogram) -> bool:
-    return (one.counts == other.counts).all() and (one.total, one.longest) == (other.total, other.longest)
-
-
 @given(st.lists(LATENCIES), st.lists(LATENCIES))
 def test_merging_is_exact(some: list[float], others: list[float]) -> None:
     merged = filled(some)
     merged.merge(filled(others))
-    assert same(merged, filled([*some, *others]))
-
-
-@given(st.lists(LATENCIES))
-def test_what_is_sent_is_what_arrives(seconds: list[float]) -> None:
-    histogram = filled(seconds)
-    assert same(Histogram.unpacked(histogram.packed()), histogram)
+    assert merged == filled([*some, *others])
 
 
 @given(st.lists(LATENCIES, min_size=1), st.sampled_from([0.0, 0.5, 0.9, 0.99, 0.999, 1.0]))
@@ -136,7 +126,7 @@ def test_a_quantile_is_that_of_the_values_within_the_error(seconds: list[float],
 @given(st.lists(st.sampled_from([-1.0, 0.0, LEAST / 2, MOST * 10]), min_size=1))
 def test_what_is_out_of_range_counts_as_the_nearest(seconds: list[float]) -> None:
     histogram = filled(seconds)
-    assert histogram.count == len(seconds)
+    assert histogram.counts.total() == len(seconds)
     assert histogram.quantile(1.0) == max(0.0, *seconds, 0.0)
 
 
@@ -149,9 +139,9 @@ def test_a_ledger_of_parts_is_that_of_the_whole(uids: list[int], chance: object)
     shuffled = [*uids]
     chance.shuffle(shuffled)  # type: ignore[attr-defined]
     half = len(uids) // 2
-    assert UidSums().add_all(shuffled[:half]) + UidSums().add_all(shuffled[half:]) == UidSums().add_all(uids)
+    assert UidSums().add(*shuffled[:half]) + UidSums().add(*shuffled[half:]) == UidSums().add(*uids)
 
 
 @given(UIDS, UIDS)
 def test_ledgers_are_equal_only_for_the_same_groups(some: list[int], others: list[int]) -> None:
-    assert (UidSums().add_all(some) == UidSums().add_all(others)) == (Counter(some) == Counter(others))
+    assert (UidSums().add(*some) == UidSums().add(*others)) == (Counter(some) == Counter(others))

@@ -35,7 +35,7 @@ async def waits_for_room(buffer: ReplayBuffer, *puts: Coroutine[Any, Any, Any]) 
 
 def _in_line(buffer: ReplayBuffer) -> int:
     """Return the number of puts of this event loop that wait for room."""
-    lines = buffer.waits._lines.get(asyncio.get_running_loop(), {})
+    lines = buffer.waits._queues.get(asyncio.get_running_loop(), {})
     return sum(line.waiting for line in lines.values())
 
 

@@ -162,6 +162,8 @@ class RefreshingLaws(Harness):
             ("expired", 7),
             ("expired", 7),
         ]
+        kept = buffer.state_dict()["storage"]["groups"]
+        assert [one["archived_at"] for one in kept] == [None, None, None]  # the failed one is no longer set aside
         assert await refresh(buffer, 9, 3, statuses=[]) == {"math": 0}
         with pytest.raises(InputError):
             await refresh(buffer, 9, statuses=["done"])

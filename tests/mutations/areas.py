@@ -10,7 +10,7 @@ NEAR = {
     ),
     "races": (
         "tests/rules/test_rules.py",
-        "tests/contract/test_sqlite_memory.py",
+        "tests/contract/test_sqlite.py",
         "tests/storage/test_same_draws.py",
         "-k",
         "not postgres",

@@ -18,7 +18,7 @@ from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.causes import to_draw, to_put
 from replaybuf.rules.limits import Level, Limits
-from replaybuf.rules.policies import UNIT, Clock, UniformPolicy, share
+from replaybuf.rules.policies import UNIT, Clock, UniformPolicy, draw_keys, share
 from replaybuf.storage.values import Draw
 
 COMPLETED = Status.COMPLETED
@@ -269,6 +269,14 @@ def test_the_largest_batch(values: dict[str, Any], largest: int | None) -> None:
         check_possible(draw_of(largest), limits)
         with pytest.raises(InputError, match=f"a batch of {largest + 1} groups of task math would wait for ever"):
             check_possible(draw_of(largest + 1), limits)
+
+
+def test_the_seed_makes_the_sampling_keys() -> None:
+    """Of groups with a weight, and of those of priority 0."""
+    groups = [(1, 1.0), (2, 0.0)]
+    first, again, other = (draw_keys(seed, Clock(), groups) for seed in (1, 1, 2))
+    assert first == again
+    assert all(one != another for one, another in zip(first, other, strict=True))
 
 
 def test_a_race_begins_anew_before_its_keys_lose_their_digits() -> None:

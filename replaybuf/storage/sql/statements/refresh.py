@@ -157,7 +157,7 @@ def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Alike]) -> N
     rows = []
     for marks, uids in expired:
         staleness, text = max(marks.staleness or [0]), dump_json(marks.to_json())
-        values = target.id, marks.oldest_step, staleness, None, marks.mixed, marks.mean_reward, text
+        values = target.id, marks.oldest_step, staleness, None, marks.mixed, marks.mean_reward, text, None
         rows += [(uid, *values) for uid in uids]
     rows.sort(key=itemgetter(0))
     tx.dialect.set_columns(tx, _EXPIRED, rows)
@@ -172,4 +172,4 @@ def _drop(tx: Transaction, home: Lane, expired: Sequence[int], leaving: Leaving)
 
 
 _MASKED = ("marks",)
-_EXPIRED = ("lane", "oldest_step", "pinned_staleness", "pinned_step", "mixed", "reward", "marks")
+_EXPIRED = ("lane", "oldest_step", "pinned_staleness", "pinned_step", "mixed", "reward", "marks", "archived_at")
