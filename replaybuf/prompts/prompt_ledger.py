@@ -148,7 +148,9 @@ class PromptDataset:
         self._lock = threading.Lock()
         seed = whole(shuffle)
         if shuffle is not None and (seed is None or not 0 <= seed < 1 << 64):
-            raise InputError(f"shuffle must be a seed, a number from 0 to 2**64 - 1, or None, got {shuffle!r:.100}")
+            raise InputError(
+                f"shuffle must be a seed, a whole number from 0 to 2**64 - 1, or None, got {shuffle!r:.100}"
+            )
         self._reader: StatefulReader | IndexedReader | IterableReader
         if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
             what = "choose one of its values" if isinstance(dataset, Mapping) else "give a list of prompts"

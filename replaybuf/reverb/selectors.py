@@ -26,7 +26,7 @@ class HighestFirstPolicy(ReplayPolicy):
 
 
 class Selector:
-    """A selector, translated to a buffer's policy. Items drawn by a random one have probabilities below 1."""
+    """A selector, as a policy of buffers. Samples of a random one have the probability of their draw, others 1."""
 
     policy: type[ReplayPolicy]
     is_random: ClassVar[bool] = False

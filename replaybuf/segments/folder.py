@@ -178,7 +178,7 @@ class FolderStore(SegmentStore):
             kept = self._kept.pop(name, None)
             self._kept[name] = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC) if kept is None else kept
             number = os.dup(self._kept[name])
-            most_idle = [*self._kept][:-_MOST_OPEN]
+            most_idle = [*self._kept][:-_MOST_OPEN] if len(self._kept) > _MOST_OPEN else []
         self._drop(*most_idle)
         try:
             yield number

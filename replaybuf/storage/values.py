@@ -187,7 +187,8 @@ def count_passed_on(lease: Leased, there: Iterable[tuple[int, int, bool]]) -> in
     """Return how many of these groups, which a lease doesn't hold, it has lost without acknowledging them.
 
     Groups are given as uid, `times_sampled` and whether another lease holds them. A group that this lease has
-    acknowledged, perhaps in another process, has at least as many draws without other leases as this lease has counted.
+    acknowledged, perhaps in another process, has at least as many draws, less that of a lease which holds it now, as
+    this lease has counted.
     """
     draws = {item.uid: item.times_sampled for items in lease.items.values() for item in items}
     return sum(times_sampled - leased < draws.get(uid, 1) for uid, times_sampled, leased in there)

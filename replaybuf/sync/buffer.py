@@ -44,6 +44,7 @@ _WORDS = {
     "async with": "with",
     "await ": "",
     "cancellation": "KeyboardInterrupt",
+    "a Lease to be": "a SyncLease to be",
 }
 
 

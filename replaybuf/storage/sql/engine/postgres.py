@@ -1,6 +1,6 @@
 """PostgreSQL through asyncpg: transactions, retried after a lost connection (`engine.postgres_recovery`).
 
-Even if a connection is lost at any moment, a put is stored exactly once, and taken groups reach their taker.
+Even if a connection is lost at any moment, no put is stored twice, and taken groups reach their taker.
 `Notifications` publish this process's commits to other processes, and watch for theirs.
 """
 

@@ -108,11 +108,11 @@ async def bring_up(engine: Database, functions: Sequence[ServerFunction], *, rep
         if await engine.read(partial(_missing, functions=functions), single=True):
             await engine.write(partial(_create, functions=functions), fenced=False)
         if replaces:
-            await engine.write(partial(_drop_others, functions=functions), fenced=False)
+            await engine.write(partial(_drop_others, functions=functions), alone=True, fenced=False)
     except ReplayBufError as error:
         if replaces and not (error.__cause__ is not None and says_unknown(error.__cause__)):
             raise
-        _logger.info("functions that save round trips could not be created: %s", error)
+        _logger.info("functions that save round trips could not be created or replaced: %s", error)
 
 
 def unusable(tx: Transaction, functions: Sequence[ServerFunction]) -> list[str]:

@@ -36,13 +36,13 @@ user that may write to it, and overwrite it; empty segments without an owner are
 new row, but keeps the `file`, which is the id of its first one.
 
 `copied_to` is set while a checkpoint is incomplete: groups up to this uid are copied, and `created_at` is the last
-heartbeat of the process that makes it (`statements.making`).
+heartbeat of the process that makes it (`tasks.incremental_checkpoint`).
 
 `made_from` holds the uids of the groups that this one replaced, and of their own predecessors as far as a checkpoint
 still has them, NULL for none: a restore that keeps this group doesn't bring them back.
 
 `worker` is the worker name of the put, `put_step` its train step, `holder` the worker name of the lease, and
-`trained_step` the train step of the draw that consumed the group. NULL where not given.
+`trained_step` the train step of the group's last draw without a lease, or acknowledgement. NULL where not given.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Every write transaction reads the buffer's epoch first. A restore excludes all other writers until its commit, so no
 transaction with an old epoch writes into the restored buffer.
 
-A ticket is a group's sampling id, which determines its random draws (`rules.race`): its uid, less the uids skipped by
-restores (`Scope.ticket_shift`). Uids are never reused; but groups put after a restore get the tickets, and so the
+A ticket is a group's sampling id, which determines its random draws (`rules.policies`): its uid, less the uids skipped
+by restores (`Scope.ticket_shift`). Uids are never reused; but groups put after a restore get the tickets, and so the
 chances, that they would have had without it. The column is NULL where the ticket is the uid.
 """
 

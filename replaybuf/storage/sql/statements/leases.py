@@ -179,7 +179,7 @@ def _of(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
 def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
     """Return the groups of a lease, without groups that were replaced while leased.
 
-    Raises LeaseLostError if the lease has expired for some of them.
+    Raises LeaseLostError if the lease's time is over and it no longer holds all of them.
     """
     mine = _of(tx, lease, uids)
     if len(mine) < len(uids) and tx.dialect.clock(tx) >= lease.until:

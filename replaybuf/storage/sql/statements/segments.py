@@ -7,7 +7,7 @@ Invariants between bytes and rows:
 3. A sealed segment is overwritten by its owner, or deleted, when no row of `rb_payload` refers to it, and no user keeps
    segments. A process whose segments were taken over can only write to deleted files.
 
-Places distinguish a database from its copies by its location (`Home`, `segments.markers`).
+Places distinguish a database from its copies by its location (`Home`, `segments.places`).
 """
 
 from __future__ import annotations

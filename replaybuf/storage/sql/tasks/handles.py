@@ -142,9 +142,9 @@ class ByteSource(ABC):
     """The location of an array's bytes. Sources of the same `place` are read together."""
 
     @property
+    @abstractmethod
     def place(self) -> Any:
         """A key of the place."""
-        return None
 
     @abstractmethod
     def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
@@ -156,6 +156,10 @@ class HeldSource(ByteSource):
     """Bytes in memory, of payloads that can't be read in part."""
 
     raw: bytes
+
+    @property
+    def place(self) -> None:
+        return None
 
     def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
         return [bytearray(source.raw) for source, _ in wanted]
