@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -348,7 +348,7 @@ class TableWriter:
         self._writer.close()
 
 
-def read_tables(path: Path, form: str) -> Iterator[Placed]:
+def read_tables(path: Path, form: str) -> Generator[Placed, None, None]:
     """Yield the rows of a Parquet or Arrow file. FileError when it is damaged, or cut short."""
     pa = arrow()
     number = 1

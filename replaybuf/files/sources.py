@@ -15,7 +15,7 @@ import math
 import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -67,7 +67,7 @@ def open_to_write(raw: IO[bytes], name: str) -> IO[bytes]:
     return raw
 
 
-def read_rows(path: Path) -> Iterator[Placed]:
+def read_rows(path: Path) -> Generator[Placed, None, None]:
     """Yield the objects in a file of lines. FileError for an invalid line, FileEndsError if the last is cut short."""
     with path.open("rb") as raw:
         stream = _decompressed(raw)
@@ -351,10 +351,10 @@ class RolloutFile:
             return self._grouped(read_tables(path, "stream"))
         return self._grouped(read_rows(path))
 
-    def _grouped(self, rows: Iterator[Placed]) -> Iterator[FileGroup]:
-        """Return the groups of rows, of an export or foreign ones."""
-        first = next(rows, None)
-        if first is None:
-            return iter(())
-        every = itertools.chain([first], rows)
-        return groups_of(every) if is_ours(first[1]) else foreign_groups(every, self.mapped)
+    def _grouped(self, rows: Generator[Placed, None, None]) -> Iterator[FileGroup]:
+        """Yield the groups of rows, of an export or foreign ones. An error closes the file at once."""
+        with contextlib.closing(rows):
+            first = next(rows, None)
+            if first is not None:
+                every = itertools.chain([first], rows)
+                yield from groups_of(every) if is_ours(first[1]) else foreign_groups(every, self.mapped)
