@@ -194,7 +194,7 @@ class Lease(Generic[R]):
 
     @property
     def lost(self) -> bool:
-        """Whether a heartbeat has failed because the lease ended or the buffer was restored: open groups aren't ours.
+        """Whether a heartbeat found the lease ended or the buffer restored: others may have the open groups.
 
         Detected within a third of `seconds`. Without a heartbeat, only settling or extending the lease detects it.
         """

@@ -71,7 +71,7 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     if state != "not admitted" and is_lost(error, connected=False):
         return _unreachable(cause, where, shows_certificate="sslcert" in url.query)
     text = said(cause)
-    kind, message = _TOLD.get(state or "", (StorageError, ": {0}"))
+    kind, message = _MESSAGES.get(state or "", (StorageError, ": {0}"))
     what_to_do = advice(str(getattr(cause, "sqlstate", "")), text, url.username)
     return kind(where + message.format(text + what_to_do, seconds=lock_timeout))
 
@@ -95,7 +95,7 @@ _HUNG_UP = "08003"
 
 
 #: Error classes and messages by state; `{0}` is the server's message, with advice.
-_TOLD: dict[str, tuple[type[ReplayBufError], str]] = {
+_MESSAGES: dict[str, tuple[type[ReplayBufError], str]] = {
     "not admitted": (NotAdmittedError, " refused access: {0}"),
     "refused": (AccessError, " refused access: {0}"),
     "pooler": (StorageError, " is a pooler that isn't set up for this: {0}"),
