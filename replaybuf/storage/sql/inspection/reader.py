@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,8 +23,7 @@ from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction as ReadTransaction
 from replaybuf.storage.sql.engine.read_transaction import Table as Table
 from replaybuf.storage.sql.engine.sqlite_files import quote_path, translate_sqlite
-from replaybuf.storage.sql.schema.revisions import HEAD as HEAD
-from replaybuf.storage.sql.schema.revisions import REVISIONS, check_revision
+from replaybuf.storage.sql.schema.revisions import check_revision
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -263,21 +261,3 @@ class PostgresReader(Reader):
                     await steps.rollback()
         finally:
             await engine.dispose()
-
-
-class State(Enum):
-    """The relation of a revision to this version of replaybuf."""
-
-    MISSING = auto()
-    CURRENT = auto()
-    OLDER = auto()
-    NEWER = auto()
-
-
-def state_of(revision: str | None) -> State:
-    """Return the state of a schema by its revision (None when it has none)."""
-    if revision is None:
-        return State.MISSING
-    if revision == HEAD:
-        return State.CURRENT
-    return State.OLDER if revision in REVISIONS else State.NEWER
