@@ -190,10 +190,6 @@ class SqliteReadTransaction(ReadTransaction):
         cursor = self._connection.execute(statement, values or ())
         return [name for name, *_ in cursor.description or ()], cursor.fetchall()
 
-    def first_rows(self, statement: str, most: int) -> Table:
-        cursor = self._connection.execute(statement)
-        return [name for name, *_ in cursor.description or ()], cursor.fetchmany(most)
-
     def tuples(self, statement: str, /, **values: Any) -> Sequence[Sequence[Any]]:
         return self._connection.execute(statement, values or ()).fetchall()
 

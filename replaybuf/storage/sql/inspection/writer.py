@@ -270,11 +270,11 @@ class _SqlalchemySession(Session):
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         self._connection.exec_driver_sql(sql, [tuple(row) for row in rows])
 
-    def table(self, sql: str, values: Row = (), most: int | None = None) -> tuple[list[str], Sequence[Row]]:
+    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         result = self._connection.exec_driver_sql(sql, tuple(values))
         if not result.returns_rows:
             return [], []
-        return list(result.keys()), result.fetchall() if most is None else result.fetchmany(most)
+        return list(result.keys()), result.fetchall()
 
 
 def transaction_of(connection: Connection) -> Transaction:
