@@ -66,7 +66,7 @@ def machine() -> str:
         return f"host {host_name()}"
 
 
-def is_gone(on: str, pid: int) -> bool:
+def is_gone(on: str | None, pid: int) -> bool:
     """Return whether a process of the machine `on` was killed; False if that is another machine than this one."""
     if on != machine() or pid <= 0:
         return False

@@ -51,8 +51,8 @@ def end_of(since: float, timeout: float) -> float | None:
 def check_possible(draw: Draw, limits: Limits) -> None:
     """Raise InputError for a draw that needs more groups than the limits can ever deliver at once."""
     for task, size in draw.at_least.items():
-        if (found := too_large(limits, draw.status, size)) is not None:
-            raise InputError(f"task {task}: {found[0]}, so the wait would never end. {found[1]}")
+        if (found := too_large(limits, task, draw.status, size)) is not None:
+            raise InputError(". ".join(found))
 
 
 T = TypeVar("T")

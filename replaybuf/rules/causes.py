@@ -235,7 +235,7 @@ def to_put(limits: Limits, level: Level) -> str:
     return "raise the capacity" if full or limits.rate is None else "widen error_buffer"
 
 
-def too_large(limits: Limits, status: Status, count: int) -> tuple[str, str] | None:
+def too_large(limits: Limits, task: str, status: Status, count: int) -> tuple[str, str] | None:
     """Return why a batch of `count` groups can never be drawn and the advice, or None if it can."""
     most = limits.largest_batch
     if most is None or count <= most or status != Status.COMPLETED:
@@ -244,11 +244,14 @@ def too_large(limits: Limits, status: Status, count: int) -> tuple[str, str] | N
     if not limits.capacity or count <= limits.capacity:
         wide = "a range of twice" if isinstance(limits.error_buffer, tuple) else "at least"
         why, option = f"{limits.rate} allows {most:,} at once", f"set error_buffer to {wide} the size of a batch"
-    return f"a batch of {count:,} is never there, because {why}", f"Ask for fewer groups, or {option}"
+    return (
+        f"a batch of {count:,} groups of task {named(task)} would wait for ever: {why}",
+        f"Ask for fewer groups, or {option}",
+    )
 
 
 def _too_large(need: Need) -> Said:
-    return None if need.about.limits is None else too_large(need.about.limits, need.status, need.least)
+    return None if need.about.limits is None else too_large(need.about.limits, need.task, need.status, need.least)
 
 
 def _held_back(need: Need) -> Said:

@@ -184,7 +184,7 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "the capacity is smaller": (
         *(wait(64), FEW, {"limits": Limits(capacity=32)}, R.HELD_BACK),
-        "a batch of 64 is never there, because the capacity is 32. Ask for fewer groups, or raise the capacity.",
+        "a batch of 64 groups of task math would wait for ever: the capacity is 32. Ask for fewer groups, or raise the capacity.",
     ),
     "the rate never allows so many": (
         *(wait(64), FEW, {"limits": Limits(samples_per_insert=1, error_buffer=8)}, R.HELD_BACK),

@@ -96,11 +96,11 @@ def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) 
     minutes, drawn = _read_minutes(tx, buffer, now), _read_last_batch(tx, buffer)
     recent = [minute for minute in minutes if minute[0] >= now - RATE_SECONDS]
     workers = []
-    for *known, taken, host, pid, waits, machine in tx.table(_WORKERS, buffer=buffer)[1]:
-        killed = known[3] is None and is_gone(machine, pid)
-        workers.append(Worker(*known[:4], *map(int, known[4:]), int(taken), host, pid, bool(waits), killed))
-    put = {(task, status): count for (task, status, name), count in tallies.items() if name == Tally.PUT}
-    last_puts = _last_changes(minutes, put)
+    for name, began, seen, ended, put, failed, taken, host, pid, waiting, on in tx.table(_WORKERS, buffer=buffer)[1]:
+        killed, did = ended is None and is_gone(on, pid), (int(put), int(failed), int(taken))
+        workers.append(Worker(name, began, seen, ended, *did, host, pid, bool(waiting), killed))
+    puts = {(task, status): count for (task, status, name), count in tallies.items() if name == Tally.PUT}
+    last_puts = _last_changes(minutes, puts)
     for lane, last in _read_last_puts(tx, buffer, drawn).items():
         last_puts[lane] = max(last, last_puts.get(lane, last))
     return Circumstances(
@@ -199,7 +199,10 @@ ORDER BY since"""
 _OF_NEWEST = """
 (SELECT g.{column} FROM rb_group g WHERE g.lane BETWEEN l.id AND l.id ORDER BY g.lane DESC, g.uid DESC LIMIT 1)"""
 
-_LAST_PUTS = f"SELECT l.id, l.task_name, l.status, {_OF_NEWEST.format(column='created_at')} FROM rb_lane l WHERE l.buffer = :buffer"  # noqa: S608
+_LAST_PUTS = (
+    f"SELECT l.id, l.task_name, l.status, {_OF_NEWEST.format(column='created_at')} "  # noqa: S608
+    "FROM rb_lane l WHERE l.buffer = :buffer"
+)
 _STEPS = "SELECT task_name, max(step) FROM rb_lane WHERE buffer = :buffer AND step IS NOT NULL GROUP BY task_name"
 _LAST_BATCH = """
 SELECT worker, taken_at AS time, groups, members FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT 1"""
