@@ -17,6 +17,7 @@ from replaybuf import units
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import (
     LIVE_SECONDS,
+    SILENT_SECONDS,
     Circumstances,
     Counted,
     Wait,
@@ -523,10 +524,10 @@ def _nobody_left(need: Need) -> Said:
 
 
 def _nobody_known(need: Need) -> Said:
-    if need.about.producers or not need.about.tasks:
-        return None
-    last = need.about.last(need.task)
-    put = "" if last is None else f"; the last group was put at {clock(last, need.about.now)}"
+    last, now = need.about.last(need.task), need.about.now
+    if need.about.producers or not need.about.tasks or (last is not None and now - last < SILENT_SECONDS):
+        return None  # who has put it may not have given a sign of life yet
+    put = "" if last is None else f"; the last group was put at {clock(last, now)}"
     return f"too few were put, and nobody is known to put any{put}"
 
 
@@ -559,9 +560,9 @@ def _needed(need: Need) -> str:
     about, last = need.about, need.about.last(need.task)
     gone = [] if last is None else _gone(need, last)
     silent = f"{ends_of(gone, about.now)}; " if gone else ""
-    alive = people(sorted(one.name for one in about.alive), "is alive", "are alive")
-    put = "" if last is None else f", the last group was put at {clock(last, about.now)}"
-    return f"{silent}{alive}{put}, and {need.missing:,} more {'is' if need.missing == 1 else 'are'} needed"
+    parts = [people(sorted(one.name for one in about.alive), "is alive", "are alive")] if about.alive else []
+    parts += [] if last is None else [f"the last group was put at {clock(last, about.now)}"]
+    return f"{silent}{', '.join(parts)}, and {need.missing:,} more {'is' if need.missing == 1 else 'are'} needed"
 
 
 def _arriving(need: Need) -> Said:
@@ -576,7 +577,7 @@ def _arriving(need: Need) -> Said:
 
 
 def _alive(need: Need) -> Said:
-    if not need.about.alive:
+    if not need.about.alive and (need.about.abandoned or need.about.last(need.task) is None):
         return None
     only = {one.name for one in need.about.alive} == {need.wait.worker}
     advice = "Nobody else puts any: put more before the draw, or meanwhile in another task or process"

@@ -184,7 +184,7 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "the capacity is smaller": (
         *(wait(64), FEW, {"limits": Limits(capacity=32)}, R.HELD_BACK),
-        "a batch of 64 groups of task math would wait for ever: the capacity is 32. Ask for fewer groups, or raise the capacity.",
+        "a batch of 64 groups of task math would wait for ever: the capacity is 32. Ask for fewer groups, or raise ",
     ),
     "the rate never allows so many": (
         *(wait(64), FEW, {"limits": Limits(samples_per_insert=1, error_buffer=8)}, R.HELD_BACK),
@@ -232,6 +232,10 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         "gen-1 opened the buffer before it was restored at 20:42:50 UTC, and can put nothing any more",
     ),
     "nobody is known": (wait(), FEW, {}, R.ABSENT, "nobody is known to put any"),
+    "nobody is known yet": (
+        *(wait(), FEW, {"last_put": put_at(2)}, R.SLOW),
+        "(8 of 64): the last group was put at 20:43:08 UTC, and 56 more are needed. Wait",
+    ),
     "slow": (
         *(wait(), FEW, {"workers": [LIVE], "recent": Before(NOW - 300, {("math", C): 43})}, R.SLOW),
         "60 groups an hour arrive, so the missing 56 take about 56m",
