@@ -408,6 +408,8 @@ def _lost(need: Need, bad: Counted, put: Counted, share: float) -> tuple[int, in
     Recent losses come first, then all; in both cases at least this share of the puts."""
     before = need.about.before
     whole = (bad.lately, put.lately) == (bad.ever, put.ever)
+    if need.about.abandoned and put.ever - bad.ever * (share < 1) >= need.missing:
+        return None  # enough came while there were producers
     if bad.lately < share * put.lately:
         return None
     if bad.lately >= need.missing and before is not None and not whole:
@@ -546,7 +548,10 @@ def _idle(need: Need) -> Said:
     about, last = need.about, need.about.last(need.task)
     if last is None or not about.alive or need.flying:
         return None
-    return _needed(need) if _gone(need, last) or about.now - last >= _IDLE_SECONDS else None
+    gone = _gone(need, last)
+    if gone and need.rate:
+        return ends_of(gone, about.now)
+    return _needed(need) if gone or about.now - last >= _IDLE_SECONDS else None
 
 
 def _gone(need: Need, last: float) -> list[Worker]:

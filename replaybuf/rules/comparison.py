@@ -103,16 +103,26 @@ def by_worker(steps: Sequence[Table], before: Sequence[Table] = (), *, compariso
 
 
 def all_along(steps: Sequence[Table]) -> list[tuple[str | None, Part]]:
-    """Return the workers that are lower than the others in several steps: in all tasks together (None), or in one."""
+    """Return the workers that are lower than the others in several steps: in all tasks together (None), or in one.
+
+    They are so without the worst of the steps, too.
+    """
     tasks = sorted({task for table in steps for task, _ in table})
     many = (len(tasks) + 1) * len({worker for table in steps for _, worker in table})
     found: dict[str | None, tuple[str | None, Part]] = {}
     for task in (None, *tasks):
         of_task = [{key: one for key, one in table.items() if task in (None, key[0])} for table in steps]
         for part in by_worker(of_task, comparisons=many):
-            if part.stands_out:
-                found.setdefault(part.name, (task, part))
+            if not part.stands_out or part.name in found:
+                continue
+            rest = sorted(of_task, key=lambda table, name=part.name: _below(table, name))[:-1]
+            if any(one.stands_out and one.name == part.name for one in by_worker(rest, comparisons=many)):
+                found[part.name] = task, part
     return [*found.values()]
+
+
+def _below(table: Table, worker: str | None) -> float:
+    return next((part.below or 0.0 for part in by_worker([table]) if part.name == worker), 0.0)
 
 
 def by_task(groups: Table, before: Sequence[Table], *, comparisons: int | None = None) -> list[Part]:

@@ -198,6 +198,10 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         *(wait(), FEW, {**STEADY, "workers": [worker(seen=1, killed=True)]}, R.ABSENT),
         "no producer is left: gen-1 was killed: last seen at 20:43:09 UTC",
     ),
+    "killed, of a run whose filter passed a third": (
+        *(wait(), T(completed=8, completed_put=96, filtered=200, filtered_put=200), {"workers": [KILLED]}, R.ABSENT),
+        "no producer is left: gen-1 went silent",
+    ),
     "a second life": (wait(), FEW, {"workers": [KILLED, LIVE]}, R.SLOW, "gen-1 is alive, and 56 more are needed. Wait"),
     "alive, but idle": (
         *(wait(), FEW, {"workers": [LIVE], "last_put": put_at(1500)}, R.ABSENT),

@@ -97,13 +97,12 @@ def marks(run: list[list[One]]) -> tuple[list[str | None], list[int]]:
     many = sum(map(comparison.comparisons_of, tables))
     worse = [part.name for _, part in comparison.all_along(tables)]
     rest = [without(worse, table) for table in tables]
-    fell = [
-        number
-        for number, table in enumerate(rest)
-        if any(
-            one.stands_out for one in comparison.by_task(table, rest[max(0, number - 10) : number], comparisons=many)
-        )
-    ]
+    fell = []
+    for number, table in enumerate(rest):
+        before = rest[max(0, number - 10) : number]
+        parts = comparison.by_worker([table], before, comparisons=many)
+        parts += comparison.by_task(table, before, comparisons=many)
+        fell += [number] if any(part.stands_out for part in parts) else []
     return worse, fell
 
 

@@ -61,7 +61,7 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "steps": steps,
         "plotted": plotted,
         "steps_before": STEPS_BEFORE,
-        "judged": judge_steps(tx, buffer, plotted[: max(len(steps), few)]),
+        "judged": asdict(judge_steps(tx, buffer, plotted[: max(len(steps), few)])),
         "unnamed": unnamed,
         "unnamed_count": without,
         "next": numbers[_SIZE - 1] if more else None,
@@ -72,7 +72,7 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return plots of the rewards and the staleness of the steps, and the verdicts, by step and restores."""
     steps = [one for one in data["plotted"] if not one.undone]
     across, x_of = _across(ask, steps)
-    fell = data["judged"].fell
+    fell = {(step, restores): text for step, restores, text in data["judged"]["fell"]}
     marks = {x_of(one): text for one in steps if (text := fell.get((one.step, one.restores)))}
 
     def named(**fields: str) -> dict[str, list[tuple[float, float]]]:

@@ -14,7 +14,6 @@ from replaybuf.rules.comparison import (
     by_task,
     by_worker,
     comparisons_of,
-    fallen,
     mean,
     tabulate,
     verdict,
@@ -114,12 +113,12 @@ class StepTrace:
 class Judged:
     """What stands out in several steps: workers that are lower than the others all along (`all_along`), and tasks.
 
-    `fell` has the sentence about each step with a task lower than in the steps before, without those workers' groups,
-    by step and number of restores.
+    `fell` has the step, the number of restores and the verdict of each step in which something stands out without the
+    groups of those workers.
     """
 
     workers: list[tuple[str | None, Part]]
-    fell: dict[tuple[int, int], str]
+    fell: list[tuple[int, int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +194,12 @@ def judge_steps(tx: ReadTransaction, buffer: str, found: Sequence[StepSummary]) 
     tables, shown = _tables(drawn), {(one.step, one.restores) for one in found}
     keys = [key for key in drawn if (key.step, key.restores) in shown]
     many = sum(comparisons_of(tables[key]) for key in keys)
-    workers, fell = all_along([tables[key] for key in keys if not key.undone]), {}
-    names = [part.name for _, part in workers]
+    workers, fell = all_along([tables[key] for key in keys if not key.undone]), list[tuple[int, int, str]]()
+    rest = {key: without((part.name for _, part in workers), table) for key, table in tables.items()}
     for key in keys:
-        before = [without(names, table) for table in _before(drawn, tables, key)]
-        if text := fallen(by_task(without(names, tables[key]), before, comparisons=many)):
-            fell[key.step, key.restores] = text
+        compared = _compare(drawn, rest, key, many)
+        if any(part.stands_out for part in (*compared.workers, *compared.others)):
+            fell.append((key.step, key.restores, compared.verdict(None)))
     return Judged(workers, fell)
 
 
@@ -218,17 +217,18 @@ def _compare(
     drawn: Mapping[StepKey, Sequence[Batch]],
     tables: Mapping[StepKey, Table],
     key: StepKey,
+    comparisons: int | None = None,
 ) -> _Compared:
     """Return a step's workers and tasks compared with the earlier steps of its run.
 
-    `drawn` is newest step first, and last run first within a step.
+    `drawn` is newest step first, and last run first within a step. `comparisons`: the number of tests in a whole run.
     """
     compared = _before(drawn, tables, key)
     table = tables[key]
-    workers = by_worker([table], compared)
-    tasks = by_task(table, compared)
+    workers = by_worker([table], compared, comparisons=comparisons)
+    tasks = by_task(table, compared, comparisons=comparisons)
     worse = [part.name for part in workers if part.stands_out]
-    others = by_task(without(worse, table), [without(worse, one) for one in compared])
+    others = by_task(without(worse, table), [without(worse, one) for one in compared], comparisons=comparisons)
     every = mean(one.reward for of in compared for groups in of.values() for one in groups)
     return _Compared(workers, tasks, others, every, len(compared))
 
