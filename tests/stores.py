@@ -60,6 +60,19 @@ async def until(holds: Callable[[], Awaitable[bool]], seconds: float = 10) -> No
             await asyncio.sleep(0.01)
 
 
+async def set_by(event: asyncio.Event, task: asyncio.Future[Any], seconds: float = 60) -> None:
+    """Wait until an event is set by a task; raise the task's error if that ends first, or TimeoutError."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({waiting, task}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not event.is_set():
+            if not task.done():
+                raise TimeoutError(f"the event isn't set after {seconds:g} s by {task!r:.200}")
+            raise AssertionError("the task ended before it set the event") from task.exception()
+    finally:
+        waiting.cancel()
+
+
 @contextmanager
 def opened(url: str, **options: Any) -> Iterator[ReplayBuffer]:
     """A buffer for tests that run event loops of their own."""

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Unpack
 
 from replaybuf import notebook
 from replaybuf.buffer import spans
-from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.putting import PutOptions, Putting
+from replaybuf.cancellation import to_its_end
 from replaybuf.checks import check_list, check_reason, check_seconds, check_train_step, check_uids, refused
 from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, LeaseNotBegunError, ReplayBufError
 from replaybuf.rollouts.normalise import as_group
@@ -382,13 +382,13 @@ class Leasing(Generic[R]):
         assert lease is not None
         try:
             if error is None:
-                await lease.acknowledge(lease.open)
+                await to_its_end(lease.acknowledge(lease.open))
                 return
             # A cancellation isn't the fault of the groups; an exception may be.
             failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
             # On errors they are released when the lease ends, also if the event loop was closed inside the block.
             with contextlib.suppress(ReplayBufError, RuntimeError):
-                await lease.give_back(failed=failed)
+                await to_its_end(lease.give_back(failed=failed))
         finally:
             lease.stop()
 

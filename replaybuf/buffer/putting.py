@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.waits import Waits
+from replaybuf.cancellation import to_its_end
 from replaybuf.checks import (
     Tags,
     check_key,

@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import Generic, Unpack
 
 from replaybuf.buffer import spans
-from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.copies import BufferCopies
 from replaybuf.buffer.drawing import AtLeast, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.putting import PUT_TIMEOUT, PutOptions, Putting, check_dropped
 from replaybuf.buffer.task_names import TaskNames
+from replaybuf.cancellation import to_its_end
 from replaybuf.checks import (
     Tags,
     check_by_task,

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.wait_reports import WaitLog
+from replaybuf.cancellation import to_its_end
 from replaybuf.checks import ENTERED_ASYNC, check_seconds, check_task_name, check_timeout
 from replaybuf.chunks.fragments import (
     Chunk,
@@ -273,7 +274,7 @@ class ChunkBuffer:
             return Selection(number, tuple(chunks))
         except BaseException:
             with contextlib.suppress(ReplayBufError):  # on failure, they come back when the lease ends
-                await lease.give_back()
+                await to_its_end(lease.give_back())
             raise
         finally:
             lease.stop()

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.buffer.cancellation import to_its_end
+from replaybuf.cancellation import to_its_end
 from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, NotReadyError, ProduceError, ReplayBufError, RolloutError
 from replaybuf.produce.agent_loop import (
@@ -179,13 +179,16 @@ class Generations:
         try:
             yield
         except ProduceError:
-            await self.cancel()
-            for status, uids in self.failures.failed.items():  # also prompts that were set aside
-                failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
-                await self._sampler.buffer.update(failed, status=status)
+            await to_its_end(self._undo_failures())
             raise
         finally:
             await self.cancel()
+
+    async def _undo_failures(self) -> None:
+        await self.cancel()
+        for status, uids in self.failures.failed.items():  # also prompts that were set aside
+            failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
+            await self._sampler.buffer.update(failed, status=status)
 
     def _collect(self) -> None:
         """Remove the tasks that are done. Raises the first error that ended one."""

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
-from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.cancellation import to_its_end
 from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, check_whole, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.prompts.dataset_readers import (

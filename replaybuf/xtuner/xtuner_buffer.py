@@ -11,6 +11,7 @@ from pydantic import Field, ImportString
 
 from replaybuf import config
 from replaybuf.buffer.replay_buffer import ReplayBuffer as OurBuffer
+from replaybuf.cancellation import to_its_end
 from replaybuf.errors import ConfigError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
@@ -75,7 +76,7 @@ class ReplayBuffer:
         try:
             await self._operations.put(items, task_name, status, step, rule, dropped)
         finally:  # also if the call is cancelled
-            await release(dropped)
+            await to_its_end(release(dropped))
 
     async def get(self, batch_size: int, task_name: str, group_status: StatusLike) -> list[Group]:
         """Take up to `batch_size` groups of a task and status; an empty list where there are none."""
@@ -140,7 +141,7 @@ class ReplayBuffer:
                 rules, current_train_step, [one for one in chosen if one in EXPIRING_STATUSES], dropped
             )
         finally:
-            await release(dropped)
+            await to_its_end(release(dropped))
 
     def __len__(self) -> int:
         """Return the number of groups, of all tasks and statuses. Blocks for the time of one query."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.errors import AccessError, LockedError, NotADatabaseError, UnreachableError
+from replaybuf.errors import AccessError, LockedError, NotADatabaseError, StorageError, UnreachableError
 from replaybuf.storage.sql.engine import sqlite_files
 from tests.bad_input.calls import refused
 from tests.postgres import execute
@@ -201,3 +201,15 @@ async def test_a_database_locked_by_another_says_so_in_time(shared_url: str) -> 
             assert await buffer.count_where({}) == 2  # readers don't wait
         await buffer.put(group(4), TASK)
         assert await take_all(buffer) == [0, 1, 4]
+
+
+@pytest.mark.parametrize("write", [False, True])
+async def test_an_error_in_a_transaction_is_not_said_to_be_damage(tmp_path: Path, write: bool) -> None:
+    """It may be a defect of the program, and the file is sound: nobody is sent to rescue it."""
+    async with build(f"sqlite:///{tmp_path}/run.db") as buffer:
+        call = buffer.storage._write if write else buffer.storage._read
+        with pytest.raises(StorageError, match=r"raised KeyError: 'here'.*doctor tells which") as raised:
+            await call(lambda tx: {}["here"])
+        assert "damaged" not in str(raised.value)
+        assert not isinstance(raised.value, NotADatabaseError)
+        assert isinstance(raised.value.__cause__, KeyError)

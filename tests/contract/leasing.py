@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -167,6 +168,17 @@ class LeaseLaws(Harness):
         await late.acknowledge()
         await again.acknowledge()
         assert (len(buffer), await total(buffer, "taken")) == (0, 1)
+
+    async def test_what_another_holder_settled_in_part_is_acknowledged(self, buffer: ReplayBuffer) -> None:
+        """The groups left are, though the other one has renewed the lease beyond the end that this one knows of."""
+        uids = await fill(buffer, 3)
+        lease = await lease_of(buffer, 3)
+        other = buffer.adopt(replace(lease.handle, until=0.0), heartbeat=False)
+        await lease.acknowledge(uids[:1])
+        await lease.finish(group(7), "math", replaces=uids[1:2])
+        await other.acknowledge()
+        assert ids(await buffer.get(9, "math")) == [7]
+        assert await total(buffer, "leased") == 0
 
     async def test_a_lease_waits_for_a_whole_batch(self, buffer: ReplayBuffer) -> None:
         """As take_batch does; at the timeout nothing is leased, and the error says what others hold."""

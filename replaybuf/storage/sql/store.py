@@ -158,9 +158,9 @@ class Store:
         )
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.engine)
-        self.presence = Presence(self.engine, scope)
-        self.sweeper = Sweeper(self.engine, scope, self.watch.committed, self._history, self.presence)
         self.transactions = Transactions(self.engine, self.thread, self.watch, scope)
+        self.presence = Presence(self.transactions)
+        self.sweeper = Sweeper(self.transactions, self._history, self.presence)
         synced = self._durability == "full" or self.engine.dialect.is_remote
         self.segments = Segments(
             self.engine, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout

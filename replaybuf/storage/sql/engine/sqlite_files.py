@@ -97,7 +97,7 @@ class OpenFiles:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[None]:
-        """Translate errors from malformed stored values to NotADatabaseError: replaybuf did not write them."""
+        """Translate an error of Python: malformed stored values may have caused it, or a defect of the program."""
         try:
             yield
         except (ReplayBufError, UnicodeEncodeError):  # the latter concerns values being written
@@ -105,8 +105,10 @@ class OpenFiles:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             if self._path is None:
                 raise
-            raise NotADatabaseError(
-                f"{self._path} is damaged: it holds what replaybuf never wrote ({type(error).__name__}: {error})"
+            raise StorageError(
+                f"{self._path}: a transaction raised {type(error).__name__}: {error}, and was rolled back. Either this "
+                "is a defect of the program, or the file holds what replaybuf never wrote: replaybuf doctor tells "
+                "which. If it finds nothing, report this error with its traceback"
             ) from error
 
 
