@@ -327,7 +327,7 @@ def check_list(values: Any, what: str) -> list[Any]:
 
 
 def check_folder(path: Any) -> Path:
-    """Check the path of a folder."""
+    """Check the path of a folder, which is no URL, and return it absolute: the working directory may change."""
     try:
         folder = Path(path)
         good = _storable(os.fspath(folder))
@@ -335,18 +335,19 @@ def check_folder(path: Any) -> Path:
         good = False
     if not good:
         raise InputError(f"expected the path of a folder, got {path!r:.100}")
-    return folder
+    check_no_url(folder)
+    return folder.absolute()
 
 
 def check_source(source: Any) -> str:
-    """Check the path of a file."""
+    """Check the path of a file, and return it absolute: the working directory may change."""
     try:
         text = os.fspath(source)
     except TypeError:
         text = None
     if type(text) is not str or not text or not _storable(text):
         raise InputError(f"expected the path of a file, got {source!r:.100}")
-    return text
+    return os.path.abspath(text)
 
 
 def check_no_url(folder: Path) -> None:

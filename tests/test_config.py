@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+import os
 import pickle
 from datetime import timedelta
 from fractions import Fraction
@@ -25,6 +27,7 @@ from replaybuf import (
 from replaybuf.produce import SyncProduceStrategy
 from replaybuf.storage.sql.engine.urls import parse_url
 from tests.cli.test_help import commands
+from tests.stores import build, fill
 
 
 def test_a_section_of_a_yaml_file(tmp_path: Path) -> None:
@@ -329,3 +332,39 @@ def test_a_target_of_another_class_is_refused() -> None:
 def test_what_is_no_section_is_refused(section: Any) -> None:
     with pytest.raises(ConfigError, match="expected a mapping or a dataclass, got"):
         ReplayBufferConfig.from_mapping(section)
+
+
+async def test_a_change_of_the_working_directory_leads_to_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative URL, and relative paths of payloads, snapshots, exports and datasets, mean those of their call."""
+    for name in ("here", "there", "here/payloads"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    async with build("sqlite:///run.db") as other:
+        await fill(other, 1)
+    monkeypatch.chdir(tmp_path / "here")
+    buffer = build("sqlite:///run.db", payloads="payloads", payload_threshold=0)
+    monkeypatch.chdir(tmp_path / "there")
+    async with buffer:
+        await fill(buffer, 30)
+        assert buffer.storage.database == str(tmp_path / "here" / "run.db")
+        assert await asyncio.gather(*(buffer.count_where({}) for _ in range(20))) == [30] * 20
+        assert buffer.storage.engine._log._path == str(tmp_path / "here" / "run.db-wal")  # type: ignore[attr-defined]
+        calls = (buffer.save("saved"), buffer.export("all.jsonl"), buffer.to_pandas())
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0)  # they have begun
+        monkeypatch.chdir(tmp_path / "here")
+        saved, *_ = await asyncio.gather(*tasks)
+        assert saved.parent == tmp_path / "there" / "saved"
+        assert (tmp_path / "there" / "all.jsonl").exists()
+        monkeypatch.chdir(tmp_path / "there")
+    assert sorted(os.listdir(tmp_path / "here")) == ["payloads", "run.db"]
+    assert sorted(os.listdir(tmp_path / "there")) == ["all.jsonl", "run.db", "saved"]
+
+
+def test_files_that_a_url_names_stay_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Password files, also after a change of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pass").touch(0o600)
+    assert parse_url("postgresql://user@host/db?passfile=pass").query["passfile"] == str(tmp_path / "pass")

@@ -25,7 +25,7 @@ from replaybuf.storage.sql.engine.server_function import bring_up
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.engine.urls import is_memory, parse_url, public_url
+from replaybuf.storage.sql.engine.urls import at_absolute_path, is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
 from replaybuf.storage.sql.statements.fence import check_fence, joined
 from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
@@ -84,7 +84,7 @@ class Store:
         payloads: str = IN_DATABASE,
         payload_threshold: int = PAYLOAD_THRESHOLD,
     ) -> None:
-        self.url = parse_url(url)
+        self.url = at_absolute_path(parse_url(url))
         if password is not None and (self.url.get_backend_name() == "sqlite" or self.url.password):
             why = "the url has one, too: take one of them away" if self.url.password else "a SQLite file has none"
             raise ConfigError(f"password= is for PostgreSQL: {why}")

@@ -95,6 +95,9 @@ class OpenFiles:
                 "is written to the database then"
             )
 
+    def confirm(self) -> None:
+        """Raise LockedError at the end of a transaction if what it read may be mixed up."""
+
     @contextlib.contextmanager
     def read(self) -> Iterator[None]:
         """Translate an error of Python: malformed stored values may have caused it, or a defect of the program."""
@@ -110,6 +113,41 @@ class OpenFiles:
                 "is a defect of the program, or the file holds what replaybuf never wrote: replaybuf doctor tells "
                 "which. If it finds nothing, report this error with its traceback"
             ) from error
+
+
+class QuietFile(OpenFiles):
+    """A file that nobody has open, read as immutable: by one who may not write beside it, where a WAL would be."""
+
+    def __init__(self, path: str, state: tuple[int, ...]) -> None:
+        super().__init__(None)
+        self._quiet, self._state = path, state
+
+    def confirm(self) -> None:
+        if quiet_state(self._quiet) != self._state:
+            raise LockedError(
+                f"{self._quiet} was opened for writing while it was read by one who may not write to its folder: what "
+                "was read may be mixed up; do it again when that run has ended, or with more permissions"
+            )
+
+
+def quiet_state(path: str | Path) -> tuple[int, ...] | None:
+    """Return a value that changes with every write to a SQLite file; None while another process may be writing."""
+    for suffix in ("-wal", "-journal"):
+        if _size(f"{path}{suffix}"):
+            return None
+    stat = os.stat(path)
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def read_only_files(path: str) -> tuple[OpenFiles, str]:
+    """Return the files of a database that is only read, and its URI.
+
+    In a folder that this user may not write to, SQLite reads a file in WAL mode without a WAL only as immutable.
+    """
+    there = Path(path).absolute()
+    if os.path.exists(there) and not os.access(there.parent, os.W_OK) and (state := quiet_state(there)) is not None:
+        return QuietFile(str(there), state), f"file:{quote_path(there)}?mode=ro&immutable=1"
+    return OpenFiles(None), f"file:{quote_path(there)}?mode=ro"
 
 
 def is_wal(path: str | Path) -> bool:

@@ -7,10 +7,11 @@ options `host=a,b` and `port=5432,5433`, as SQLAlchemy does.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import quote, unquote
 
 from sqlalchemy import exc
@@ -250,6 +251,16 @@ def is_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
+def at_absolute_path(url: URL) -> URL:
+    """Return the URL of a SQLite file with an absolute path, because the working directory may change; else the same.
+
+    (Not `abspath`: the system resolves `..` after symbolic links.)
+    """
+    if url.get_backend_name() != "sqlite" or is_memory(url):
+        return url
+    return url.set(database=str(Path(url.database or "").absolute()))
+
+
 def public_url(url: URL) -> str:
     """Return the URL for messages: without driver and password, and with no options but the hosts."""
     if is_memory(url):
@@ -326,7 +337,9 @@ def _checked_postgres(url: URL) -> URL:
         except (TypeError, ValueError):
             given = f", not {value!r}" if str(value).isalnum() else ""
             raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
-    url = url.set(query=options)
+    files = {name: options.get(name) for name in ("passfile", *tls.FILES)}
+    paths = {name: os.path.abspath(file) for name, file in files.items() if _is_path(file)}
+    url = url.set(query=options | paths)
     files = {name: value for name, value in url.query.items() if name in ("ssl", *tls.OPTIONS)}
     try:
         if files and not is_local(url.host or url.query.get("host")):
@@ -336,6 +349,10 @@ def _checked_postgres(url: URL) -> URL:
     except ConfigError as error:
         raise ConfigError(f"the PostgreSQL url: {error}") from None
     return url
+
+
+def _is_path(value: str | Sequence[str] | None) -> TypeGuard[str]:
+    return isinstance(value, str) and value not in ("", tls.SYSTEM)
 
 
 def is_local(host: str | Sequence[str] | None) -> bool:

@@ -23,7 +23,7 @@ from replaybuf.redact import redact
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction as ReadTransaction
 from replaybuf.storage.sql.engine.read_transaction import Table as Table
-from replaybuf.storage.sql.engine.sqlite_files import quote_path, translate_sqlite
+from replaybuf.storage.sql.engine.sqlite_files import quiet_state, quote_path, translate_sqlite
 from replaybuf.storage.sql.schema.revisions import HEAD as HEAD
 from replaybuf.storage.sql.schema.revisions import REVISIONS, check_revision
 
@@ -153,12 +153,7 @@ class SqliteReader(Reader):
 
     def _quiet_state(self) -> tuple[int, ...] | None:
         """Return a value that changes with every write; None while another process may be writing."""
-        for suffix in ("-wal", "-journal"):
-            beside = Path(f"{self._path}{suffix}")
-            if beside.exists() and beside.stat().st_size:
-                return None
-        stat = self._path.stat()
-        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+        return quiet_state(self._path)
 
     def _read(self, function: Callable[[ReadTransaction], T], timeout: float | None, *, immutable: bool) -> T:
         clock = _Clock(timeout)

@@ -145,11 +145,13 @@ def save_snapshot(
 
 
 def opens_read_only(reader: Reader) -> bool:
-    """Return whether a reader opens the database read-only: unless it is a writable SQLite file with a WAL.
+    """Return whether a reader opens the database read-only: unless it is a SQLite file with a WAL that it may write.
 
     A read-only last connection to such a file can't remove the WAL, and would leave an empty one behind.
     """
-    return not (reader.path is not None and os.access(reader.path, os.W_OK) and is_wal(reader.path))
+    path = reader.path
+    writable = path is not None and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return not (writable and path is not None and is_wal(path))
 
 
 _OF_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"

@@ -101,9 +101,12 @@ class Sweeper:
         look = partial(find_chores, grace=self._grace, now=time.time())
         self._chores = await transactions.read(look, brief=True, single=True)
         now = self._chores.now
-        if self._chores.overdue and await transactions.write(end_leases, announce=lambda: False):
-            transactions.committed()
-        if limits.bounded_aside and await transactions.read(lambda tx: any_to_prune(tx, now)):
+        if self._chores.overdue:
+            returned = await transactions.write(end_leases, announce=lambda: False)
+            if returned:
+                transactions.committed()
+        bounded = bool(limits.bounded_aside)
+        if bounded and await transactions.read(lambda tx: any_to_prune(tx, now)):
             await transactions.write(lambda tx: prune(tx, now, self._limit), announce=lambda: False)
         if time.monotonic() > self._tidy_at:
             self._tidy_at = time.monotonic() + _TIDY_SECONDS
