@@ -151,12 +151,14 @@ def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
     )
 
 
-def check_priority(priority: Any) -> float:
-    """Check a priority: a finite number that isn't negative."""
+def check_priority(priority: Any, what: str = "priority") -> float:
+    """Check a priority: a finite number that isn't negative, also as an array or tensor with one element."""
     number = _number(priority)
+    if number is None and math.prod(getattr(priority, "shape", (0,))) == 1:
+        number = _number(priority.item())
     if number is not None and 0 <= number <= _HIGHEST:
         return float(number)
-    raise InputError(f"priority must be a finite number of at least 0, got {priority!r:.100}")
+    raise InputError(f"{what} must be a finite number of at least 0, got {priority!r:.100}")
 
 
 def check_priorities(priorities: Any) -> dict[int, float]:
@@ -164,7 +166,10 @@ def check_priorities(priorities: Any) -> dict[int, float]:
     if not isinstance(priorities, Mapping):
         raise InputError(f"expected a dict of uids and priorities, got {type(priorities).__name__}")
     uids = check_uids(priorities, "uids")
-    return dict(zip(uids, map(check_priority, priorities.values()), strict=True))
+    return {
+        uid: check_priority(priority, f"the priority of group {uid}")
+        for uid, priority in zip(uids, priorities.values(), strict=True)
+    }
 
 
 def check_uids(uids: Any, what: str) -> tuple[int, ...]:

@@ -31,6 +31,8 @@ def redact(text: str) -> str:
     """
     text = _OPTION.sub(r"\1***", text)
     scheme, separator, rest = text.partition("://")
+    if text.startswith(_PATHS) and "@" not in text:
+        return text
     if not separator or not re.fullmatch(r"[\w+.-]+", scheme):
         if "@" in text:
             return re.sub(r"^.*@", "***@", text, flags=re.DOTALL)

@@ -382,6 +382,8 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         Order, staleness and rollouts stay. A new status clears the `error` and the deliveries of a FAILED group.
         """
         self._check_open()
+        if isinstance(status, Unset) and isinstance(priority, Unset) and isinstance(tags, Unset):
+            raise InputError("there is nothing to set: give status=, priority= or tags=")
         changes = Changes(
             status=status if isinstance(status, Unset) else self.rollout_type.statuses.check(status),
             priority=priority if isinstance(priority, Unset) else check_priority(priority),

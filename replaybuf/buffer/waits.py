@@ -258,8 +258,11 @@ class Waits:
     # For room
 
     async def put(self, new: NewGroup, timeout: float, store: Callable[[NewGroup], Awaitable[T]]) -> T:
-        """Return the result of `store(new)`, which stores a group, once there is room for it. Raises FullError."""
-        limits = self._storage.rules.limits
+        """Return the result of `store(new)`, which stores a group, once there is room for it. Raises FullError.
+
+        The timeout includes the first attempt, which may wait for a lock or a connection.
+        """
+        limits, deadline, began = self._storage.rules.limits, time.monotonic() + timeout, time.time()
         queue = self._queue((new.task_name, new.status))
         if not queue.waiting:
             try:
@@ -267,7 +270,6 @@ class Waits:
             except FullError as error:
                 if limits.on_full == "reject" or timeout <= 0:
                     await self._refuse(new, f"{error}; nothing was stored", error)
-        deadline, began = time.monotonic() + timeout, time.time()
 
         def described() -> Wait:
             return wait_for_room(new, queue.waiting, began, timeout)

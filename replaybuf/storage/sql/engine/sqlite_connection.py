@@ -21,7 +21,13 @@ import aiosqlite
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import LockedError
-from replaybuf.storage.sql.engine.sqlite_files import PAGE_SIZE, OpenFiles, read_only_files, refuse_others
+from replaybuf.storage.sql.engine.sqlite_files import (
+    PAGE_SIZE,
+    OpenFiles,
+    check_version,
+    read_only_files,
+    refuse_others,
+)
 from replaybuf.storage.sql.engine.sqlite_log import ALONE_PAGES
 from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 from replaybuf.storage.sql.engine.urls import is_memory, public_url
@@ -166,6 +172,7 @@ def connect(
     **options: Any,
 ) -> sqlite3.Connection:
     """Return a `sqlite3` connection with these pragmas, usable by any thread; `check()` runs before it is opened."""
+    check_version()
     if check is not None:
         _patiently(check, lock_timeout)
     raw: sqlite3.Connection = sqlite3.connect(

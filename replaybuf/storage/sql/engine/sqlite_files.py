@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -35,6 +36,19 @@ _Identity = tuple[int, int] | None
 #: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate with 4 KiB pages (`benchmarks/README.md`).
 PAGE_SIZE = 16 * 1024
 _LOOK_AGAIN_SECONDS = 0.05
+
+#: The oldest version of SQLite that has what the statements need (RETURNING).
+OLDEST_VERSION = (3, 35, 0)
+
+
+def check_version(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> None:
+    """Raise StorageError if Python's SQLite is too old."""
+    if version < OLDEST_VERSION:
+        have, need = (".".join(map(str, numbers)) for numbers in (version, OLDEST_VERSION))
+        raise StorageError(
+            f"this Python ({sys.executable}) has SQLite {have}, and replaybuf needs {need} or newer: use a Python with "
+            "its own, such as one of conda, uv or python.org, or PostgreSQL"
+        )
 
 
 class OpenFiles:

@@ -23,7 +23,7 @@ from replaybuf.redact import redact
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction as ReadTransaction
 from replaybuf.storage.sql.engine.read_transaction import Table as Table
-from replaybuf.storage.sql.engine.sqlite_files import quiet_state, quote_path, translate_sqlite
+from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
 from replaybuf.storage.sql.schema.revisions import HEAD as HEAD
 from replaybuf.storage.sql.schema.revisions import REVISIONS, check_revision
 
@@ -168,6 +168,7 @@ class SqliteReader(Reader):
 
     def _connect(self, clock: _Clock, immutable: bool) -> sqlite3.Connection:
         uri = f"file:{quote_path(self._path)}?mode=ro{'&immutable=1' if immutable else ''}"
+        check_version()
         connection = sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)
         connection.execute("PRAGMA query_only = ON")
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH and VACUUM INTO would create files
