@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import pytest
 
 from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, Status
-from replaybuf.buffer import wait_reports
+from replaybuf.buffer import wait_reports, waits
 from replaybuf.chunks import ChunkBufferConfig
 from replaybuf.produce import Sampler
+from replaybuf.storage.values import NewGroup
 from tests.stores import TASK, build, fill, group, take_all
 
 WAITS: dict[str, Callable[[ReplayBuffer], Awaitable[object]]] = {
@@ -147,3 +150,21 @@ async def test_a_task_whose_prompts_are_still_to_come_is_not(caplog: pytest.LogC
         Sampler(buffer, [], "maths")
         await refresh(buffer, "maths")
     assert warnings(caplog) == []
+
+
+async def test_the_timeout_of_a_put_includes_its_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may itself wait, for a lock or a connection: there is one deadline."""
+    ahead = [0.0]
+    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0], time=time.time))
+    async with build("memory://", capacity=1, on_full="block") as buffer:
+        await buffer.put(group(0), TASK)
+        put = buffer.storage.put
+
+        async def slow(new: NewGroup) -> int:
+            ahead[0] += 100  # seconds
+            return await put(new)
+
+        monkeypatch.setattr(buffer.storage, "put", slow)
+        async with asyncio.timeout(30):
+            with pytest.raises(FullError, match="after 99 s"):
+                await buffer.put(group(1), TASK, timeout=99)

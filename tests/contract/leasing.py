@@ -26,6 +26,7 @@ from tests.contract.harness import (
     total,
 )
 from tests.contract.waiting import waiting
+from tests.stores import set_by
 
 #: A lease that doesn't end while a test runs, in seconds.
 LONG = 1000.0
@@ -87,7 +88,7 @@ class LeaseLaws(Harness):
                 await asyncio.sleep(LONG)
 
         task = asyncio.create_task(work())
-        await asyncio.wait_for(begun.wait(), SOON)
+        await set_by(begun, task, SOON)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
