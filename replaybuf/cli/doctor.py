@@ -19,8 +19,7 @@ from replaybuf.cli.output import Column, Output
 from replaybuf.errors import InputError
 from replaybuf.progress import progress_bar
 from replaybuf.redact import escape
-from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.schema.revisions import HEAD, State, state_of
+from replaybuf.storage.sql.inspection.reader import HEAD, Reader, State, open_reader, state_of
 
 if TYPE_CHECKING:
     from replaybuf.doctor import Finding

@@ -23,7 +23,10 @@ from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction as ReadTransaction
 from replaybuf.storage.sql.engine.read_transaction import Table as Table
 from replaybuf.storage.sql.engine.sqlite_files import quote_path, translate_sqlite
+from replaybuf.storage.sql.schema.revisions import HEAD as HEAD
+from replaybuf.storage.sql.schema.revisions import State as State
 from replaybuf.storage.sql.schema.revisions import check_revision
+from replaybuf.storage.sql.schema.revisions import state_of as state_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
