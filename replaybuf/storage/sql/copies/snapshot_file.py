@@ -93,8 +93,8 @@ def read_facts(tx: Transaction) -> dict[str, str]:
 def damaged(path: str, why: object) -> SnapshotError:
     """Return the error for a damaged or partial snapshot."""
     return SnapshotError(
-        f"the snapshot {path} is damaged or was cut short: {why}; nothing was loaded. Take another one, or save what "
-        f"can be read of it: replaybuf doctor {path} --rescue FOLDER"
+        f"the snapshot {path} is damaged or was cut short: {why}; nothing was loaded. Take another "
+        "one, or save what can be read of it (docs/doctor.md)"
     )
 
 
