@@ -149,7 +149,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
 
         The limits hold, without waiting for room: FullError is raised, and groups already put are kept. `progress` is
         called as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises
-        FileError with the position of a fault in the file, FileEndsError, UnsafePickleError, AccessError, InputError,
+        FileError with the position of a fault in the file, FileEndsError, AccessError, InputError,
         ConflictError while another process imports the same file, MissingDriverError, and the errors of `put`.
         """
         self._check_open()

@@ -116,7 +116,8 @@ def _members(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[_Member]
                 where = f"{place}, rollouts[{index}]"
                 if type(one) is not dict:
                     raise FileError(f"{where} is {one!r:.60}; expected an object with the fields of a rollout")
-                yield _Member((None, number, ""), where, *_rollout(where, {**row, **one}, mapped))
+                own = {name: value for name, value in one.items() if value is not None or name not in row}
+                yield _Member((None, number, ""), where, *_rollout(where, row | own, mapped))
 
 
 def _group(members: list[_Member], mapped: ColumnMapping) -> FileGroup:

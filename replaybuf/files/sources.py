@@ -26,7 +26,6 @@ from replaybuf.codec.payload_format import zstandard_module
 from replaybuf.errors import AccessError, FileEndsError, FileError, InputError, ReplayBufError
 from replaybuf.files.arrow_tables import read_tables
 from replaybuf.files.foreign_rows import ColumnMapping, foreign_groups
-from replaybuf.files.pickled_values import read_saved
 from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, groups_of, is_of_rollout, is_ours, to_json
 from replaybuf.redact import redact_path
 
@@ -35,7 +34,7 @@ _LONGEST: Final = 1 << 30
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BOM: Final = b"\xef\xbb\xbf"
 #: The formats, for the error about a file that has none of them.
-READABLE: Final = "what can be read is JSONL (also .gz, .zst), Parquet, Arrow, files of torch.save, and pickles"
+READABLE: Final = "what can be read is JSONL (also .gz, .zst), Parquet and Arrow"
 _WIDE_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -272,6 +271,10 @@ _DATABASE: Final = (
     "this is a database: replaybuf save and resume, or export, copy the groups of one of replaybuf's; those of others "
     "are imported from JSONL"
 )
+_PICKLED: Final = (
+    "this is a pickle, or a file of torch.save or numpy: load it where its classes are, if you trust it, and write its "
+    "rollouts as JSONL (docs/files.md, Saved buffers)"
+)
 #: Extensions of files that are never empty, as opposed to plain lines.
 _FILLED: Final = (".gz", ".zst", ".parquet", ".arrow", ".feather", ".arrows", ".pth", ".pt", ".pkl")
 
@@ -342,7 +345,7 @@ class RolloutFile:
         if magic == _SQLITE:
             raise FileError(_DATABASE)
         if magic.startswith((_ZIP, _PICKLE)):
-            return read_saved(path, self.mapped)
+            raise FileError(_PICKLED)
         if magic.startswith(_PARQUET):
             return self._grouped(read_tables(path, "parquet"))
         if magic.startswith(_ARROW):
