@@ -112,7 +112,7 @@ _OF_LIMITS = (
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """The database of a buffer, the order of its draws, and its limits on sizes, reuse and rates.
 
-    `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` (also `pandas://`) for a SQLite
+    `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` for a SQLite
     database in memory, which is private to this buffer and ends with it. `name` distinguishes several buffers in one
     database. `policy` is a name (`fifo`, `lifo`, `staleness`, `uniform`, `prioritized`) or a ReplayPolicy; `seed` makes
     random ones reproducible.

@@ -163,8 +163,8 @@ def _port(text: str | None, which: str, known: str = "") -> int | None:
 # URLs
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
-#: Other schemes of a SQLite database in memory; the rest of the URL is ignored.
-_MEMORY_NAMES = {"memory", "pandas"}
+#: Another scheme of a SQLite database in memory; the rest of the URL is ignored.
+_MEMORY_NAME = "memory"
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
 
 
@@ -177,7 +177,7 @@ def parse_url(url: str) -> URL:
     """Return the URL of a database from user input, with the async driver filled in.
 
     Accepts `sqlite:///run.db`, `postgresql://...`, `postgres://...`, both also with several hosts, and for SQLite in
-    memory `sqlite:///:memory:`, `sqlite://`, `memory://` and `pandas://`. Raises ConfigError for anything else, and
+    memory `sqlite:///:memory:`, `sqlite://` and `memory://`. Raises ConfigError for anything else, and
     MissingDriverError when the driver isn't installed. Messages never show a refused URL: the error may be next to its
     password.
     """
@@ -187,7 +187,7 @@ def parse_url(url: str) -> URL:
     if parsed is None:
         hint = _meant(url) or (f"; for a file write sqlite:///{url}" if not _ODD.search(url) else "")
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
-    if parsed.drivername in _MEMORY_NAMES:
+    if parsed.drivername == _MEMORY_NAME:
         return make_url("sqlite+aiosqlite:///:memory:")
     if parsed.drivername in _SQLITE_NAMES:
         if parsed.host:
@@ -206,14 +206,14 @@ def parse_url(url: str) -> URL:
 
 
 # Schemes with too few slashes; the rest of the URL isn't shown, since it may hold a password.
-_SLIPS = {"memory": "memory://", "pandas": "pandas://", "sqlite": "sqlite:///FILE", "postgresql": "postgresql://HOST"}
-_SLIP = re.compile(r"(memory|pandas|sqlite|postgres(?:ql)?)(?::/?(?!/)|$)")
+_SLIPS = {"memory": "memory://", "sqlite": "sqlite:///FILE", "postgresql": "postgresql://HOST"}
+_SLIP = re.compile(r"(memory|sqlite|postgres(?:ql)?)(?::/?(?!/)|$)")
 
 
 def _meant(url: str) -> str:
     """Return advice on a URL with too few slashes, as a part of a sentence."""
     found = _SLIP.match(url)
-    if found is None or (not found[0].endswith((":", "/")) and found[1] not in ("memory", "pandas")):
+    if found is None or (not found[0].endswith((":", "/")) and found[1] != _MEMORY_NAME):
         return ""
     return f"; did you mean {_SLIPS['postgresql' if found[1] == 'postgres' else found[1]]}?"
 
