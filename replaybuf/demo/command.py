@@ -17,8 +17,7 @@ _INTERRUPTED = 128 + 2
 
 
 def _option(name: str, help: str, **settings: Any) -> Any:
-    variable = "REPLAYBUF_" + name.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(name, help=help, envvar=variable, show_envvar=name == "--url", **settings)
+    return typer.Option(name, help=help, **settings)  # without variables: those of a run aren't for the demo
 
 
 def demo(

@@ -66,6 +66,9 @@ class Store:
     (`replaybuf.segments.places`). `password` is called before each connection and returns PostgreSQL's password.
     """
 
+    #: Returns the database's URL from a user's. Raises ConfigError, and MissingDriverError.
+    check_url = staticmethod(parse_url)
+
     def __init__(
         self,
         url: str,
@@ -84,7 +87,7 @@ class Store:
         payloads: str = IN_DATABASE,
         payload_threshold: int = PAYLOAD_THRESHOLD,
     ) -> None:
-        self.url = parse_url(url)
+        self.url = self.check_url(url)
         if password is not None and (self.url.get_backend_name() == "sqlite" or self.url.password):
             why = "the url has one, too: take one of them away" if self.url.password else "a SQLite file has none"
             raise ConfigError(f"password= is for PostgreSQL: {why}")

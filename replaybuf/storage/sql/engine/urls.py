@@ -7,6 +7,7 @@ options `host=a,b` and `port=5432,5433`, as SQLAlchemy does.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -177,12 +178,13 @@ def parse_url(url: str) -> URL:
     """Return the URL of a database from user input, with the async driver filled in.
 
     Accepts `sqlite:///run.db`, `postgresql://...`, `postgres://...`, both also with several hosts, and for SQLite in
-    memory `sqlite:///:memory:`, `sqlite://` and `memory://`. Raises ConfigError for anything else, and
-    MissingDriverError when the driver isn't installed. Messages never show a refused URL: the error may be next to its
-    password.
+    memory `sqlite:///:memory:`, `sqlite://` and `memory://`; `~` is the home folder. Raises ConfigError for anything
+    else, and MissingDriverError when the driver isn't installed. Messages never show a refused URL: the error may be
+    next to its password.
     """
     if not isinstance(url, str) or not url:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
+    url = url.rstrip("\r\n")  # of a block of YAML
     parsed = _parsed(hosts_as_options(url))
     if parsed is None:
         hint = _meant(url) or (f"; for a file write sqlite:///{url}" if not _ODD.search(url) else "")
@@ -196,7 +198,8 @@ def parse_url(url: str) -> URL:
             raise ConfigError("SQLite urls take no options; a ? in the name of a file is written %3F")
         if "\x00" in (parsed.database or ""):
             raise ConfigError("the url holds a NUL, which no file name can have")
-        return parsed.set(drivername="sqlite+aiosqlite", database=parsed.database or ":memory:")
+        path = os.path.expanduser(parsed.database or ":memory:")
+        return parsed.set(drivername="sqlite+aiosqlite", database=path)
     if parsed.drivername in _POSTGRES_NAMES:
         if importlib.util.find_spec("asyncpg") is None:
             raise MissingDriverError("PostgreSQL needs the driver asyncpg, which is not installed: pip install asyncpg")
