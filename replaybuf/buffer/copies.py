@@ -159,9 +159,9 @@ class BufferCopies(BufferReader[R], Generic[R]):
         known = None if issubclass(cls, dict) else FIELDS | names
         mapped = ColumnMapping({} if fields is None else fields, as_task, statuses[1], key, as_they_are, known)
         wanted = ImportOptions(task, statuses[0], partial, again, dry_run)
-        read = RolloutFile(check_source(source), mapped).read
+        file = RolloutFile(check_source(source), mapped)
         with working_as(self.worker):
-            return await import_from(self.storage, read, wanted, progress)
+            return await import_from(self.storage, file, wanted, progress)
 
     def _chosen(self, where: Query | None, order_by: Any, limit: int | None, rows: RowsOf) -> ExportQuery:
         self._check_open()

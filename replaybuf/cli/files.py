@@ -170,13 +170,13 @@ def import_(
     target, name = Target.at(url), buffer or DEFAULT
     _check_order(url, file)
     with _file(file) as path:
-        read = RolloutFile(path, mapped).read
+        source = RolloutFile(path, mapped)
         there = exists(target)
 
         def work(tell: OnProgress) -> Imported:
             # A dry run without a database imports into an empty one in memory.
             into = target.url if there or not dry_run else "memory://"
-            return on_storage(into, name, lambda storage: import_from(storage, read, wanted, tell))
+            return on_storage(into, name, lambda storage: import_from(storage, source, wanted, tell))
 
         found = with_bar("imported", work, counting="read")[0].found
     _tell(found, output, file)

@@ -31,6 +31,8 @@ from replaybuf.redact import redact_path
 
 #: A longer line is refused, because it would have to be in memory as a whole.
 _LONGEST: Final = 1 << 30
+#: How many bytes of a file are read at once for its digest.
+_PIECE: Final = 16 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BOM: Final = b"\xef\xbb\xbf"
 #: The formats, for the error about a file that has none of them.
@@ -305,16 +307,28 @@ class RolloutFile:
     where: str
     mapped: ColumnMapping = field(default_factory=ColumnMapping)
 
-    def read(self) -> Iterator[FileGroup]:
-        """Yield the groups. FileError for an invalid file, with the file's name first."""
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes by which an import knows the file: all of its own, and how its columns are read."""
+        mapped = self.mapped
+        read_as = [sorted(mapped.fields.items()), mapped.task, mapped.status, mapped.key, mapped.as_they_are]
+        yield json.dumps(read_as).encode()
+        for path in self._files():
+            with path.open("rb") as raw:
+                while piece := raw.read(_PIECE):
+                    yield piece
+
+    def _files(self) -> list[Path]:
+        """Return the file, or the parts of an export. Raises FileError."""
         if self.where.startswith(("postgres", "sqlite:")) and "://" in self.where:
             raise FileError(f"{redact_path(self.where)}: {_DATABASE}")
         path = Path(self.where)
         if path.is_dir():
-            files = files_in(path)
-        else:
-            files = [path] if path.exists() else parts_of(path) or [path]
-        for file in files:
+            return files_in(path)
+        return [path] if path.exists() else parts_of(path) or [path]
+
+    def read(self) -> Iterator[FileGroup]:
+        """Yield the groups. FileError for an invalid file, with the file's name first."""
+        for file in self._files():
             shown, place = redact_path(str(file)), "the beginning"
             try:
                 for group in self._read(file):

@@ -90,7 +90,7 @@ WRONG = {
         b'{"prompt": "a", "task_name": "x", "response_ids": ["a"]}',
         "response_ids is .*a list",
     ),
-    "a wrong prompt": (b'{"prompt": 5, "task_name": "x"}', "message is 5; expected a text"),
+    "a wrong prompt": (b'{"prompt": 5, "task_name": "x"}', r"prompt \(read as message\) is 5; expected a text"),
     "a wrong status": (
         b'{"prompt": "a", "task_name": "x", "status": "done"}',
         "status is 'done'; expected one",
