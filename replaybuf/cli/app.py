@@ -53,7 +53,7 @@ COMMANDS = {
     "resume": ("replaybuf.cli.checkpoint:resume", "Load a snapshot into a buffer that is empty."),
     "export": ("replaybuf.cli.files:export", "Write groups with their full texts and tokens to a file."),
     "import": ("replaybuf.cli.files:import_", "Put the groups of a file into a buffer, each exactly once."),
-    "checkpoint": ("replaybuf.cli.checkpoint:app", "List, restore or drop step checkpoints."),
+    "checkpoint": ("replaybuf.cli.checkpoint:app", "List, make, restore or drop step checkpoints."),
     "rm": ("replaybuf.cli.changes:rm", "Delete groups, by a query."),
     "requeue": ("replaybuf.cli.changes:requeue", "Bring back failed, filtered and expired groups, by a query."),
     "explain": ("replaybuf.cli.queries:explain", "Show a query as SQL, with its plan and the index that it uses."),
@@ -146,8 +146,8 @@ def replaybuf(
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
     file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "bench", "resume", "import",
-    "rm", "requeue", "checkpoint restore", "checkpoint drop", "db upgrade" and "doctor --repair" only read; they don't
-    create a database and don't wait for the run.
+    "rm", "requeue", "checkpoint make", "checkpoint restore", "checkpoint drop", "db upgrade" and "doctor --repair" only
+    read; they don't create a database and don't wait for the run.
 
     \b
     Examples:

@@ -16,7 +16,7 @@ import typer
 
 from replaybuf.cli.app import COMMANDS as LISTED
 from replaybuf.cli.app import ONLY_TYPED, app
-from replaybuf.storage.sql.inspection.writer import policy_of
+from replaybuf.storage.sql.inspection.writer import saved_buffer
 from tests.cli.conftest import run
 
 
@@ -94,7 +94,7 @@ def test_no_variable_of_a_program_steers_a_command(file: Path, tmp_path: Path) -
     """Neither a config's, nor what Kubernetes sets for a service of our name; and none confirms a deletion."""
     env = {"REPLAYBUF_PAYLOADS": "/x", "REPLAYBUF_POLICY": "fifo", "REPLAYBUF_PORT": "tcp://10.0.0.1:80"}
     run("save", file, tmp_path / "backup", env=env)
-    assert policy_of(str(tmp_path / "backup" / "replaybuf.sqlite")) is None
+    assert saved_buffer(str(tmp_path / "backup" / "replaybuf.sqlite")) == ("default", None)
     assert run("serve", tmp_path / "gone.db", env=env, code=1).stderr.startswith("Error: there is no database")
     for prefix in ("REPLAYBUF_", "REPLAYBUF_CLI_"):
         run("rm", file, env={f"{prefix}ALL": "1", f"{prefix}YES": "1"}, code=1)

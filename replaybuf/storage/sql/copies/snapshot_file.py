@@ -27,6 +27,8 @@ from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor,
 from replaybuf.storage.values import LOCK_SECONDS
 
 GROUPS, BYTES = "groups", "bytes"
+#: The name of the buffer that was saved.
+BUFFER = "buffer"
 #: The id of the database whose payloads the file refers to; missing if the file has all payloads.
 PAYLOADS_OF = "payloads_of"
 
