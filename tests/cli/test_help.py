@@ -100,8 +100,8 @@ def test_no_variable_of_a_program_steers_a_command(file: Path, tmp_path: Path) -
         run("rm", file, env={f"{prefix}ALL": "1", f"{prefix}YES": "1"}, code=1)
 
 
-# They go on until they are stopped.
-LIVE = [("demo",), ("serve",), ("watch",)]
+# They go on until they are stopped, or print one report.
+LIVE = [("demo",), ("serve",), ("watch",), ("bench",)]
 
 
 @pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path not in LIVE])
