@@ -68,7 +68,7 @@ _ELSEWHERE = {
         NoConnectionLeftError NoPrimaryError NotADatabaseError NotAdmittedError NotConnectedError NotEmptyError
         NotPicklableError OnlyStandbysError PartlyStoredError PayloadStoreError PoolBusyError ProduceError
         PromptsExhaustedError RankError RolloutError SchemaError SnapshotError SnapshotMismatchError
-        StandbyAwaitedError TooLargeError UnreachableError UnsafePickleError UnsupportedError
+        StandbyAwaitedError TooLargeError UnreachableError UnsupportedError
     """,
     "files.exporting": "Exported",
     "files.importing": "Imported",

@@ -248,10 +248,6 @@ class FileEndsError(FileError):
     """The file ends in the middle of a row or a group; it was cut short."""
 
 
-class UnsafePickleError(FileError):
-    """The pickle holds more than data: it was to import or call something, which was not done."""
-
-
 class FileThereError(ReplayBufError, FileExistsError):
     """There is a file of this name already; it was left as it is."""
 

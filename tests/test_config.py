@@ -26,6 +26,7 @@ from replaybuf import (
 )
 from replaybuf.produce import SyncProduceStrategy
 from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.test_help import commands
 from tests.stores import build, fill
 
@@ -75,6 +76,36 @@ def test_yes_and_no_are_no_numbers(name: str, value: bool) -> None:
         ReplayBufferConfig.from_mapping({"url": "sqlite://", name: value})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"url": "memory://", "policy": "lru"}, "policy: unknown policy 'lru'"),
+        ({"url": "memory://", "remover": "fif"}, "remover: unknown policy 'fif'; did you mean 'fifo'"),
+        ({"url": "mysql://user:geheim@host/db"}, "url: 'mysql' is not supported"),
+        ({"url": "run.db"}, "url: can't read the database url: .*sqlite:///run.db"),
+    ],
+)
+def test_wrong_policies_and_urls_are_refused_where_the_config_is_made(wrong: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        ReplayBufferConfig(**wrong)  # type: ignore[arg-type]
+    assert "geheim" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["sqlite:///~/run.db", "sqlite:///~/run.db\n"])
+async def test_a_url_may_begin_at_home_and_end_with_a_newline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """As a shell would have it, and a block of YAML."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    async with ReplayBufferConfig(url=url).build() as buffer:
+        await buffer.count("math", "completed")
+    assert (tmp_path / "run.db").exists()
+    assert not (tmp_path / "~").exists()
+    for named in (url, "~/run.db"):
+        assert open_reader(named).path == tmp_path / "run.db"
+
+
 def test_an_empty_section_has_all_defaults(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text("produce:\n")
     assert SyncProduceStrategy.from_file(tmp_path / "train.yaml", section="produce") == SyncProduceStrategy()
@@ -105,6 +136,14 @@ def test_the_environment() -> None:
     assert (config.url, config.lock_timeout, config.policy) == ("sqlite:///run.db", 2.5, "staleness")
 
 
+def test_none_in_the_environment_is_none_where_a_field_takes_it() -> None:
+    environ = {"REPLAYBUF_URL": "memory://", "REPLAYBUF_HISTORY": "none", "REPLAYBUF_COMPRESSION": "none"}
+    config = ReplayBufferConfig.from_env(environ)
+    assert (config.history, config.compression) == (None, "none")
+    with pytest.raises(ConfigError, match="REPLAYBUF_LOCK_TIMEOUT"):
+        ReplayBufferConfig.from_env(environ | {"REPLAYBUF_LOCK_TIMEOUT": "none"})
+
+
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
@@ -124,7 +163,7 @@ def test_what_is_wrong_in_the_environment_names_the_variable(environ: dict[str, 
 
 def test_variables_of_the_command_line_are_no_typos() -> None:
     variables = {parameter.envvar for _, command in commands() for parameter in command.params if parameter.envvar}
-    assert "REPLAYBUF_TIMEOUT" in variables
+    assert "REPLAYBUF_CLI_TIMEOUT" in variables
     environ = dict.fromkeys(variables, "1") | {"REPLAYBUF_URL": "memory://"}
     assert ReplayBufferConfig.from_env(environ).url == "memory://"
 

@@ -359,9 +359,15 @@ class PromptLedger:
             for rollout in rollouts:
                 self.rollout_type.check_class(rollout)
         except RolloutError as error:
+            where = f"item {number} of the dataset (counted as drawn, from 0)"
+            if self._make_group is _as_group:
+                kind, cls = type(item).__qualname__, self.rollout_type.cls.__qualname__
+                raise RolloutError(
+                    f"{where} is a {kind}, and no group of {cls}: give make_group=, which makes one of an item and its "
+                    f"number: make_group=lambda item, number: [{cls}(...)]"
+                ) from error
             raise RolloutError(
-                f"item {number} of the dataset (counted as drawn, from 0) can't be made a group of rollouts, by "
-                f"make_group or make_rollout: {error}"
+                f"{where} can't be made a group of rollouts, by make_group or make_rollout: {error}"
             ) from error
         if not rollouts:
             raise InputError(f"make_group gave an empty group for {item!r:.200}")

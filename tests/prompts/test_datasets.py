@@ -165,8 +165,11 @@ async def test_a_result_without_a_status_is_refused(url: str) -> None:
 
 async def test_what_is_no_group_says_that_make_group_made_it(url: str) -> None:
     async with build(url) as buffer:
-        for wrong in ({"dataset": [1]}, {"dataset": indexed(1), "make_group": lambda item, number: item}):
-            with pytest.raises(RolloutError, match="make_group"):
+        for wrong, said in (
+            ({"dataset": [{"a": 1}]}, r"item 0 .* is a dict, .*give make_group=.*\[RolloutState\(...\)\]$"),
+            ({"dataset": indexed(1), "make_group": lambda item, number: item}, "by make_group"),
+        ):
+            with pytest.raises(RolloutError, match=said):
                 await use(buffer, **wrong).draw()
 
 

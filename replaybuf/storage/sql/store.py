@@ -66,6 +66,9 @@ class Store:
     (`replaybuf.segments.places`). `password` is called before each connection and returns PostgreSQL's password.
     """
 
+    #: Returns the database's URL from a user's. Raises ConfigError, and MissingDriverError.
+    check_url = staticmethod(parse_url)
+
     def __init__(
         self,
         url: str,

@@ -227,7 +227,7 @@ def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: 
         return AccessError(f"{where} is read-only: check the permissions of the file and of its folder")
     if "malformed" in text:
         return NotADatabaseError(
-            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, and --rescue saves what can be read"
+            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, docs/doctor.md how to save the rest"
         )
     if "not a database" in text or "encrypted" in text:
         return NotADatabaseError(f"{where}: {text}; give the path of a replaybuf database, or of a file to create")

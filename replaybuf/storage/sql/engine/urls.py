@@ -164,8 +164,8 @@ def _port(text: str | None, which: str, known: str = "") -> int | None:
 # URLs
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
-#: Other schemes of a SQLite database in memory; the rest of the URL is ignored.
-_MEMORY_NAMES = {"memory", "pandas"}
+#: Another scheme of a SQLite database in memory; the rest of the URL is ignored.
+_MEMORY_NAME = "memory"
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
 
 
@@ -178,17 +178,18 @@ def parse_url(url: str) -> URL:
     """Return the URL of a database from user input, with the async driver filled in.
 
     Accepts `sqlite:///run.db`, `postgresql://...`, `postgres://...`, both also with several hosts, and for SQLite in
-    memory `sqlite:///:memory:`, `sqlite://`, `memory://` and `pandas://`. Raises ConfigError for anything else, and
-    MissingDriverError when the driver isn't installed. Messages never show a refused URL: the error may be next to its
-    password.
+    memory `sqlite:///:memory:`, `sqlite://` and `memory://`; `~` is the home folder. Raises ConfigError for anything
+    else, and MissingDriverError when the driver isn't installed. Messages never show a refused URL: the error may be
+    next to its password.
     """
     if not isinstance(url, str) or not url:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
+    url = url.rstrip("\r\n")  # of a block of YAML
     parsed = _parsed(hosts_as_options(url))
     if parsed is None:
         hint = _meant(url) or (f"; for a file write sqlite:///{url}" if not _ODD.search(url) else "")
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
-    if parsed.drivername in _MEMORY_NAMES:
+    if parsed.drivername == _MEMORY_NAME:
         return make_url("sqlite+aiosqlite:///:memory:")
     if parsed.drivername in _SQLITE_NAMES:
         if parsed.host:
@@ -197,7 +198,8 @@ def parse_url(url: str) -> URL:
             raise ConfigError("SQLite urls take no options; a ? in the name of a file is written %3F")
         if "\x00" in (parsed.database or ""):
             raise ConfigError("the url holds a NUL, which no file name can have")
-        return parsed.set(drivername="sqlite+aiosqlite", database=parsed.database or ":memory:")
+        path = os.path.expanduser(parsed.database or ":memory:")
+        return parsed.set(drivername="sqlite+aiosqlite", database=path)
     if parsed.drivername in _POSTGRES_NAMES:
         if importlib.util.find_spec("asyncpg") is None:
             raise MissingDriverError("PostgreSQL needs the driver asyncpg, which is not installed: pip install asyncpg")
@@ -207,14 +209,14 @@ def parse_url(url: str) -> URL:
 
 
 # Schemes with too few slashes; the rest of the URL isn't shown, since it may hold a password.
-_SLIPS = {"memory": "memory://", "pandas": "pandas://", "sqlite": "sqlite:///FILE", "postgresql": "postgresql://HOST"}
-_SLIP = re.compile(r"(memory|pandas|sqlite|postgres(?:ql)?)(?::/?(?!/)|$)")
+_SLIPS = {"memory": "memory://", "sqlite": "sqlite:///FILE", "postgresql": "postgresql://HOST"}
+_SLIP = re.compile(r"(memory|sqlite|postgres(?:ql)?)(?::/?(?!/)|$)")
 
 
 def _meant(url: str) -> str:
     """Return advice on a URL with too few slashes, as a part of a sentence."""
     found = _SLIP.match(url)
-    if found is None or (not found[0].endswith((":", "/")) and found[1] not in ("memory", "pandas")):
+    if found is None or (not found[0].endswith((":", "/")) and found[1] != _MEMORY_NAME):
         return ""
     return f"; did you mean {_SLIPS['postgresql' if found[1] == 'postgres' else found[1]]}?"
 

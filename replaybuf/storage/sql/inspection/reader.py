@@ -48,10 +48,10 @@ def open_reader(url: str) -> Reader:
 
     Raises ConfigError, and UnreachableError when the file doesn't exist.
     """
-    if url.startswith(("memory:", "pandas:")):
-        raise ConfigError(f"{url.partition(':')[0]}:// lives in the process that made it; nobody else can look into it")
+    if url.startswith("memory:"):
+        raise ConfigError("memory:// lives in the process that made it; nobody else can look into it")
     if _PLAIN_PATH.fullmatch(url):
-        return _sqlite_reader(url, url.removeprefix("sqlite:///"))
+        return _sqlite_reader(url, os.path.expanduser(url.removeprefix("sqlite:///")))
     from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 
     parsed = url_or_path(url)

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from replaybuf.errors import ConfigError, InputError, NotADatabaseError, SchemaError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
-from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
+from replaybuf.storage.sql.copies.snapshot_file import BUFFER, read_snapshot_facts
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.dialect import Dialect
@@ -181,9 +181,10 @@ def forget_buffer(reader: Reader, name: str) -> None:
         writer.write(forget)
 
 
-def policy_of(file: str) -> str | None:
-    """Return the policy of a snapshot, None for any. Raises SnapshotError or SchemaError when it isn't a snapshot."""
-    return asyncio.run(read_snapshot_facts(file)).get("policy")
+def saved_buffer(file: str) -> tuple[str, str | None]:
+    """Return a snapshot's name of the buffer, and its policy, None for any. Raises SnapshotError or SchemaError."""
+    facts = asyncio.run(read_snapshot_facts(file))
+    return facts[BUFFER], facts.get("policy")
 
 
 @dataclass(frozen=True, slots=True)
