@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import logging
 import random
 import sys
 import threading
@@ -37,8 +38,9 @@ from replaybuf.query import Query
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import reset_response
+from replaybuf.rollouts.staleness import is_undated, reset_response
 from replaybuf.rollouts.statuses import Statuses, StatusLike
+from replaybuf.rules.circumstances import named
 from replaybuf.rules.transitions import Tally, total
 from replaybuf.storage.values import LEASE_SECONDS, UNSET, Cursor, NewGroup, StorageItem, Unset
 from replaybuf.sync import SyncReplayBuffer
@@ -51,8 +53,8 @@ class Prompt:
     this process lives, its lease is renewed.
     """
 
-    def __init__(self, lease: Lease, item: StorageItem, kind: RolloutType) -> None:
-        self._lease, self._kind = lease, kind
+    def __init__(self, ledger: PromptLedger, lease: Lease, item: StorageItem) -> None:
+        self._ledger, self._lease, self._kind = ledger, lease, ledger.rollout_type
         self.task_name = item.task_name
         self.uid = item.uid
         self.group: list[Any] = item.item
@@ -99,28 +101,39 @@ class Prompt:
         self._kind.check_class(rollout)
         return self._kind.status(rollout) == Status.INIT
 
-    async def save(self, group: Sequence[Any] | None = None) -> None:
+    async def save(self, group: Sequence[Any] | None = None, *, model_step: int | None = None) -> None:
         """Save the partial responses: if this worker dies, the next one continues them.
 
-        The prompt stays with this process, also if the call is cancelled.
+        `model_step` is the step of the weights that wrote them. Tokens saved without it get that of a later `save` or
+        `finish`, as if newer weights had written them. The prompt stays with this process, also if the call is
+        cancelled.
         """
-        await to_its_end(self._save(group))
+        await to_its_end(self._save(group, model_step))
 
-    async def _save(self, group: Sequence[Any] | None) -> None:
+    async def _save(self, group: Sequence[Any] | None, model_step: int | None) -> None:
         rollouts = list(self.group if group is None else group)
         unsaid = not all(self._kind.has(rollout, "status") for rollout in rollouts)  # then only the group has a status
+        if model_step is None:
+            self._ledger.warn_of_undated(rollouts)
         uid = await self._lease.save(
-            rollouts, self.task_name, replaces=[self.uid], status=self.status if unsaid else None
+            rollouts,
+            self.task_name,
+            replaces=[self.uid],
+            model_step=model_step,
+            status=self.status if unsaid else None,
         )
         self.uid = self.uid if uid is None else uid
 
-    async def give_back(self, group: Sequence[Any] | None = None, *, failed: str | None = None) -> None:
+    async def give_back(
+        self, group: Sequence[Any] | None = None, *, model_step: int | None = None, failed: str | None = None
+    ) -> None:
         """Return the prompt to be handed out again, with partial responses if a `group` is given.
 
-        `failed` is the error of a failed generation; after `max_deliveries` failures the prompt is set aside as FAILED.
+        `model_step` is that of `save`. `failed` is the error of a failed generation; after `max_deliveries` failures
+        the prompt is set aside as FAILED.
         """
         if group is not None:
-            await self.save(group)
+            await self.save(group, model_step=model_step)
         await self._lease.give_back([self.uid], failed=failed)
 
 
@@ -200,6 +213,8 @@ Again = StatusLike | Narrowed
 
 _LONGEST_WAIT = 5.0
 
+_logger = logging.getLogger("replaybuf.prompts")
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounts:
@@ -255,6 +270,7 @@ class PromptLedger:
         self._again = tuple(status for status, _ in _returning(again, self.rollout_type.statuses))
         self._seconds = check_seconds(seconds, "seconds")
         self.buffer.task_names.add(self.task_name)
+        self._warned_of_undated = False
         self._ended_at: int | None = None  # the number of prompts drawn at the end of the dataset that was reported
 
     @property
@@ -310,6 +326,17 @@ class PromptLedger:
         chosen = there if waiting is None else count(Tally.SIZE, {*waiting})
         return LedgerCounts(drawn, in_flight, chosen, drawn - there - in_flight)
 
+    def warn_of_undated(self, rollouts: Iterable[Any]) -> None:
+        """Warn once of partial responses whose tokens have no model step."""
+        if not self._warned_of_undated and any(is_undated(rollout, self.rollout_type) for rollout in rollouts):
+            self._warned_of_undated = True
+            _logger.warning(
+                "task %s: tokens of partial responses are saved without a model step, so they will count as written by "
+                "the weights that continue them, however stale they are: give save() and give_back() the model_step of "
+                "the weights that wrote them (said once)",
+                named(self.task_name),
+            )
+
     async def _draw_again(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:
         tallies = await self.buffer.tallies()
         drawn: list[Prompt] = []
@@ -320,7 +347,7 @@ class PromptLedger:
                     lease = await self.buffer.lease_batch(
                         {self.task_name: size}, group_status=status, where=where, seconds=self._seconds
                     )
-                    drawn += [Prompt(lease, item, self.rollout_type) for item in lease.items[self.task_name]]
+                    drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
         except BaseException:
             await to_its_end(_give_back(drawn))
             raise
@@ -343,7 +370,7 @@ class PromptLedger:
             moved = replace(now, position=now.position + len(groups), value=after)
             lease = await cursors.claim(groups, moved, self._seconds)
             if lease is not None:
-                return [Prompt(lease, item, self.rollout_type) for item in lease.items[self.task_name]]
+                return [Prompt(self, lease, item) for item in lease.items[self.task_name]]
             attempt += 1  # another worker made progress
             await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
 
