@@ -15,7 +15,7 @@ from dataclasses import is_dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -113,19 +113,6 @@ def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray[Any, np.dtype[np
     return np.argsort(numbers, kind="stable")
 
 
-class _Place(NamedTuple):
-    """A position in an indexed dataset: `index` items of an epoch were read, when the dataset had `size`.
-
-    `shuffle` is the seed of the order, `mark` the fingerprint of the last item.
-    """
-
-    epoch: int
-    index: int
-    size: int
-    shuffle: int | None
-    mark: int
-
-
 class IndexedReader:
     """Reads a dataset with `len` and `[]`; with `shuffle`, every epoch in another order.
 
@@ -151,7 +138,7 @@ class IndexedReader:
             items.append(self._item(epoch, index, size))
             index += 1
         if items:
-            self._last = pack(_Place(epoch, index, size, self._shuffle, fingerprint(items[-1])))
+            self._last = pack([epoch, index, size, self._shuffle, fingerprint(items[-1])])
         return items, self._last if items else position
 
     def _item(self, epoch: int, index: int, size: int) -> Any:
@@ -168,7 +155,7 @@ class IndexedReader:
         found = unpack(position, _INDEXED)
         if not (isinstance(found, list) and len(found) == 5 and all(map(is_number, (*found[:3], found[4])))):
             raise wrong_cursor(_INDEXED)
-        epoch, index, size_then, seed, mark = _Place(*found)
+        epoch, index, size_then, seed, mark = found
         if seed != self._shuffle:
             began = "without shuffle" if seed is None else f"with shuffle={seed!r:.100}"
             raise InputError(f"the run began {began}, in another order than now (shuffle={self._shuffle}): {_GO_ON}")
