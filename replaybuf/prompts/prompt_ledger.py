@@ -130,10 +130,13 @@ class Prompt:
         """Return the prompt to be handed out again, with partial responses if a `group` is given.
 
         `model_step` is that of `save`. `failed` is the error of a failed generation; after `max_deliveries` failures
-        the prompt is set aside as FAILED.
+        the prompt is set aside as FAILED. A caller that is cancelled waits until the prompt is returned.
         """
+        await to_its_end(self._give_back(group, model_step, failed))
+
+    async def _give_back(self, group: Sequence[Any] | None, model_step: int | None, failed: str | None) -> None:
         if group is not None:
-            await self.save(group, model_step=model_step)
+            await self._save(group, model_step)
         await self._lease.give_back([self.uid], failed=failed)
 
 

@@ -222,3 +222,21 @@ async def test_a_save_that_is_cancelled_leaves_the_prompt_to_its_worker(url: str
         await one.save()
         await one.finish(complete(one.group))
         assert (await ledger.counts()).finished == 1
+
+
+@pytest.mark.parametrize("times", [1, 2, 9])
+async def test_a_prompt_that_is_given_back_by_a_cancelled_worker_comes_back(url: str, times: int) -> None:
+    """With what was generated, however often the worker is cancelled meanwhile."""
+    async with build(url) as buffer:
+        ledger = PromptLedger(buffer, indexed(1), TASK, partial_rollouts=True)
+        [one] = await ledger.draw()
+        one.group[0].response_ids, one.group[0].status = [1, 2], Status.ABORTED
+        giving = asyncio.create_task(one.give_back(one.group, model_step=3))
+        await asyncio.sleep(0)
+        for _ in range(times):
+            giving.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await giving
+        [again] = await ledger.draw()
+        assert list(again.group[0].response_model_steps) == [3, 3]
