@@ -115,16 +115,13 @@ class Waits:
     async def changed(self, since: int, seconds: float) -> None:
         """Return soon after a change of the store since `version()` was `since`, or after `seconds` at the latest.
 
-        It may also return early without a change. Raises FencedError if the buffer was restored.
+        It may also return early without a change. No statement is sent for it: what its callers read then is `tallies`,
+        or else they check the fence.
         """
-        await self.check_fence()
-        await self._changed(since, seconds)
-
-    async def _changed(self, since: int, seconds: float) -> None:
         await self._storage.changed(min(seconds, _LONGEST_WAIT), since)
 
-    async def _tallies(self) -> Tallies:
-        """Return the tallies. Raises FencedError, so that a poll for a change needs one statement."""
+    async def tallies(self) -> Tallies:
+        """Return the tallies. Raises FencedError, so that a look for a change needs one statement."""
         return await self._storage.fenced_tallies()
 
     async def check_fence(self) -> None:
@@ -165,7 +162,7 @@ class Waits:
             while True:
                 self.check_open()
                 seen = self.version()
-                tallies = await self._tallies()
+                tallies = await self.tallies()
                 there = await self._there(draw, tallies)
                 if draw.is_met_by(self._available(draw, tallies, there)):
                     return
@@ -181,7 +178,7 @@ class Waits:
                         raise error
                     report.update(why.recorded, str(why))
                 begin()
-                await self._changed(seen, min(remaining, report.pause))
+                await self.changed(seen, min(remaining, report.pause))
 
     async def report_timeout(self, wait: Wait, why: Diagnosis | None = None) -> None:
         """Record the timeout of a wait and its reason; by default, that other processes hold some of the groups."""
@@ -236,7 +233,7 @@ class Waits:
 
     async def why_not(self, draw: Draw) -> Diagnosis:
         """Return the diagnosis of a draw if it were issued now."""
-        tallies = await self._tallies()
+        tallies = await self.tallies()
         matches = None if draw.where is None else await self._there(draw, tallies)
         return await self.why(wait_of(draw, time.time(), 0), tallies, matches)
 
@@ -282,7 +279,7 @@ class Waits:
                 except TimeoutError as error:
                     why, found = f"task {new.task_name}: others wait for room, too", None
                     if timeout >= SHOW_SECONDS:
-                        found = await self.why(described(), await self._tallies(), over=True)
+                        found = await self.why(described(), await self.tallies(), over=True)
                         await report_timeout(self._storage, described(), self._worker(), found.recorded, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error, found)
                 try:
@@ -305,7 +302,7 @@ class Waits:
         while True:
             self.check_open()
             seen = self.version()
-            tallies = await self._tallies()
+            tallies = await self.tallies()
             level = levels(tallies, [new.task_name])[new.task_name]
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
@@ -323,7 +320,7 @@ class Waits:
                     await report.timed_out(sentence, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {all_of_it}; nothing was stored", found=found)
                 report.update(sentence, all_of_it)
-            await self._changed(seen, min(remaining, report.pause))
+            await self.changed(seen, min(remaining, report.pause))
 
     async def _refuse(
         self, new: NewGroup, why: str, cause: BaseException | None = None, found: Diagnosis | None = None

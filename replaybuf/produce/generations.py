@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.buffer.cancellation import to_its_end
+from replaybuf.buffer.cancellation import first_of, to_its_end
 from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, NotReadyError, ProduceError, ReplayBufError, RolloutError
 from replaybuf.produce.agent_loop import (
@@ -78,10 +78,12 @@ class Generations:
         await asyncio.sleep(0)  # a task that is cancelled before its first step would not give its prompt back
         return len(prompts)
 
-    async def wait(self, timeout: float) -> None:
-        """Wait until at least one group is done, for up to `timeout` seconds. Raises the errors of `check`."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    async def wait(self, timeout: float, *others: Coroutine[Any, Any, Any]) -> None:
+        """Wait until at least one group or one of `others` is done, for up to `timeout` seconds.
+
+        Raises the errors of `check`, and those of the others, which are cancelled at the end.
+        """
+        await first_of(*others, tasks=self._tasks, timeout=timeout)
         self.check()
 
     def check(self) -> None:

@@ -341,7 +341,7 @@ class PromptLedger:
             )
 
     async def _draw_again(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:
-        tallies = await self.buffer.tallies()
+        tallies = await self.buffer.waits.tallies()
         drawn: list[Prompt] = []
         try:
             for status, where in again:

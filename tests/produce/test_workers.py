@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from replaybuf.produce import (
     produce_loop,
     publish,
 )
+from replaybuf.storage.sql.engine.hooks import Hook, installed
 from tests.produce.laws import assert_accounted, items_of, leased
-from tests.produce.scripted import Script, ScriptedLoop, prompts
+from tests.produce.scripted import Script, ScriptedLoop, forever, prompts
 from tests.stores import TASK, build, until
 
 STRATEGY = AsyncProduceStrategy(over_sample=0.5, pause_timeout=2)
@@ -100,6 +102,39 @@ async def test_workers_together_keep_what_one_alone_would(shared_url: str) -> No
             await completed(first, 6)
         groups = sorted(number for loop in loops for number in loop.order)
         assert groups == list(range(len(groups)))
+
+
+class Looks(Hook):
+    """Counts the looks of workers at the trainer's state, and of sweeps, and the writes of this process."""
+
+    def __init__(self) -> None:
+        self.workers = self.sweeps = self.writes = 0
+
+    def statement(self, sql: str, values: Any, many: bool) -> None:
+        self.workers += "FROM rb_cursor" in sql
+        self.sweeps += "rb_checkpoint_group" in sql
+        self.writes += sql == "BEGIN IMMEDIATE"
+
+
+@pytest.mark.parametrize("waits_for", ["a trainer", "room", "a group"])
+async def test_a_worker_looks_at_the_store_when_it_has_changed(tmp_path: Path, waits_for: str) -> None:
+    """Not by the clock: in the time of six sweeps, hardly more often than something was written."""
+    async with build(f"sqlite:///{tmp_path}/idle.db") as buffer:
+        loop = ScriptedLoop(forever() if waits_for == "a group" else Script())
+        if waits_for != "a trainer":
+            await publish(buffer, TrainState(1, 0))
+        async with working(loop, Sampler(buffer, prompts(400), TASK, epochs=1)):
+            if waits_for == "room":
+                await completed(buffer, 6)
+            await asyncio.sleep(0)
+            with installed(looks := Looks()):
+                await until(holds(lambda: looks.sweeps >= 6))
+            assert looks.workers <= looks.writes + 4
+            if waits_for == "a trainer":
+                await publish(buffer, TrainState(1, 0))
+            elif waits_for == "room":
+                await buffer.take_batch({TASK: 6})
+            await until(holds(lambda: len(loop.order) == (12 if waits_for == "room" else 6)))
 
 
 async def test_max_concurrency_is_each_workers_own(sampler: Sampler) -> None:
