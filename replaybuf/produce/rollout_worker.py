@@ -142,6 +142,7 @@ async def produce_loop(
 
 async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event) -> TrainState | None:
     """Wait for the trainer's first published state; return None if `stop` is set first."""
+    state: TrainState | None
     state, _ = await first_of(wait_published(sampler.buffer, timeout=patience), stop.wait())
     return state
 
