@@ -178,15 +178,18 @@ class Weights:
 
 @pytest.mark.parametrize("partial", [True, False])
 async def test_new_weights_are_loaded_while_nothing_is_generated(sampler: Sampler, partial: bool) -> None:
-    buffer, loop = sampler.buffer, ScriptedLoop(Script(tokens=12, seconds=0.01))
+    script = Script(tokens=12, seconds=0.01)
+    buffer, loop = sampler.buffer, ScriptedLoop(script)
     weights = Weights(loop)
     strategy = AsyncProduceStrategy(over_sample=0.5, enable_partial_rollout=partial)
     await publish(buffer, TrainState(0, 0))
     async with working(loop, sampler, strategy, load_weights=weights):
         for step in range(3):
+            script.tokens = 10**9 if partial else 12  # then nothing is done before the worker hears of the weights
             await until(holds(lambda: loop.running > 0))
             await publish(buffer, TrainState(step + 1, step + 1, weights=f"weights-{step + 1}"))
             await until(holds(lambda step=step: weights.loaded[-1] == step + 1))
+            script.tokens = 12
             await completed(buffer, 4)
             await buffer.take_batch({TASK: 4})
     assert weights.loaded == [0, 1, 2, 3]
@@ -196,17 +199,20 @@ async def test_new_weights_are_loaded_while_nothing_is_generated(sampler: Sample
 
 
 async def test_interrupted_groups_are_continued_with_the_new_weights(sampler: Sampler) -> None:
-    buffer, loop = sampler.buffer, ScriptedLoop(Script(tokens=40, seconds=0.01))
+    buffer, loop = sampler.buffer, ScriptedLoop(forever())
     await publish(buffer, TrainState(1, 0))
     strategy = AsyncProduceStrategy(enable_partial_rollout=True)
     async with working(loop, sampler, strategy, size=2):
         await until(holds(lambda: loop.running == 2))
         await asyncio.sleep(0.1)
         await publish(buffer, TrainState(2, 1))
+        await until(holds(lambda: sorted(loop.calls.values()) == [2, 2]))
+        loop.default.tokens = 1  # after the next one of each
         await completed(buffer, 2)
     for item in await items_of(buffer, Status.COMPLETED):
-        steps = item.item[0].response_model_steps
-        assert (len(steps), steps, set(steps)) == (40, sorted(steps), {0, 1})
+        rollout = item.item[0]
+        steps = list(rollout.response_model_steps)
+        assert (len(steps), steps, set(steps)) == (len(rollout.response_ids), sorted(steps), {0, 1})
         assert item.tags == {"interrupted": 1}
     assert sorted(loop.calls.values()) == [2, 2]
 
