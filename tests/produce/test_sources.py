@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from replaybuf import RolloutState
 from replaybuf.errors import InputError
 from replaybuf.prompts.dataset_readers import epoch_order
-from replaybuf.prompts.prompt_ledger import PromptDataset
+from replaybuf.prompts.prompt_dataset import PromptDataset
 
 
 class Again:
