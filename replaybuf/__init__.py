@@ -63,7 +63,7 @@ _ELSEWHERE = {
     "codec.payload": "Codec",
     "errors": """
         AccessError CheckpointError CommitsLostError ConflictError CutShortError DecodeError DiskFullError
-        EncodeError FileEndsError FileError FileThereError ForkedError FragmentError InputError
+        EncodeError FileEndsError FileError FileThereError ForkedError FragmentError GroupError InputError
         LeaseNotBegunError LockedError MissingDriverError MissingSnapshotError NetworkFilesystemError
         NoConnectionLeftError NoPrimaryError NotADatabaseError NotAdmittedError NotConnectedError NotEmptyError
         NotPicklableError OnlyStandbysError PartlyStoredError PayloadStoreError PoolBusyError ProduceError

@@ -63,10 +63,8 @@ class Step(SyncLease[Any]):
         if error is None:
             self.acknowledge(self.open)
         else:
-            # An interrupt isn't the groups' fault; an exception of a step may be.
-            failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
             with contextlib.suppress(ReplayBufError):  # on failure, the groups come back when the lease ends
-                self.give_back(failed=failed)
+                self.give_back_after(error)
 
 
 @contextlib.contextmanager

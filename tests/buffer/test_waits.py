@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,34 @@ async def test_a_short_wait_is_silent(caplog: pytest.LogCaptureFixture) -> None:
         with pytest.raises(NotReadyError):
             await buffer.take_batch({TASK: 1}, timeout=0.2)
     assert told(caplog) == []
+
+
+async def test_a_wait_that_a_dataset_ends_is_over_at_once(shared_url: str) -> None:
+    """Though another task goes on, but not while a group may still come. The error names the task, and why."""
+    async with build(shared_url) as buffer, build(shared_url) as trainer:
+        ledger = PromptLedger(buffer, [group(number) for number in range(3)], TASK)
+        first, second, third = await ledger.draw(9)
+        await first.finish(group(1))
+        assert await ledger.draw() == []
+        waiting = asyncio.create_task(trainer.take_batch({TASK: 4, "code": 1}, timeout=600))
+        enough = asyncio.create_task(trainer.take_batch({TASK: 1}, timeout=600))
+        assert (await enough)[1] == {TASK: 1}
+        await second.finish(group(2))
+        await _put_until(buffer, [asyncio.create_task(asyncio.sleep(2.5))])
+        assert not waiting.done()
+        await third.finish(group(3))
+        await _put_until(buffer, [waiting])
+        with pytest.raises(NotReadyError, match=f"for {TASK} .*no prompt.* is left in the dataset") as raised:
+            await waiting
+        assert (raised.value.diagnosis.task_name, raised.value.diagnosis.final) == (TASK, True)
+        assert await buffer.count(TASK, Status.COMPLETED) == 2
+
+
+async def _put_until(buffer: ReplayBuffer, tasks: list[asyncio.Task[Any]]) -> None:
+    """Put groups of another task until these have ended."""
+    async with asyncio.timeout(60):
+        while (await asyncio.wait(tasks, timeout=0.1))[1]:
+            await buffer.put(group(9), "code")
 
 
 async def test_a_put_of_a_finished_group_that_is_init_warns_once(

@@ -130,6 +130,9 @@ async def test_the_dataset_is_left_as_it_is() -> None:
         first, second = await PromptLedger(buffer, dataset, TASK).draw(2)
         assert [len(first.group), len(second.group)] == [1, 2]
         assert (first.group[0].status, dataset[0].status) == (Status.INIT, Status.COMPLETED)  # type: ignore[union-attr]
+        first.group[0].message.append({"role": "assistant", "content": "6"})
+        first.group[0].message[0]["content"] = "?"
+        assert dataset[0].message == prompt(1).message  # type: ignore[union-attr]
 
 
 async def test_states_with_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
