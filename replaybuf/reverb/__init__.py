@@ -14,6 +14,7 @@
 `replaybuf.reverb.open_instruct` has the smaller table of open-instruct. `docs/reverb.md` says what differs.
 """
 
+import sys
 from typing import Any
 
 from replaybuf.reverb import errors, rate_limiters, selectors
@@ -50,4 +51,8 @@ _INSTEAD = {
 
 def __getattr__(name: str) -> Any:
     advice = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
-    raise AttributeError(f"replaybuf.reverb has no {name}{advice}")
+    message = f"replaybuf.reverb has no {name}{advice}"
+    # `from replaybuf.reverb import NAME` tests with hasattr, and its own ImportError wouldn't say this.
+    if advice and sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
+        raise ImportError(message, name=__name__)
+    raise AttributeError(message)

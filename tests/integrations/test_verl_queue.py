@@ -143,7 +143,10 @@ def test_a_run_whose_trainer_is_killed_goes_on_with_its_samples(tmp_path: Path) 
     """
     pytest.importorskip("verl.experimental.fully_async_policy.fully_async_main")
     url = f"sqlite:///{tmp_path}/buffer.db"
-    script, trained = "from tests.integrations.verl_loop import run\nrun({!r}, {!r}, {}, {}, stops={})", tmp_path / "trained"
+    script, trained = (
+        "from tests.integrations.verl_loop import run\nrun({!r}, {!r}, {}, {}, stops={})",
+        tmp_path / "trained",
+    )
 
     def driver(name: str, *arguments: Any) -> Any:
         (tmp_path / name).write_text(script.format(url, str(tmp_path), *arguments))

@@ -39,6 +39,7 @@ class Trainer(FullyAsyncTrainer.__ray_metadata__.modified_class):  # type: ignor
         self.folder, self.stops = Path(folder), stops
         self.config, self.tokenizer, self.rollouter = CONFIG, None, "set"
         self.required_samples, self.dynamic_schedule_enabled = REQUIRED, False
+        self.dynamic_resource_controller = None
         self.global_steps = self.epoch = self.current_param_version = self.stale_trajectory_processed = 0
         self.local_trigger_step = self.trigger_parameter_sync_step = 1
         self._step_wait_times: list[float] = []
