@@ -22,8 +22,9 @@ class TrajectoryBuffer:
     """The calls of NeMo-RL's `ReplayBuffer`, for `ray.remote`: a trajectory is the rollouts of one prompt, batched.
 
     `weight_version` is that of the generating weights, `target_weight_version` the train step that the trajectory is
-    for. They are the tags `version` and `target` of its group, and `task_index` is NeMo-RL's `_ng_task_index`. `max_size` bounds the trajectories. Other `options` are
-    those of ReplayBufferConfig. Raises ConfigError for options that this class sets itself.
+    for. They are the tags `version` and `target` of its group, and `task_index` is NeMo-RL's `_ng_task_index`.
+    `max_size` bounds the trajectories. Other `options` are those of ReplayBufferConfig. Raises ConfigError for options
+    that this class sets itself.
     """
 
     def __init__(

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from replaybuf import FullError, NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status, StorageError
+from replaybuf import FullError, NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.bench.counted import LoadCounter
-from replaybuf.errors import InputError, ReplayBufError
+from replaybuf.errors import InputError, ReplayBufError, StorageError
 from replaybuf.segments.places import IN_DATABASE
 from replaybuf.storage.values import StorageItem
 

@@ -308,8 +308,8 @@ class Putting:
             if step > refresh.train_step:
                 self._warn(
                     "refresh",
-                    f"refresh_staleness went back from train step {step} of task {named(task)} to {refresh.train_step}, "
-                    "so its groups look fresher than they are; a run that goes on from a checkpoint restores the "
+                    f"refresh_staleness of task {named(task)} went back from train step {step} to "
+                    f"{refresh.train_step}, so its groups look fresher than they are; a run that goes on from a checkpoint restores the "
                     "buffer to it, and a new run has a buffer of its own",
                 )
 

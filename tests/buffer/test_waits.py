@@ -157,7 +157,7 @@ async def test_a_refresh_that_goes_back_warns_once_and_a_restore_goes_back(
         for step in (5, 4):
             await refresh(buffer, TASK, step=step)
         [line] = told(caplog, "replaybuf.puts")
-    assert line.startswith(f"refresh_staleness went back from train step 50 of task {TASK} to 5")
+    assert line.startswith(f"refresh_staleness of task {TASK} went back from train step 50 to 5")
 
 
 # A refresh of a task that never had a group warns: nothing of a misspelt task would ever expire

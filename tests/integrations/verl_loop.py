@@ -5,6 +5,8 @@ Of the trainer's step and the rollouter only what needs GPU workers is replaced:
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
 import threading
 from collections.abc import Iterator
@@ -44,7 +46,7 @@ class Trainer(FullyAsyncTrainer.__ray_metadata__.modified_class):  # type: ignor
         self.local_trigger_step = self.trigger_parameter_sync_step = 1
         self._step_wait_times: list[float] = []
         self._step_wait_samples: list[int] = []
-        self.progress_bar = open(os.devnull)
+        self.progress_bar = io.StringIO()  # it is closed at the end
 
     def _fit_update_actor(self, batch: Any) -> Any:
         if self.stops and self.current_param_version == 1:
@@ -70,8 +72,6 @@ class Rollouter(FullyAsyncRollouter.__ray_metadata__.modified_class):  # type: i
     """Makes the samples `first` to `last`."""
 
     def __init__(self, first: int, last: int) -> None:
-        import asyncio
-
         self.config, self.global_steps, self.total_rollout_steps = CONFIG, first, last
         self.max_required_samples = self.max_queue_size = 100
         self.max_concurrent_samples = 1
