@@ -309,8 +309,8 @@ class Putting:
                 self._warn(
                     "refresh",
                     f"refresh_staleness of task {named(task)} went back from train step {step} to "
-                    f"{refresh.train_step}, so its groups look fresher than they are; a run that goes on from a checkpoint restores the "
-                    "buffer to it, and a new run has a buffer of its own",
+                    f"{refresh.train_step}, so its groups look fresher than they are; a run that goes on from a "
+                    "checkpoint restores the buffer to it, and a new run has a buffer of its own",
                 )
 
     def _warn(self, kind: str, sentence: str) -> None:
