@@ -13,7 +13,7 @@ import pytest
 
 import replaybuf
 import replaybuf.errors
-import replaybuf.verl
+import replaybuf.integrations.verl
 
 HEAVY = {"sqlalchemy", "pydantic", "numpy", "typer", "rich", "alembic", "yaml", "asyncio", "replaybuf.errors"}
 
@@ -57,10 +57,10 @@ WITHOUT_TORCH = """
 sys.modules["torch"] = None
 from replaybuf.errors import MissingDriverError
 try:
-    import replaybuf.torch
+    import replaybuf.integrations.torch
 except MissingDriverError as error:
     assert isinstance(error, ImportError)
-    assert str(error) == "replaybuf.torch needs torch, which is not installed: pip install torch"
+    assert str(error) == "this module needs torch, which is not installed: pip install torch"
 else:
     raise AssertionError
 """
@@ -70,7 +70,7 @@ def test_what_needs_a_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded_by(WITHOUT_TORCH)
     monkeypatch.setitem(sys.modules, "verl", None)
     with pytest.raises(replaybuf.errors.MissingDriverError, match="pip install verl"):
-        replaybuf.verl.from_groups([[replaybuf.RolloutState(message=[])]])
+        replaybuf.integrations.verl.from_groups([[replaybuf.RolloutState(message=[])]])
 
 
 def test_type_checkers_see_what_there_is_at_run_time() -> None:

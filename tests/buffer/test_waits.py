@@ -12,8 +12,8 @@ import pytest
 
 from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.buffer import wait_reports
-from replaybuf.chunks import ChunkBufferConfig
 from replaybuf.errors import RolloutError
+from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.produce import Sampler
 from tests.stores import TASK, build, fill, group, take_all
 

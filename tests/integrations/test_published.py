@@ -27,7 +27,7 @@ import pytest
 from replaybuf import ConfigError, ReplayBufferConfig
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import CheckpointError, InputError
-from replaybuf.nemo_rl import TrajectoryBuffer
+from replaybuf.integrations.nemo_rl import TrajectoryBuffer
 from replaybuf.sync import SyncReplayBuffer
 from tests.frameworks import Sample
 from tests.integrations.scripts import files_of, lines_of, page

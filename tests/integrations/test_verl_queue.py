@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ConfigError, ReplayBufferConfig
-from replaybuf.verl import BufferQueueClient
+from replaybuf.integrations.verl import BufferQueueClient
 from tests.integrations.scripts import run, start, until
 from tests.integrations.test_verl_batches import batch_of, check_same
 
@@ -68,7 +68,7 @@ async def test_verl_assembles_its_batch_from_what_comes_out(shared_url: str) -> 
 TRAINER = """
 import asyncio, json, sys
 from ray import cloudpickle
-from replaybuf.verl import BufferQueueClient
+from replaybuf.integrations.verl import BufferQueueClient
 from replaybuf import ConfigError, ReplayBufferConfig
 
 async def main():

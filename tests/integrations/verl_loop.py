@@ -21,7 +21,7 @@ from verl.experimental.fully_async_policy.fully_async_rollouter import FullyAsyn
 from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.verl import BufferQueueClient
+from replaybuf.integrations.verl import BufferQueueClient
 from tests.integrations.test_verl_batches import batch_of
 
 REQUIRED = 2

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import replaybuf.reverb as reverb
+import replaybuf.integrations.reverb as reverb
 from replaybuf import ConfigError, FencedError, FullError, NotReadyError
 from replaybuf.errors import EncodeError, InputError
 from replaybuf.sync import run

@@ -10,7 +10,7 @@ import pytest
 
 from replaybuf import ConfigError, FencedError, NotReadyError
 from replaybuf.errors import ClosedError
-from replaybuf.reverb import open_instruct as replay_buffer_lib
+from replaybuf.integrations.reverb import open_instruct as replay_buffer_lib
 from replaybuf.rules.policies import StalenessPolicy
 from replaybuf.sync import run
 

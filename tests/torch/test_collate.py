@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from replaybuf import RolloutState, Status, StorageItem
 from replaybuf.errors import InputError, RolloutError
-from replaybuf.torch import Pack, Pad, group_advantages, sequences
+from replaybuf.integrations.torch import Pack, Pad, group_advantages, sequences
 
 TOKENS = st.lists(st.integers(0, 1000), max_size=12)
 

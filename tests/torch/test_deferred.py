@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 from replaybuf import ReplayBufferConfig, load_into
 from replaybuf.errors import InputError
+from replaybuf.integrations.torch import GroupDataset, leased_steps
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.tasks.handles import ArrayHandle
-from replaybuf.torch import GroupDataset, leased_steps
 from tests.torch.conftest import ROOT, Ranks
 from tests.torch.groups import TASK, group, totals
 

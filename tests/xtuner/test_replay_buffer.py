@@ -1,4 +1,4 @@
-"""`replaybuf.xtuner` does what xtuner's code relies on, with a stand-in for xtuner (`stand_in`)."""
+"""`replaybuf.integrations.xtuner` does what xtuner's code relies on, with a stand-in for xtuner (`stand_in`)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ COMPLETED, EXPIRED = XtunerStatus.COMPLETED, XtunerStatus.EXPIRED
 
 @pytest.fixture
 def xtuner() -> Iterator[ModuleType]:
-    """`replaybuf.xtuner`, beside the stand-in."""
+    """`replaybuf.integrations.xtuner`, beside the stand-in."""
     with stand_in.installed():
-        import replaybuf.xtuner
+        import replaybuf.integrations.xtuner
 
-        yield replaybuf.xtuner
+        yield replaybuf.integrations.xtuner
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ async def test_a_config_has_xtuners_order_and_a_buffer_of_its_own(build: Callabl
 
 def test_without_xtuner_the_config_says_what_to_install() -> None:
     with stand_in.installed(is_installed=False):
-        import replaybuf.xtuner
+        import replaybuf.integrations.xtuner
 
         with pytest.raises(MissingDriverError, match="InternLM/xtuner"):
-            replaybuf.xtuner.SyncReplayBufferConfig()
+            replaybuf.integrations.xtuner.SyncReplayBufferConfig()

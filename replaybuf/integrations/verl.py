@@ -86,7 +86,7 @@ def from_groups(groups: Iterable[Sequence[RolloutState]]) -> DataProto:
         import torch  # type: ignore[import-not-found, unused-ignore]
         from verl import DataProto  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        raise MissingDriverError("replaybuf.verl needs verl, which is not installed: pip install verl") from error
+        raise MissingDriverError("this call needs verl, which is not installed: pip install verl") from error
     listed = [list(group) for group in groups]
     if not listed:
         raise InputError("there are no groups to make a batch of")
@@ -182,7 +182,7 @@ def _batch_of(group: Sequence[RolloutState]) -> dict[str, Any]:
     try:
         kept: dict[str, Any] = group[0].extra_fields["verl"]["batch"]
     except (AttributeError, IndexError, KeyError, TypeError):
-        raise RolloutError("expected groups that replaybuf.verl.to_groups made, whole and in their order") from None
+        raise RolloutError("expected groups that `to_groups` made, whole and in their order") from None
     return kept
 
 

@@ -1,6 +1,6 @@
 """The replay buffer of InternLM xtuner, over a database: the names of `xtuner.v1.rl.replay_buffer`, call for call.
 
-    from replaybuf.xtuner import AsyncReplayBufferConfig
+    from replaybuf.integrations.xtuner import AsyncReplayBufferConfig
 
     trainer = RLColocateTrainerConfig(replay_buffer_config=AsyncReplayBufferConfig(url="sqlite:///run.db"), ...)
 
@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from replaybuf.xtuner.xtuner_buffer import AsyncReplayBufferConfig as AsyncReplayBufferConfig
-    from replaybuf.xtuner.xtuner_buffer import ReplayBuffer as ReplayBuffer
-    from replaybuf.xtuner.xtuner_buffer import SyncReplayBufferConfig as SyncReplayBufferConfig
+    from replaybuf.integrations.xtuner.xtuner_buffer import AsyncReplayBufferConfig as AsyncReplayBufferConfig
+    from replaybuf.integrations.xtuner.xtuner_buffer import ReplayBuffer as ReplayBuffer
+    from replaybuf.integrations.xtuner.xtuner_buffer import SyncReplayBufferConfig as SyncReplayBufferConfig
 
 __all__ = ["AsyncReplayBufferConfig", "ReplayBuffer", "SyncReplayBufferConfig"]
 

@@ -33,8 +33,8 @@ from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import Tags
-from replaybuf.chunks.fragments import DROPPED, Fragment, Session
 from replaybuf.errors import ConflictError
+from replaybuf.integrations.chunks.fragments import DROPPED, Fragment, Session
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
 

@@ -10,12 +10,12 @@ from typing import Any
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_step
 from replaybuf.errors import MissingSnapshotError, NotEmptyError
+from replaybuf.integrations.xtuner.parts import THEIR_FILE
 from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule, fill_model_steps
 from replaybuf.rollouts.statuses import OUR_STATUSES
 from replaybuf.storage.values import StorageItem
-from replaybuf.xtuner.parts import THEIR_FILE
 
 
 def fill_tokens(group: Iterable[Any], model_step: int, kind: RolloutType) -> None:

@@ -27,7 +27,7 @@ def _module(name: str) -> Any:
             why = "which is not installed: get it from https://github.com/InternLM/xtuner and pip install it"
         else:
             why = f"and can't import {name}: {error}"
-        raise MissingDriverError(f"replaybuf.xtuner works with xtuner, {why}") from error
+        raise MissingDriverError(f"replaybuf.integrations.xtuner works with xtuner, {why}") from error
 
 
 def rollout_class() -> type[Any]:

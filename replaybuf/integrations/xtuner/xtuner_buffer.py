@@ -11,12 +11,12 @@ from pydantic import Field, ImportString
 
 from replaybuf import config
 from replaybuf.buffer.replay_buffer import ReplayBuffer as OurBuffer
+from replaybuf.integrations.xtuner.operations import DatabaseOperations, fill_tokens, status_of
+from replaybuf.integrations.xtuner.parts import config_class, release, rollout_class
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import OUR_STATUSES, StatusLike
 from replaybuf.rules.policies import ReplayPolicy as OurPolicy
-from replaybuf.xtuner.operations import DatabaseOperations, fill_tokens, status_of
-from replaybuf.xtuner.parts import config_class, release, rollout_class
 
 Group = list[Any]
 """The rollouts of a prompt, xtuner's RolloutStates."""
