@@ -81,7 +81,7 @@ def _fetch(codec: Codec, groups: Sequence[NewGroup], met: Sequence[Any]) -> None
 
 _logger = logging.getLogger("replaybuf.puts")
 _LOOK_COMPLETE = (
-    "it has responses and rewards, but its status is init: draws take completed groups only; set its rollouts' status "
+    "has responses and rewards, but its status is init: draws take completed groups only; set its rollouts' status "
     "to COMPLETED, or put it with status='completed'"
 )
 
@@ -275,7 +275,7 @@ class Putting:
         if normal.status == Status.INIT and said is None and lease is None and self._look_complete(rollouts):
             normal.doubts["init"] = _LOOK_COMPLETE
         for kind in normal.doubts:
-            self._warn(kind, f"a group of task {named(task_name)}: {normal.doubts[kind]}")
+            self._warn(kind, f"a group of task {named(task_name)} {normal.doubts[kind]}")
         new = NewGroup(
             task_name=task_name,
             status=normal.status,

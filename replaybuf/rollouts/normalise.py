@@ -72,8 +72,8 @@ class Normalised:
     """The result of the put rules for a group.
 
     `train_step` is the step for which the staleness was computed; None if the rollouts brought their own, or if some of
-    them expired. `dropped` is true for a group that has expired, now or before, and isn't retryable. `doubts` are
-    sentences about what is probably a mistake of the caller, by kind.
+    them expired. `dropped` is true for a group that has expired, now or before, and isn't retryable. `doubts` say
+    what of the group is probably a mistake of the caller, by kind.
     """
 
     status: Status
@@ -183,7 +183,7 @@ def _check_tokens(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
         given = {name: length for name, length in lengths.items() if length}
         if "response_ids" in given and len({*given.values()}) > 1 and input_ids is None and labels is None:
             listed = ", ".join(f"{length} {name}" for name, length in given.items())
-            doubts["lengths"] = f"rollouts[{index}] has {listed}, which should be of the same tokens: the response's"
+            doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
     return doubts
 
 
@@ -203,7 +203,7 @@ def _check_dated(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
     if not any(has_response(rollout, kind) for rollout in rollouts):
         return {}
     return {
-        "undated": "it has no response_model_steps, so its staleness is always 0 and stale_threshold never applies; "
+        "undated": "has no response_model_steps, so its staleness is always 0 and stale_threshold never applies; "
         "give put the model_step of the weights that wrote it"
     }
 

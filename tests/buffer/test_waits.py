@@ -100,7 +100,7 @@ async def test_a_put_of_a_finished_group_that_is_init_warns_once(
         for number in range(2):
             await buffer.put(group(number, status=Status.INIT), TASK)
         [line] = told(caplog, "replaybuf.puts")
-    assert line.startswith(f"a group of task {TASK}: it has responses and rewards, but its status is init: draws take")
+    assert line.startswith(f"a group of task {TASK} has responses and rewards, but its status is init: draws take")
 
 
 def completed(**fields: Any) -> RolloutState:
@@ -110,10 +110,10 @@ def completed(**fields: Any) -> RolloutState:
 @pytest.mark.parametrize(
     ("fields", "options", "said"),
     [
-        ({"response_ids": [1, 2, 3], "logprobs": [-0.5]}, {}, "rollouts[0] has 3 response_ids, 1 logprobs"),
-        ({"response_ids": [1, 2], "response_mask": [1] * 4}, {}, "rollouts[0] has 2 response_ids, 4 response_mask"),
+        ({"response_ids": [1, 2, 3], "logprobs": [-0.5]}, {}, "has 3 response_ids, 1 logprobs in rollouts[0]"),
+        ({"response_ids": [1, 2], "response_mask": [1] * 4}, {}, "has 2 response_ids, 4 response_mask in"),
         ({"response_ids": [1], "response_model_steps": [2, 3]}, {}, "1 response_ids, 2 response_model_steps"),
-        ({}, {"current_train_step": 9, "stale_threshold": 4}, "it has no response_model_steps, so its staleness is"),
+        ({}, {"current_train_step": 9, "stale_threshold": 4}, "has no response_model_steps, so its staleness is"),
     ],
 )
 async def test_a_put_that_is_probably_a_mistake_warns_once(
@@ -126,7 +126,7 @@ async def test_a_put_that_is_probably_a_mistake_warns_once(
         for _ in range(2):
             await buffer.put([completed(**fields)], TASK, **options)
         [line] = told(caplog, "replaybuf.puts")
-    assert line.startswith(f"a group of task {TASK}: ")
+    assert line.startswith(f"a group of task {TASK} has ")
     assert said in line
 
 
