@@ -15,16 +15,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from replaybuf import (
-    AsyncReplayBufferConfig,
-    ConfigError,
-    FIFOPolicy,
-    ReplayBufferConfig,
-    RolloutState,
-    StalenessPolicy,
-    SyncReplayBufferConfig,
-)
+from replaybuf import AsyncReplayBufferConfig, ConfigError, ReplayBufferConfig, RolloutState, SyncReplayBufferConfig
 from replaybuf.produce import SyncProduceStrategy
+from replaybuf.rules.policies import FIFOPolicy, StalenessPolicy
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.test_help import commands

@@ -172,6 +172,7 @@ class BufferReader(Generic[R]):
         order_by: str | OrderTerm | Iterable[str | OrderTerm] | None = None,
         limit: int | None = None,
         deferred: Iterable[str] = (),
+        payloads: bool = True,
     ) -> AsyncIterator[StorageItem[R]]:
         """Yield the groups that match as `StorageItem`s, without consuming them.
 
@@ -181,11 +182,13 @@ class BufferReader(Generic[R]):
 
         `ArrayHandle`s take the place of the arrays and tensors in the fields `deferred` of the rollouts. They are valid
         as long as the group is in the buffer.
+
+        With `payloads=False` only the metadata is read, and each `item` is empty.
         """
         self._check_open()
         later = self.rollout_type.deferrable(check_list(deferred, "deferred"))
         order, most = parse_order(order_by), check_limit(limit)
-        return self.storage.find(self._parsed(query), order=order, limit=most, deferred=later)
+        return self.storage.find(self._parsed(query), order=order, limit=most, deferred=later, payloads=payloads)
 
     async def check_fence(self) -> None:
         """Raise FencedError if another process has restored the buffer since it was opened here."""

@@ -434,8 +434,10 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         check = self.rollout_type.statuses.check
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check, check_list(statuses, "statuses")))
         check_dropped(dropped)
-        refreshing = self.storage.refresh(Refresh(step, rules, chosen, dropped))
+        refresh = Refresh(step, rules, chosen, dropped)
+        refreshing = self.storage.refresh(refresh)
         expired = await (refreshing if dropped is None else to_its_end(refreshing))
+        self.putting.warn_of_going_back(refresh)
         with suppress(ReplayBufError):  # the refresh is committed, whatever becomes of the warning
             await self.task_names.check(rules, "refresh_staleness")
         return expired

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 
 import msgpack  # type: ignore[import-untyped]
 
-from replaybuf.cancellation import first_of
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.wait_reports import WaitReport
+from replaybuf.cancellation import first_of
 from replaybuf.checks import check_step, check_timeout, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop

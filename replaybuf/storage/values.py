@@ -267,10 +267,12 @@ class Changes:
 class Refresh:
     """One refresh: the train step, the statuses of the groups it applies to, and each task's rule.
 
-    If `dropped` is a list, the groups that are removed are added to it after the commit.
+    If `dropped` is a list, the groups that are removed are added to it after the commit. `earlier` gets the train step
+    of each task's last refresh.
     """
 
     train_step: int
     rules: Mapping[str, ExpiryRule]
     statuses: tuple[Status, ...]
     dropped: list[StorageItem] | None = None
+    earlier: dict[str, int] = field(default_factory=dict, compare=False)

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import OrderTerm, QueryError, ReplayBufError, ReplayBuffer
+from replaybuf import ReplayBufError, ReplayBuffer
 from replaybuf.errors import (
     ConflictError,
     EncodeError,
     InputError,
     MissingSnapshotError,
     NotEmptyError,
+    QueryError,
     RolloutError,
     SnapshotError,
     SnapshotMismatchError,
 )
+from replaybuf.rules.policies import OrderTerm
 from tests.bad_input.calls import Call, Odd, entered_twice, find, itself, leased, load, put, refresh, rollouts
 from tests.stores import TASK, build, group, numbers_of, take_all
 

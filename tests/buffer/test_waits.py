@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, Status
+from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.buffer import wait_reports, waits
-from replaybuf.chunks import ChunkBufferConfig
+from replaybuf.errors import RolloutError
+from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.produce import Sampler
 from replaybuf.storage.values import NewGroup
 from tests.stores import TASK, build, fill, group, take_all
@@ -131,6 +132,63 @@ async def test_a_put_of_a_finished_group_that_is_init_warns_once(
             await buffer.put(group(number, status=Status.INIT), TASK)
         [line] = told(caplog, "replaybuf.puts")
     assert line.startswith(f"a group of task {TASK} has responses and rewards, but its status is init: draws take")
+
+
+def completed(**fields: Any) -> RolloutState:
+    return RolloutState(message=[], response="4", status=Status.COMPLETED, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "said"),
+    [
+        ({"response_ids": [1, 2, 3], "logprobs": [-0.5]}, {}, "has 3 response_ids, 1 logprobs in rollouts[0]"),
+        ({"response_ids": [1, 2], "response_mask": [1] * 4}, {}, "has 2 response_ids, 4 response_mask in"),
+        ({"response_ids": [1], "response_model_steps": [2, 3]}, {}, "1 response_ids, 2 response_model_steps"),
+        ({}, {"current_train_step": 9, "stale_threshold": 4}, "has no response_model_steps, so its staleness is"),
+    ],
+)
+async def test_a_put_that_is_probably_a_mistake_warns_once(
+    caplog: pytest.LogCaptureFixture, fields: dict[str, Any], options: dict[str, Any], said: str
+) -> None:
+    async with build("memory://") as buffer:
+        whole = {"response_ids": [1], "logprobs": [-0.5], "response_mask": [1], "response_model_steps": [5]}
+        await buffer.put([completed(**whole)], TASK, current_train_step=9, stale_threshold=4)
+        assert told(caplog, "replaybuf.puts") == []
+        for _ in range(2):
+            await buffer.put([completed(**fields)], TASK, **options)
+        [line] = told(caplog, "replaybuf.puts")
+    assert line.startswith(f"a group of task {TASK} has ")
+    assert said in line
+
+
+@pytest.mark.parametrize("name", ["response_ids", "logprobs", "response_mask", "response_model_steps"])
+async def test_none_among_the_values_of_tokens_is_refused_by_its_place(name: str) -> None:
+    """Of completed groups; what became of a failed one may be anything."""
+    async with build("memory://") as buffer:
+        broken = [completed(), completed(**{name: [1, 1, None]})]
+        with pytest.raises(RolloutError, match=rf"rollouts\[1\]: {name}\[2\] is None; give each of its 3 tokens"):
+            await buffer.put(broken, TASK)
+        await buffer.put([completed(logprobs=[None])], TASK, status=Status.FAILED)
+
+
+async def test_a_refresh_that_goes_back_warns_once_and_a_restore_goes_back(
+    caplog: pytest.LogCaptureFixture, shared_url: str
+) -> None:
+    async with build(shared_url) as earlier:
+        await earlier.put(group(1), TASK)
+        await refresh(earlier, TASK, step=5)
+        await earlier.checkpoint(5)
+        await refresh(earlier, TASK, step=50)
+    async with build(shared_url) as buffer:
+        await refresh(buffer, TASK, step=50)
+        await buffer.restore(5)
+        await refresh(buffer, TASK, step=6)
+        await refresh(buffer, TASK, step=50)
+        assert told(caplog, "replaybuf.puts") == []
+        for step in (5, 4):
+            await refresh(buffer, TASK, step=step)
+        [line] = told(caplog, "replaybuf.puts")
+    assert line.startswith(f"refresh_staleness of task {TASK} went back from train step 50 to 5")
 
 
 # A refresh of a task that never had a group warns: nothing of a misspelt task would ever expire

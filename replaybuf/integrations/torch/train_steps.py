@@ -15,11 +15,11 @@ from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_train_step
 from replaybuf.errors import InputError, LeaseLostError, NotReadyError, ReplayBufError
+from replaybuf.integrations.torch.dataset import MOST_WORKERS, GroupDataset, Loaded, LoadedBatch
 from replaybuf.sync import SyncLease, run
 from replaybuf.sync.loop import end
-from replaybuf.torch.dataset import MOST_WORKERS, GroupDataset, Loaded, LoadedBatch
 
-_logger = logging.getLogger("replaybuf.torch")
+_logger = logging.getLogger("replaybuf.integrations.torch")
 
 
 class Step(SyncLease[Any]):
