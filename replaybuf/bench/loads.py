@@ -16,7 +16,7 @@ import numpy as np
 from replaybuf import FullError, NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status, StorageError
 from replaybuf.bench.counted import LoadCounter
 from replaybuf.errors import InputError, ReplayBufError
-from replaybuf.segments.places import IN_DATABASE
+from replaybuf.places.owners import IN_DATABASE
 from replaybuf.storage.values import StorageItem
 
 T = TypeVar("T")

@@ -44,9 +44,9 @@ from replaybuf.demo.run_folder import (
 )
 from replaybuf.demo.worker import Engine, WorkerSettings
 from replaybuf.errors import CheckpointError, NotReadyError, ReplayBufError
+from replaybuf.places.owners import IN_DATABASE
 from replaybuf.produce import ProduceSummary, TrainState, publish, published
 from replaybuf.rules.transitions import Tally
-from replaybuf.segments.places import IN_DATABASE
 from replaybuf.storage.sql.engine.urls import hosts_as_options, is_memory, parse_url, url_or_path, written
 
 _COMMAND = (sys.executable, "-m", "replaybuf.demo.worker")

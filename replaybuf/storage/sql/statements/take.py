@@ -23,11 +23,11 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_step, lock_tasks, move, read_levels, set_aside
 from replaybuf.storage.sql.statements.fence import check_fence
+from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
 from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
-from replaybuf.storage.sql.statements.segments import READING_SECONDS, keep_for_reading
 from replaybuf.storage.values import Draw
 
 

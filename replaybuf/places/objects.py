@@ -1,4 +1,4 @@
-"""Segments in an object store: S3, Google Cloud Storage or Azure Blob Storage, through `obstore`."""
+"""Payloads in an object store: S3, Google Cloud Storage or Azure Blob Storage, through `obstore`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final
@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
+from replaybuf.places.store import FILES, MARKER, GoneError, PlaceStore, Range, StoredFile
 from replaybuf.redact import redact
-from replaybuf.segments.store import MARKER, SEGMENTS, GoneError, Range, SegmentStore, SegmentWriter, StoredSegment
 
 #: The schemes of URLs, with the names of the services.
 SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
@@ -28,15 +28,12 @@ _STATUS = re.compile(r"\b(?:status(?: code)?:?|HTTP error) *\(?([1-5]\d\d)\b|\b(
 _running_in: int | None = None
 
 
-class ObjectStore(SegmentStore):
-    """Segments as objects, each of which is written once, atomically.
+class ObjectStore(PlaceStore):
+    """Payloads as objects, each of which is written once, atomically.
 
     A request is retried for up to `patience` seconds if the store doesn't answer, or answers with a transient error.
     Credentials, region and endpoint come from the environment, as for `obstore` (AWS_ACCESS_KEY_ID, ...).
     """
-
-    one_write_each = True
-    reuses = False
 
     def __init__(self, url: str, patience: float = 60.0) -> None:
         try:
@@ -89,14 +86,14 @@ class ObjectStore(SegmentStore):
         if self.marker is not None:
             self.write_marker(self.marker)  # it exists: the answer shows whether this process may write
 
-    def writer(self, name: str, *, anew: bool) -> SegmentWriter:
-        assert not anew
-        return _ObjectWriter(self, name)
+    def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
+        def put(one: tuple[str, Sequence[Any]]) -> None:
+            name, buffers = one
+            with self._as_ours("written to"):
+                self._obstore.put(self._store, f"{FILES}/{name}", b"".join(buffers), use_multipart=False)
 
-    def put(self, name: str, buffers: Sequence[Any]) -> None:
-        """Write an object, which is durable when this returns."""
-        with self._as_ours("written to"):
-            self._obstore.put(self._store, f"{SEGMENTS}/{name}", b"".join(buffers), use_multipart=False)
+        for waiting in [self._pool.submit(put, one) for one in files]:
+            waiting.result()
 
     def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
         places: dict[str, list[int]] = {}
@@ -122,36 +119,27 @@ class ObjectStore(SegmentStore):
             try:
                 wanted = [one for one in ranges if one.size]
                 starts, lengths = [one.extent.at + one.at for one in wanted], [one.size for one in wanted]
-                path = f"{SEGMENTS}/{name}"
+                path = f"{FILES}/{name}"
                 rest = iter(self._obstore.get_ranges(self._store, path, starts=starts, lengths=lengths))
                 # Copied, since obstore's buffers are read-only.
                 return [np.frombuffer(next(rest) if one.size else b"", np.uint8).copy() for one in ranges]
             except FileNotFoundError:
                 self.check_there()
-                return [GoneError(f"the segment {name} isn't there any more: somebody deleted it")] * len(ranges)
+                return [GoneError(f"the file {name} isn't there any more: somebody deleted it")] * len(ranges)
             except self._errors.GenericError as error:
                 if _status(error) != "416" and "Requested range was invalid" not in str(error):
                     raise
-                return [DecodeError(f"the segment {name} is shorter than it was: it was cut short")] * len(ranges)
+                return [DecodeError(f"the file {name} is shorter than it was: it was cut short")] * len(ranges)
 
-    def delete(self, name: str) -> None:
+    def delete(self, names: Iterable[str]) -> None:
         with self._as_ours("written to"), contextlib.suppress(FileNotFoundError):
-            self._obstore.delete(self._store, f"{SEGMENTS}/{name}")
+            self._obstore.delete(self._store, [f"{FILES}/{name}" for name in names])
 
-    def segments(self) -> Iterator[StoredSegment]:
+    def files(self) -> Iterator[StoredFile]:
         with self._as_ours("read"):
-            for listed in self._obstore.list(self._store, prefix=SEGMENTS):
+            for listed in self._obstore.list(self._store, prefix=FILES):
                 for one in listed:
-                    yield StoredSegment(one["path"].rpartition("/")[2], one["size"], one["last_modified"].timestamp())
-
-    def read_raw(self, name: str, at: int, size: int) -> bytes:
-        with self._as_ours("read"):
-            try:
-                return bytes(self._obstore.get_range(self._store, f"{SEGMENTS}/{name}", start=at, length=size))
-            except self._errors.GenericError as error:
-                if _status(error) != "416":
-                    raise
-                return b""
+                    yield StoredFile(one["path"].rpartition("/")[2], one["size"], one["last_modified"].timestamp())
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -183,15 +171,6 @@ class ObjectStore(SegmentStore):
     def _asked(self) -> str:
         """Return the server that requests go to, as far as the environment names one."""
         return redact(self._endpoint) if self._endpoint else "the store"
-
-
-class _ObjectWriter(SegmentWriter):
-    def __init__(self, store: ObjectStore, name: str) -> None:
-        self._store, self._name = store, name
-
-    def write(self, at: int, buffers: Sequence[Any], *, sync: bool) -> None:
-        assert at == 0
-        self._store.put(self._name, [memoryview(one).cast("B") if memoryview(one).nbytes else b"" for one in buffers])
 
 
 _BACKOFF: Final = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
+from replaybuf.atomic_file import sync_folder
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import is_apart
 from replaybuf.codec.stored import Deferral
 from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError
-from replaybuf.segments.places import (
+from replaybuf.places.owners import (
     CopyError,
     check_unclaimed,
     claim,
@@ -24,16 +26,14 @@ from replaybuf.segments.places import (
     take_over,
     unregister_url,
 )
-from replaybuf.segments.store import MARKER, Extent, GoneError, Range, SegmentStore
+from replaybuf.places.store import MARKER, Extent, PlaceStore, Range
 from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.sqlite_log import sync_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.statements import segments as statements
+from replaybuf.storage.sql.statements import files as statements
+from replaybuf.storage.sql.statements.home import has_left, home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.segments import has_left, home_of
 from replaybuf.storage.sql.tasks.handles import database_url, handles_of
-
-#: How often a payload may be moved by others while it is being read.
-_MOVES = 5
 
 T = TypeVar("T")
 #: Runs a function of a value in another thread.
@@ -51,7 +51,7 @@ async def in_thread(function: Callable[[], T], patience: float, where: str) -> T
         raise PayloadStoreError(f"the place for payloads {where} didn't answer within {patience:g} s") from error
 
 
-class SegmentReader:
+class PlaceReader:
     """Reads payloads from the places known to the database, which are opened on demand.
 
     Reads time out after `patience` seconds.
@@ -61,7 +61,7 @@ class SegmentReader:
         self._engine = engine
         self.scope = Scope()
         self.patience = patience
-        self.stores: dict[int, SegmentStore] = {}
+        self.stores: dict[int, PlaceStore] = {}
         #: Called when threads that encode or read hang in a place, so that others take their work over.
         self.on_hang: Callable[[], object] = lambda: None
         #: The database's URL in handles; a database in memory has none that other processes could use.
@@ -82,29 +82,14 @@ class SegmentReader:
         apart = [row for row in rows if row.payload is not None and row.tail is None and is_apart(row.payload)]
         if not apart:
             return
-        for _ in range(_MOVES):
-            await self.open(_places(apart))
-            try:
-                await asyncio.wait_for(compute(partial(self._fetch, codec, frozenset(deferred)), apart), self.patience)
-            except TimeoutError as error:
-                self.on_hang()
-                raise PayloadStoreError(
-                    f"payloads could not be read within {self.patience:g} s from {self._names(apart)}; nothing was "
-                    "taken"
-                ) from error
-            apart = await self._moved([row for row in apart if isinstance(row.tail, GoneError)])
-            if not apart:
-                return
-
-    async def _moved(self, gone: Sequence[GroupRow]) -> list[GroupRow]:
-        """Return the rows whose payloads were moved meanwhile, with their current heads."""
-        if not gone:
-            return []
-        heads = await self._engine.read(partial(statements.read_data, uids=[row.uid for row in gone]), self.scope)
-        moved = [row for row in gone if heads.get(row.uid, row.payload) != row.payload]
-        for row in moved:
-            row.payload, row.tail = heads[row.uid], None
-        return moved
+        await self.open(_places(apart))
+        try:
+            await asyncio.wait_for(compute(partial(self._fetch, codec, frozenset(deferred)), apart), self.patience)
+        except TimeoutError as error:
+            self.on_hang()
+            raise PayloadStoreError(
+                f"payloads could not be read within {self.patience:g} s from {self._names(apart)}; nothing was taken"
+            ) from error
 
     async def open(self, wanted: Collection[int]) -> None:
         """Open the places of these ids that the database knows. Raises PayloadStoreError."""
@@ -117,7 +102,7 @@ class SegmentReader:
                 url = local_url(self.scope.database or "", number, places[number])
                 self.stores[number] = await in_thread(partial(self._open_place, number, url), self.patience, url)
 
-    def _open_place(self, number: int, url: str) -> SegmentStore:
+    def _open_place(self, number: int, url: str) -> PlaceStore:
         store = open_place(url, self.patience)
         recognise(store, self.scope.database or "", number)
         return store
@@ -196,7 +181,6 @@ class OwnPlace:
         self._patience = patience
         self._scope = Scope()
         self._number: int | None = None
-        self._is_noted = True
 
     async def check_new(self) -> None:
         """Check that a new database may use the place. Raises PayloadStoreError and ConfigError."""
@@ -207,7 +191,7 @@ class OwnPlace:
         finally:
             store.close()
 
-    async def open(self, scope: Scope) -> tuple[int, SegmentStore]:
+    async def open(self, scope: Scope) -> tuple[int, PlaceStore]:
         """Return the place's id and the place, claimed for this database if it is new."""
         self._scope = scope
         store = open_place(self._url, self._patience)
@@ -216,15 +200,18 @@ class OwnPlace:
         if number is None:
             adding = partial(statements.add_place, url=store.url)
             new = await self._engine.write(adding, scope, fenced=False)
+            if self._engine.path is not None:
+                await asyncio.to_thread(_make_durable, self._engine.path)
             number = await claimed(self._engine, scope, store, new, self._patience)  # or that of a faster process
             if number is None:
                 raise PayloadStoreError(
-                    f"{store.url} has lost its {MARKER}, and this database has payloads there: put it back, or mount "
-                    "the place that it wrote to; to keep new ones elsewhere, name another place (payloads=)"
+                    f"{store.url} has lost its {MARKER}, and this database has payloads there: mount the place that it "
+                    "wrote to or, if this is it, write the marker anew (replaybuf doctor URL --repair); to keep new "
+                    "ones elsewhere, name another place (payloads=)"
                 )
-        self._url, self._number, self._is_noted = store.url, number, False
+        self._url, self._number = store.url, number
         register_url(scope.database or "", number, store.url)
-        await self.note_where(None)
+        await self._note_url(number)
         return number, store
 
     def close(self) -> None:
@@ -232,21 +219,16 @@ class OwnPlace:
         if self._number is not None:
             unregister_url(self._scope.database or "", self._number, self._url)
 
-    async def note_where(self, user: int | None) -> None:
-        """Record the place's URL in the database, unless other processes use another; `user` is this process.
+    async def _note_url(self, number: int) -> None:
+        """Record the place's URL in the database, unless the place is also found at the one that is noted.
 
-        Hosts may have the place under different URLs: the first one recorded stays as long as the place is found there
-        from here, or others use it. Otherwise the place was moved.
+        Hosts may have the place under different URLs: the first one stays as long as the place is there from here, or
+        others are alive. Otherwise the place was moved.
         """
-        number = self._number
-        if self._is_noted or number is None:
-            return
         noted = (await self._engine.read(Transaction.places, self._scope))[0].get(number)
         if noted != self._url and (noted is None or not await self._is_seen(number, noted)):
-            moving = partial(statements.move_place, number=number, url=self._url, user=user)
-            self._is_noted = await self._engine.write(moving, self._scope, fenced=False)
-        else:
-            self._is_noted = True
+            noting = partial(statements.note_url, number=number, url=self._url)
+            await self._engine.write(noting, self._scope, fenced=False)
 
     async def _is_seen(self, number: int, url: str) -> bool:
         """Return whether the place is also at this URL."""
@@ -263,9 +245,14 @@ class OwnPlace:
         return True
 
 
-async def claimed(
-    engine: Database, scope: Scope, store: SegmentStore, number: int | None, patience: float
-) -> int | None:
+def _make_durable(path: str) -> None:
+    """Sync what was committed to a SQLite file: else a power cut might leave a place of a database that never was."""
+    with contextlib.suppress(FileNotFoundError):  # there is no WAL: all was copied, and synced
+        sync_wal(f"{path}-wal")
+    sync_folder(Path(path).absolute().parent)
+
+
+async def claimed(engine: Database, scope: Scope, store: PlaceStore, number: int | None, patience: float) -> int | None:
     """Return the id of a place, which is claimed for this database unless another database has it.
 
     None if it has none yet and `number` is None. Raises ConfigError if a copy of this database has it.

@@ -1,7 +1,7 @@
 """Places of payloads and their owners: the setting `payloads`, the stores that it names, and their markers.
 
-The marker of a place names the database that owns its segments, and that database's home. A copy of a database has the
-same identity, and both would delete segments that only the other needs. So a place belongs to the database whose home
+The marker of a place names the database that owns its files, and that database's home. A copy of a database has the
+same identity, and both would delete files that only the other needs. So a place belongs to the database whose home
 is in the marker; its copies read there, and neither write nor delete.
 """
 
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from replaybuf.errors import ConfigError, PayloadStoreError
+from replaybuf.places.folder import FolderStore
+from replaybuf.places.objects import SCHEMES, ObjectStore
+from replaybuf.places.store import MARKER, PlaceStore
 from replaybuf.redact import redact
-from replaybuf.segments.folder import FolderStore
-from replaybuf.segments.objects import SCHEMES, ObjectStore
-from replaybuf.segments.store import MARKER, SegmentStore
 
 #: Facts that distinguish copies of a database, such as its file's path and host, and its `name` for people; empty for a
 #: database that has no copies.
@@ -54,7 +54,7 @@ class Marker(NamedTuple):
         return not self.home or not home or len(same) > 1
 
 
-def claim(store: SegmentStore, database: str, place: int | None, home: Home) -> int | None:
+def claim(store: PlaceStore, database: str, place: int | None, home: Home) -> int | None:
     """Return the number of the place in the database; None if it has none yet and `place` is None.
 
     An unclaimed place is marked as that of this database, under the number `place`. Raises ConfigError when it belongs
@@ -66,7 +66,7 @@ def claim(store: SegmentStore, database: str, place: int | None, home: Home) -> 
             return None
         marker = Marker(database, place, home).packed()
         if store.write_marker(marker):
-            _note(store, marker, database)
+            store.marker = marker
             return place
         found = store.read_marker() or b""
     owner = parse(store, found)
@@ -74,31 +74,31 @@ def claim(store: SegmentStore, database: str, place: int | None, home: Home) -> 
         raise _of_another(store, owner)
     if not owner.belongs_to(home):
         raise CopyError(owner.home)
-    _note(store, found, database)
+    store.marker = found
     return owner.place
 
 
-def check_unclaimed(store: SegmentStore) -> None:
+def check_unclaimed(store: PlaceStore) -> None:
     """Raise ConfigError when any database owns the place: it can't be that of a new one."""
     found = store.read_marker()
     if found is not None:
         raise _of_another(store, parse(store, found))
 
 
-def _of_another(store: SegmentStore, owner: Marker) -> ConfigError:
+def _of_another(store: PlaceStore, owner: Marker) -> ConfigError:
     return ConfigError(
         f"{store.url} has the payloads of another database ({redact(owner.database[:12])}…): name another place "
         "for those of this one (payloads=), for example a folder for each run"
     )
 
 
-def take_over(store: SegmentStore, home: Home) -> None:
+def take_over(store: PlaceStore, home: Home) -> None:
     """Transfer the place to the database at this home, from the copy that owned it."""
     owner = parse(store, store.read_marker() or b"")
     store.replace_marker(owner._replace(home=home).packed())
 
 
-def recognise(store: SegmentStore, database: str, place: int) -> Marker:
+def recognise(store: PlaceStore, database: str, place: int) -> Marker:
     """Return the marker if the place has this number in the database or in a copy of it. Raises PayloadStoreError."""
     store.check_there()
     found = store.read_marker() or b""
@@ -108,16 +108,11 @@ def recognise(store: SegmentStore, database: str, place: int) -> Marker:
             f"{store.url} has other payloads than those that this database keeps there: mount or put back the place "
             "that it wrote to, nothing is lost as long as its files are"
         )
-    _note(store, found, database)
+    store.marker = found
     return marker
 
 
-def in_frames(database: str) -> bytes:
-    """Return the identity of a database as frames store it."""
-    return bytes.fromhex(database)[:16].ljust(16, b"\0")
-
-
-def parse(store: SegmentStore, found: bytes) -> Marker:
+def parse(store: PlaceStore, found: bytes) -> Marker:
     """Return a parsed marker. Raises PayloadStoreError."""
     try:
         marker: dict[str, Any] = json.loads(found)
@@ -125,17 +120,14 @@ def parse(store: SegmentStore, found: bytes) -> Marker:
         return Marker(str(marker["database"]), int(marker["place"]), home)
     except (ValueError, TypeError, LookupError, AttributeError):
         raise PayloadStoreError(
-            f"{store.url} has a {MARKER} that can't be read: restore it, or name another place (payloads=)"
+            f"{store.url} has a {MARKER} that can't be read: restore it (if the place is this database's, replaybuf "
+            "doctor URL --repair writes it anew), or name another place (payloads=)"
         ) from None
 
 
 def described(home: Home) -> str:
     """Return the location of a database in words."""
     return redact(home.get("name", "another database"))
-
-
-def _note(store: SegmentStore, marker: bytes, database: str) -> None:
-    store.marker, store.database = marker, in_frames(database)
 
 
 #: The setting for payloads in the database.
@@ -194,6 +186,6 @@ def local_url(database: str, number: int, url: str) -> str:
     return known[-1] if known else url
 
 
-def open_place(place: str, patience: float) -> SegmentStore:
+def open_place(place: str, patience: float) -> PlaceStore:
     """Return the store at a place, without reading or writing anything."""
     return ObjectStore(place, patience) if "://" in place else FolderStore(place)
