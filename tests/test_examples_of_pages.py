@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.segments.places import PAYLOAD_THRESHOLD
-from replaybuf.storage.sql.tasks.open_segments import SEGMENT_BYTES
+from replaybuf.places.owners import PAYLOAD_THRESHOLD
+from replaybuf.storage.sql.tasks.file_batch import FILE_BYTES
 from tests.pages import Page
 
 SAMPLING, PRODUCTION, CALLING = Page("sampling.md"), Page("production.md"), Page("calling.md")

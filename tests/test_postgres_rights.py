@@ -24,7 +24,7 @@ from tests.cli.doctored import examine
 from tests.pages import DOCS
 from tests.postgres import execute, new_database
 from tests.produce.scripted import ScriptedLoop, prompts
-from tests.segments.arrays import apart, heavy, numbers_in
+from tests.places.arrays import apart, heavy, numbers_in
 from tests.stores import TASK, build, fill, group, numbers_of
 from tests.web.conftest import client_of
 from tests.web.example import fill as fill_example

@@ -57,6 +57,7 @@ def upgrade() -> None:
         sa.Column("outline", JSON, nullable=False),
         sa.Column("prompt", sa.Text),
         sa.Column("file", sa.BigInteger),
+        sa.Column("size", sa.BigInteger),
         sa.Column("data", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("uid"),
         postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "toast.autovacuum_vacuum_scale_factor": "0.02"},

@@ -45,24 +45,24 @@ _LACKING: Final = (
 
 # The ends of the heads of payloads kept apart: they have the position of the rest.
 _ENDS = f"""
-SELECT p.uid, p.file, substr(p.data, length(p.data) - {EXTENT_BYTES - 1}) AS said
+SELECT p.uid, p.file, p.size, substr(p.data, length(p.data) - {EXTENT_BYTES - 1}) AS said
 FROM rb_payload p WHERE p.file IS NOT NULL AND p.uid > :after ORDER BY p.uid LIMIT :most"""  # noqa: S608
 _UNKNOWN = """
 SELECT p.uid FROM rb_payload p
 WHERE p.file IS NOT NULL AND NOT EXISTS (SELECT 1 FROM rb_file f WHERE f.id = p.file) ORDER BY p.uid"""
 
 
-def _misplaced(tx: ReadTransaction, *, quick: bool) -> Iterator[tuple[int, int]]:
-    """Yield the payloads whose row has another file than the payload itself, with the latter."""
+def _misplaced(tx: ReadTransaction, *, quick: bool) -> Iterator[tuple[int, Extent]]:
+    """Yield the payloads whose row has another file or size than the payload itself, with its extent."""
     rows = tx.tuples(_ENDS, after=-1, most=_SAMPLE if quick else _ROWS_AT_ONCE)
     while rows:
-        for uid, number, said in rows:
+        for uid, number, size, said in rows:
             try:
                 extent = Extent.at_end_of(said)
             except (DecodeError, TypeError):
                 continue  # damaged: the check of checksums reports it
-            if extent.file != number:
-                yield uid, extent.file
+            if (extent.file, extent.size) != (number, size):
+                yield uid, extent
         rows = [] if quick else tx.tuples(_ENDS, after=rows[-1][0], most=_ROWS_AT_ONCE)
 
 
@@ -90,8 +90,9 @@ def repair_files(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """Correct payloads' files by their heads, add rows of files that lack one, and count their groups anew."""
     done = []
     if misplaced := list(_misplaced(tx, quick=False)):
-        for uid, number in misplaced:
-            tx.execute(update(payload).where(payload.c.uid == uid).values(file=number))
+        for uid, extent in misplaced:
+            where = {"file": extent.file, "size": extent.size}
+            tx.execute(update(payload).where(payload.c.uid == uid).values(where))
         done.append(f"corrected the files of {units.number_of(len(misplaced), 'payload')}")
     lost = tx.values(_UNKNOWN)
     extents = []

@@ -76,7 +76,7 @@ def _check_places(reader: Reader, context: CheckContext) -> Sequence[Finding]:
     return check_places(reader, context)
 
 
-_APART = (Check("files", _find_files), Check("places", alone=_check_places))
+_APART = (Check("payload files", _find_files), Check("places", alone=_check_places))
 
 
 def _findings_of(check: Check, reader: Reader, context: CheckContext) -> Sequence[Finding]:

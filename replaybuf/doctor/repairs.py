@@ -267,7 +267,7 @@ _REPAIRS: dict[str, Repair] = {
     "payloads": repair_payloads,
     "leaked payloads": repair_leaked,
     "garbage": repair_garbage,
-    "files": check_places.repair_files,
+    "payload files": check_places.repair_files,
     "uids": repair_uids,
     "checksums": repair_checksums,
     "leases": repair_leases,

@@ -85,16 +85,21 @@ class FolderStore(PlaceStore):
             return shutil.disk_usage(self.path).free
 
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
+        begun: list[Path] = []
         try:
             for name, buffers in files:
-                self._write(self._file(name), buffers, sync=sync or self.on_network)
+                with open(self._file(name), "xb", buffering=0) as file:
+                    begun.append(self._file(name))
+                    _write_all(file.fileno(), buffers)
+                    if sync or self.on_network:
+                        os.fsync(file.fileno())
             if sync:
                 sync_folder(self.path / FILES)
             self._check_in_place(name for name, _ in files)
         except OSError as error:
-            with contextlib.suppress(OSError):  # what is there of them
-                for name, _ in files:
-                    self._file(name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                for path in begun:
+                    path.unlink(missing_ok=True)
             if error.errno in _FULL:
                 raise DiskFullError(
                     f"the disk of the folder for payloads {self.path} is full; nothing of the put was stored, and what "
@@ -103,15 +108,6 @@ class FolderStore(PlaceStore):
             if isinstance(error, FileNotFoundError):
                 self.check_there()
             raise self.error(error, "written to") from error
-
-    def _write(self, path: Path, buffers: Sequence[Any], *, sync: bool) -> None:
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            _write_all(number, buffers)
-            if sync:
-                os.fsync(number)
-        finally:
-            os.close(number)
 
     def _check_in_place(self, names: Iterable[str]) -> None:
         """Raise FileLostError when files were written to a folder that was moved or unmounted since."""

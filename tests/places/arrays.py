@@ -1,4 +1,4 @@
-"""Groups with arrays, by which they can be told apart, and a look at the tables of segments."""
+"""Groups with arrays, by which they can be told apart, and a look at the table of files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from sqlalchemy import Connection, text
 
 from replaybuf import ReplayBuffer, RolloutState, Status
-from replaybuf.segments.places import open_place
-from replaybuf.segments.store import SegmentStore
+from replaybuf.places.owners import open_place
+from replaybuf.places.store import FILES, PlaceStore, file_name
 from tests.faults.copies import transact
 from tests.stores import TASK, build, group, until
 
@@ -50,9 +50,9 @@ def apart(url: str, place: str | Path, **options: Any) -> ReplayBuffer:
     return build(url, **(OPTIONS | {"payloads": str(place)} | options))
 
 
-def place_of(buffer: ReplayBuffer) -> SegmentStore:
+def place_of(buffer: ReplayBuffer) -> PlaceStore:
     """The place that a buffer keeps arrays in."""
-    [store] = buffer.storage.segments.reader.stores.values()
+    [store] = buffer.storage.files.reader.stores.values()
     return store
 
 
@@ -80,21 +80,20 @@ async def ask(url: str, statement: str) -> list[Any]:
     return list(await transact(url, run))
 
 
-async def segments(url: str) -> dict[int, tuple[int | None, int | None, int]]:
-    """File or owner, size and live bytes of each segment."""
-    rows = await ask(url, "SELECT id, owner, size, live FROM rb_segment ORDER BY id")
-    return {row[0]: row[1:] for row in rows}
+async def named(url: str) -> dict[str, int]:
+    """The number of groups of each file that the database names."""
+    return {file_name(number): count for number, count in await ask(url, "SELECT id, groups FROM rb_file")}
 
 
 async def payload_rows(url: str) -> int:
     """How many payloads are kept apart."""
-    [(count,)] = await ask(url, "SELECT count(*) FROM rb_payload WHERE segment IS NOT NULL")
+    [(count,)] = await ask(url, "SELECT count(*) FROM rb_payload WHERE file IS NOT NULL")
     return int(count)
 
 
 def files(place: Path) -> dict[str, int]:
-    """The segments in a folder, and their sizes."""
-    return {one.name: one.stat().st_size for one in (place / "segments").iterdir()} if place.exists() else {}
+    """The files in a folder, and their sizes."""
+    return {one.name: one.stat().st_size for one in (place / FILES).iterdir()} if place.exists() else {}
 
 
 def rename(old: Path, new: Path) -> None:
@@ -103,10 +102,10 @@ def rename(old: Path, new: Path) -> None:
 
 
 async def listed(place: str) -> list[str]:
-    """The segments that are in a place."""
+    """The files that are in a place."""
     store = open_place(place, 3.0)
     try:
-        return [one.name for one in await asyncio.to_thread(lambda: list(store.segments()))]
+        return [one.name for one in await asyncio.to_thread(lambda: list(store.files()))]
     finally:
         store.close()
 
@@ -125,19 +124,10 @@ async def until_rows(url: str, count: int) -> None:
     await until(are_there)
 
 
-async def until_empty(url: str, numbers: set[int]) -> None:
-    """Wait until nothing is in these segments any more."""
-
-    async def are_empty() -> bool:
-        return not any(live for number, (_, _, live) in (await segments(url)).items() if number in numbers)
-
-    await until(are_empty)
-
-
-async def until_no_segments(url: str) -> None:
-    """Wait until the database names no segments any more."""
+async def until_no_files(url: str) -> None:
+    """Wait until the database names no files any more."""
 
     async def are_gone() -> bool:
-        return await segments(url) == {}
+        return await named(url) == {}
 
     await until(are_gone)

@@ -1,4 +1,4 @@
-"""Places for segments: folders, and an object store behind a relay."""
+"""Places for payloads: folders, and an object store behind a relay."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from replaybuf.segments.folder import FolderStore
-from replaybuf.segments.places import claim, open_place
-from replaybuf.segments.store import SegmentStore
-from replaybuf.storage.sql.tasks import buffer_segments as tasks
-from replaybuf.storage.sql.tasks import open_segments, sweeper
+from replaybuf.places.folder import FolderStore
+from replaybuf.places.owners import claim, open_place
+from replaybuf.places.store import PlaceStore
+from replaybuf.storage.sql.tasks import file_batch, sweeper
+from replaybuf.storage.sql.tasks import payload_files as tasks
 from tests.faults.conftest import _no_process_is_left, figures
-from tests.segments.deferred import PLACES, Kept, kept_at
-from tests.segments.relay import Relay, relayed
+from tests.places.deferred import PLACES, Kept, kept_at
+from tests.places.relay import Relay, relayed
 
 __all__ = ["_no_process_is_left", "figures"]
 
@@ -70,7 +70,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store(place: str) -> Iterator[SegmentStore]:
+def store(place: str) -> Iterator[PlaceStore]:
     """An open place, which is marked."""
     store = open_place(place, PATIENCE)
     store.check_writable()
@@ -82,7 +82,7 @@ def store(place: str) -> Iterator[SegmentStore]:
 @pytest.fixture
 def network_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FolderStore]:
     """A folder that is taken for one on a network file system."""
-    monkeypatch.setattr("replaybuf.segments.folder.filesystem_type", lambda path: "nfs4")
+    monkeypatch.setattr("replaybuf.places.folder.filesystem_type", lambda path: "nfs4")
     store = FolderStore(str(folder))
     store.check_writable()
     claim(store, "d" * 32, 1, HOME)
@@ -107,12 +107,12 @@ def url(shared_url: str) -> str:
 
 @pytest.fixture
 def soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Payloads of groups that have left are swept at once, and segments are small."""
+    """Payloads of groups that have left are swept at once, and files are small."""
     monkeypatch.setattr(sweeper, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(open_segments, "SEGMENT_BYTES", 450_000)
-    monkeypatch.setattr(tasks, "_RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(file_batch, "FILE_BYTES", 450_000)
+    monkeypatch.setattr(tasks, "_LOOK_SECONDS", 0.1)
 
 
 # Payloads with large arrays (`deferred`)

@@ -54,8 +54,8 @@ class Kept:
         async with self.config(**options).build() as buffer:
             yield buffer
 
-    def segments(self) -> list[Path]:
-        return sorted(Path(self.payloads, "segments").glob("*.seg"))
+    def files(self) -> list[Path]:
+        return sorted(Path(self.payloads, "files").glob("*.bin"))
 
 
 def kept_at(place: str, request: pytest.FixtureRequest, folder: Path) -> Kept:

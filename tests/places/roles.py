@@ -6,37 +6,34 @@ import asyncio
 import os
 import pickle
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from replaybuf import LeaseLostError, ReplayBuffer, load_all
 from replaybuf.errors import StorageError
-from replaybuf.segments import folder, objects
-from replaybuf.storage.sql.statements import segments as statements
+from replaybuf.places import folder, objects
+from replaybuf.places.store import FILES
 from replaybuf.storage.sql.statements.upkeep import sweep
-from replaybuf.storage.sql.tasks import buffer_segments as tasks
-from replaybuf.storage.sql.tasks import open_segments, sweeper
+from replaybuf.storage.sql.tasks import file_batch, sweeper
+from replaybuf.storage.sql.tasks import payload_files as tasks
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
-from tests.segments.arrays import apart, heavy, numbers_in, put
+from tests.places.arrays import apart, heavy, numbers_in, put
 from tests.stores import TASK
 
-#: How long a process may be silent, in these runs.
-SILENT_SECONDS = 1.5
 #: Machines that run tests may be busy.
 PATIENT = {"reconnect_timeout": 30.0}
 SIZES = (30_000, 100_000, 250_000)
 
 
 def cut_retries() -> None:
-    """Let segments be small and sweeps frequent, and let others be taken for dead soon."""
-    statements.SILENT_SECONDS = SILENT_SECONDS
-    open_segments.SEGMENT_BYTES = 450_000
-    tasks._RENEW_SECONDS = 0.1
+    """Let files be small, and sweeps frequent."""
+    file_batch.FILE_BYTES = 450_000
+    tasks._LOOK_SECONDS = 0.1
     sweeper.Sweeper.__init__.__defaults__ = (0.1,)  # type: ignore[misc]
     sweeper._IDLE_SECONDS = 0.05
 
@@ -44,16 +41,14 @@ def cut_retries() -> None:
 # At fail points
 
 
-class SegmentPoints(FailPoints):
-    """Points before and after every write, sync and deletion of a segment, too."""
+class FilePoints(FailPoints):
+    """Points before and after every write, sync and deletion of a file, too."""
 
     def __init__(self, ledger: Ledger, kill_at: int | None = None) -> None:
         super().__init__(ledger, kill_at)
-        self._surround(os, "pwritev", "write")
-        self._surround(os, "fdatasync", "sync")
+        self._surround(os, "writev", "write")
         self._surround(os, "fsync", "sync")
-        self._surround(folder.FolderStore, "writer", "open")
-        self._surround(objects.ObjectStore, "put", "write")
+        self._surround(objects.ObjectStore, "write", "write")
         for store in (folder.FolderStore, objects.ObjectStore):
             self._surround(store, "delete", "delete")
 
@@ -61,7 +56,7 @@ class SegmentPoints(FailPoints):
         real = getattr(owner, name)
 
         def call(*arguments: Any, **options: Any) -> Any:
-            if what == "sync" and "/segments" not in os.readlink(f"/proc/self/fd/{arguments[0]}"):
+            if what == "sync" and f"/{FILES}" not in os.readlink(f"/proc/self/fd/{arguments[0]}"):
                 return real(*arguments)  # of the ledger, such as now
             self.reach(f"before {what}")
             result = real(*arguments, **options)
@@ -76,10 +71,10 @@ Variables = dict[str, str]
 
 
 def live(ledger: Ledger, url: str, place: str, kill_at: int | None, variables: Variables) -> None:
-    """All that can happen to a segment: registered, written, sealed, emptied, written over, deleted."""
+    """All that can happen to a file: written, named, emptied in part and whole, deleted."""
     cut_retries()
     os.environ.update(variables)
-    points = SegmentPoints(ledger, kill_at)
+    points = FilePoints(ledger, kill_at)
 
     async def run() -> None:
         with points.armed():
@@ -117,14 +112,13 @@ async def _take(ledger: Ledger, buffer: ReplayBuffer, count: int) -> None:
 async def _tend(buffer: ReplayBuffer) -> None:
     """Sweep and tidy up until there is nothing to do."""
     storage = buffer.storage
-    segments = storage.segments
 
     async def step() -> None:
         for _ in range(4):
             await storage.encoding.tend()
             await storage.engine.write(lambda tx: sweep(tx, time.time(), 100), storage.transactions.scope, fenced=False)
-            if segments._tidying is not None:
-                await segments._tidying
+            if storage.files._tidying is not None:
+                await storage.files._tidying
 
     await storage.thread.run(step)
 
@@ -140,7 +134,7 @@ def train(ledger: Ledger, url: str, place: str, kill_at: int | None) -> None:
     The points are those in checkpoints and restores.
     """
     cut_retries()
-    points = SegmentPoints(ledger, kill_at)
+    points = FilePoints(ledger, kill_at)
 
     async def run() -> None:
         async with apart(url, place, **PATIENT) as buffer:
@@ -156,7 +150,7 @@ async def _train(ledger: Ledger, buffer: ReplayBuffer, points: FailPoints) -> No
     for step in range(made[-1].step + 1 if made else 1, STEPS + 1):
         await put(buffer, *range(10 * step, 10 * step + 4), current_train_step=step)
         ledger.write("batch", step, *numbers_in(await buffer.get(3, TASK, current_train_step=step)))
-        await _tend(buffer)  # what no checkpoint needs is gone, and written over
+        await _tend(buffer)  # what no checkpoint needs is gone
         with points.armed():
             await buffer.checkpoint(step)
     for one in await buffer.checkpoints():
@@ -227,6 +221,28 @@ async def _left(buffer: ReplayBuffer) -> int:
     return int(sum(numbers["buffered"].values()) + numbers["leased"]) if numbers else 0
 
 
+def stall(ledger: Ledger, url: str, place: str, variables: Variables) -> None:
+    """Put two groups, and stop after their arrays were written, until somebody lets this process go on."""
+    os.environ.update(variables)
+    write = file_batch.FileBatch.flush
+    stops = [signal.SIGSTOP]
+
+    def flush(batch: file_batch.FileBatch) -> None:
+        write(batch)
+        if stops:
+            ledger.write("written", 0)
+            os.kill(os.getpid(), stops.pop())
+
+    file_batch.FileBatch.flush = flush  # type: ignore[method-assign]
+
+    async def run() -> None:
+        async with apart(url, place, **PATIENT) as buffer:
+            await buffer.put_many([heavy(2), heavy(3)], TASK)
+            ledger.write("put", 2, 3)
+
+    asyncio.run(run())
+
+
 # On a disk of its own
 
 
@@ -286,7 +302,7 @@ def small_disk(ledger: Ledger, place: str, size: int) -> Iterator[Callable[[str]
 def fill_up(ledger: Ledger, url: str, place: str, what: str) -> None:
     """Put until the disk is full or can't be written to; read; go on with more room."""
     cut_retries()
-    open_segments.SEGMENT_BYTES = 2_000_000
+    file_batch.FILE_BYTES = 2_000_000
     with small_disk(ledger, place, 5_000_000) as remount:
         asyncio.run(_fill_up(ledger, url, place, what, remount))
 
@@ -295,9 +311,6 @@ async def _fill_up(ledger: Ledger, url: str, place: str, what: str, remount: Cal
     async with apart(url, place, **PATIENT) as buffer:
         for number in range(200):
             if what == "read-only" and number == 10:
-                # Files that are open for writing keep a file system from that: they are closed, as after a failure.
-                buffer.storage.segments.lost()
-                await buffer.storage.thread.run(partial(buffer.storage.segments.tend_written))
                 remount("ro")
             try:
                 await buffer.put(heavy(number), TASK)
@@ -315,4 +328,4 @@ async def _fill_up(ledger: Ledger, url: str, place: str, what: str, remount: Cal
         while groups := await buffer.get(50, TASK):
             ledger.write("took", *numbers_in(groups))
         ledger.write("failed", await buffer.count(TASK, "failed"))
-    ledger.write("files", len(await asyncio.to_thread(os.listdir, Path(place) / "segments")))
+    ledger.write("files", len(await asyncio.to_thread(os.listdir, Path(place) / FILES)))

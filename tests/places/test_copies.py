@@ -16,8 +16,9 @@ import pytest
 from replaybuf import ReplayBuffer, RolloutState
 from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.errors import InputError, NotEmptyError, PayloadStoreError, SnapshotError
+from replaybuf.places.store import FILES
 from replaybuf.storage.sql.copies import whole
-from replaybuf.storage.sql.tasks import open_segments
+from replaybuf.storage.sql.tasks import file_batch
 from tests.contract.harness import plain
 from tests.stores import TASK, build, group
 
@@ -61,18 +62,18 @@ def rows(file: Path, statement: str) -> list[tuple[Any, ...]]:
 
 async def count_apart(buffer: ReplayBuffer) -> int:
     """The number of payloads that are kept apart."""
-    query = "SELECT count(*) FROM rb_payload WHERE segment IS NOT NULL"
+    query = "SELECT count(*) FROM rb_payload WHERE file IS NOT NULL"
     return int(await buffer.storage._read(lambda tx: tx.value(query)))
 
 
 async def test_a_snapshot_has_all_payloads_in_it(shared_url: str, tmp_path: Path) -> None:
     """It needs the folder no more, and neither does what is resumed from it."""
-    async with filled(shared_url, tmp_path / "segments") as buffer:
+    async with filled(shared_url, tmp_path / "payloads") as buffer:
         assert await count_apart(buffer) == 4
         before = await everything(buffer)
         file = await buffer.save(tmp_path / "snapshot")
-    shutil.rmtree(tmp_path / "segments")
-    assert rows(file, "SELECT count(*), count(segment), count(size) FROM rb_payload") == [(COUNT, 0, 0)]
+    shutil.rmtree(tmp_path / "payloads")
+    assert rows(file, "SELECT count(*), count(file), count(size) FROM rb_payload") == [(COUNT, 0, 0)]
     assert rows(file, "SELECT count(*) FROM rb_place") == [(0,)]
     wrong = "SELECT p.uid FROM rb_payload p JOIN rb_group g ON g.uid = p.uid WHERE length(p.data) != g.bytes"
     assert rows(file, wrong) == []
@@ -85,13 +86,13 @@ async def test_a_snapshot_has_all_payloads_in_it(shared_url: str, tmp_path: Path
 async def test_large_payloads_are_put_apart_when_they_are_resumed(
     shared_url: str, tmp_path: Path, payloads: Any
 ) -> None:
-    async with filled(f"sqlite:///{tmp_path}/first.db", tmp_path / "segments") as buffer:
+    async with filled(f"sqlite:///{tmp_path}/first.db", tmp_path / "payloads") as buffer:
         before = await everything(buffer)
         await buffer.save(tmp_path / "snapshot", payloads=payloads)
     async with apart(shared_url, tmp_path / "others") as other:
         await other.resume(tmp_path / "snapshot")
         assert await count_apart(other) == 4
-        shutil.rmtree(tmp_path / "segments")
+        shutil.rmtree(tmp_path / "payloads")
         assert await everything(other) == before
         await other.put(heavy(99), TASK)
         taken = await other.get(COUNT + 1, TASK)
@@ -99,57 +100,56 @@ async def test_large_payloads_are_put_apart_when_they_are_resumed(
 
 
 async def test_a_snapshot_refers_to_payloads_that_stay(shared_url: str, tmp_path: Path) -> None:
-    async with filled(shared_url, tmp_path / "segments") as buffer:
+    async with filled(shared_url, tmp_path / "payloads") as buffer:
         before, identity = await everything(buffer), buffer.storage.identity
         file = await buffer.save(tmp_path / "snapshot", payloads="keep")
-    # It owns no segment: who opens the file itself deletes none.
-    assert rows(file, "SELECT count(*), count(segment), count(size) FROM rb_payload") == [(COUNT, 0, 4)]
-    assert rows(file, "SELECT count(*) FROM rb_segment") == [(0,)]
-    assert rows(file, "SELECT url FROM rb_place") == [(str(tmp_path / "segments"),)]
+    # It owns no file: who opens the snapshot itself deletes none.
+    assert rows(file, "SELECT count(*), count(file), count(size) FROM rb_payload") == [(COUNT, 0, 4)]
+    assert rows(file, "SELECT count(*) FROM rb_file") == [(0,)]
+    assert rows(file, "SELECT url FROM rb_place") == [(str(tmp_path / "payloads"),)]
     assert rows(file, "SELECT value FROM rb_info WHERE name = 'payloads_of'") == [(identity,)]
     async with build(f"sqlite:///{tmp_path}/other.db") as other:
         await other.resume(tmp_path / "snapshot")
-        shutil.rmtree(tmp_path / "segments")
+        shutil.rmtree(tmp_path / "payloads")
         assert await everything(other) == before
 
 
 async def test_what_a_snapshot_refers_to_and_has_left_is_refused(shared_url: str, tmp_path: Path) -> None:
-    async with filled(f"sqlite:///{tmp_path}/first.db", tmp_path / "segments") as buffer:
+    async with filled(f"sqlite:///{tmp_path}/first.db", tmp_path / "payloads") as buffer:
         await buffer.save(tmp_path / "snapshot", payloads="keep")
-    [segment] = (tmp_path / "segments" / "segments").iterdir()
-    data = bytearray(segment.read_bytes())
-    data[100_000] ^= 1
-    segment.write_bytes(data)
+    [first, *_] = (tmp_path / "payloads" / FILES).iterdir()
+    data = bytearray(first.read_bytes())
+    data[30_000] ^= 1
+    first.write_bytes(data)
     async with build(shared_url) as other:
         with pytest.raises(SnapshotError, match=r"that of group \d has left .* nothing was loaded"):
             await other.resume(tmp_path / "snapshot")
         assert len(other) == 0
-        segment.unlink()
+        first.unlink()
         with pytest.raises(SnapshotError, match="somebody deleted it"):
             await other.resume(tmp_path / "snapshot")
-        shutil.rmtree(tmp_path / "segments")
+        shutil.rmtree(tmp_path / "payloads")
         with pytest.raises(PayloadStoreError, match="isn't there"):
             await other.resume(tmp_path / "snapshot")
         assert len(other) == 0
         await other.put(group(1), TASK)
 
 
-async def test_a_buffer_that_is_not_empty_gets_no_segments(shared_url: str, tmp_path: Path) -> None:
+async def test_a_buffer_that_is_not_empty_gets_no_files(shared_url: str, tmp_path: Path) -> None:
     async with filled(f"sqlite:///{tmp_path}/first.db", None) as buffer:
         await buffer.save(tmp_path / "snapshot")
-    async with apart(shared_url, tmp_path / "segments") as other:
+    async with apart(shared_url, tmp_path / "payloads") as other:
         await other.put(group(1), TASK)
         with pytest.raises(NotEmptyError):
             await other.resume(tmp_path / "snapshot")
-        assert not [one for one in (tmp_path / "segments" / "segments").iterdir() if one.stat().st_size]
+        assert not list((tmp_path / "payloads" / FILES).iterdir())
 
 
 async def test_damage_where_a_payload_is_kept_is_as_damage_in_the_database(shared_url: str, tmp_path: Path) -> None:
     """The others are copied, and the damaged one is set aside by the first draw."""
-    async with filled(shared_url, tmp_path / "segments") as buffer:
-        for segment in (tmp_path / "segments" / "segments").iterdir():
-            if segment.stat().st_size:
-                segment.write_bytes(segment.read_bytes()[:300_000])  # of 320,000
+    async with filled(shared_url, tmp_path / "payloads") as buffer:
+        [first, *_] = (tmp_path / "payloads" / FILES).iterdir()
+        first.write_bytes(first.read_bytes()[:70_000])  # of 80,000
         await buffer.save(tmp_path / "snapshot")
     async with build(f"sqlite:///{tmp_path}/other.db") as other:
         await other.resume(tmp_path / "snapshot")
@@ -159,23 +159,23 @@ async def test_damage_where_a_payload_is_kept_is_as_damage_in_the_database(share
 
 
 async def test_a_place_that_is_gone_ends_a_copy(shared_url: str, tmp_path: Path) -> None:
-    async with filled(shared_url, tmp_path / "segments") as buffer:
-        (tmp_path / "segments").rename(tmp_path / "gone")
+    async with filled(shared_url, tmp_path / "payloads") as buffer:
+        (tmp_path / "payloads").rename(tmp_path / "gone")
         with pytest.raises(PayloadStoreError, match="mount it"):
             await buffer.save(tmp_path / "snapshot")
         with pytest.raises(PayloadStoreError, match="mount it"):
             await asyncio.to_thread(buffer.state_dict)
-        (tmp_path / "gone").rename(tmp_path / "segments")
+        (tmp_path / "gone").rename(tmp_path / "payloads")
         assert not list((tmp_path / "snapshot").iterdir())
         await buffer.save(tmp_path / "snapshot")
 
 
 @pytest.mark.parametrize("into", ["folder", "database"])
 async def test_a_state_has_all_payloads_in_it(shared_url: str, tmp_path: Path, into: str) -> None:
-    async with filled(f"sqlite:///{tmp_path}/first.db", tmp_path / "segments") as buffer:
+    async with filled(f"sqlite:///{tmp_path}/first.db", tmp_path / "payloads") as buffer:
         before = await everything(buffer)
         state = await asyncio.to_thread(buffer.state_dict)
-    shutil.rmtree(tmp_path / "segments")
+    shutil.rmtree(tmp_path / "payloads")
     async with apart(shared_url, tmp_path / "others" if into == "folder" else None) as other:
         await asyncio.to_thread(other.load_state_dict, state)
         assert await count_apart(other) == (4 if into == "folder" else 0)
@@ -185,10 +185,10 @@ async def test_a_state_has_all_payloads_in_it(shared_url: str, tmp_path: Path, i
             await asyncio.to_thread(other.load_state_dict, state)
 
 
-async def test_segments_stay_while_they_are_copied(
+async def test_files_stay_while_they_are_copied(
     shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All groups leave in the middle of a copy, and new ones would be written over them."""
+    """All groups leave in the middle of a copy."""
     reading, going_on = asyncio.Event(), asyncio.Event()
     original = whole.tails_of
     loop = asyncio.get_running_loop()
@@ -201,8 +201,8 @@ async def test_segments_stay_while_they_are_copied(
 
     monkeypatch.setattr(whole, "tails_of", slow)
     monkeypatch.setattr(whole, "_RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(open_segments, "SEGMENT_BYTES", 100_000)
-    async with filled(shared_url, tmp_path / "segments") as buffer:
+    monkeypatch.setattr(file_batch, "FILE_BYTES", 100_000)
+    async with filled(shared_url, tmp_path / "payloads") as buffer:
         before = await everything(buffer)
         saving = asyncio.create_task(buffer.save(tmp_path / "snapshot"))
         async with asyncio.timeout(20):
@@ -240,7 +240,7 @@ async def test_a_threshold_of_nothing_keeps_all_arrays_apart_and_no_texts(shared
         await buffer.save(tmp_path / "snapshot")
         state = await asyncio.to_thread(buffer.state_dict)
         before = await everything(buffer)
-    folder = tmp_path / "segments"
+    folder = tmp_path / "payloads"
     folder.mkdir()
     for load in ("resume", "state"):
         async with build(shared_url, name=load, payloads=str(folder), payload_threshold=0) as other:

@@ -12,9 +12,9 @@ import pytest
 
 from replaybuf import ArrayHandle, Status, load_all, load_into
 from replaybuf.errors import EncodeError, InputError
-from replaybuf.segments.folder import FolderStore
+from replaybuf.places.folder import FolderStore
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteDialect
-from tests.segments.deferred import LARGE, Kept, experts, lent, rollout, same
+from tests.places.deferred import LARGE, Kept, experts, lent, rollout, same
 from tests.stores import TASK
 
 ARRAYS = {

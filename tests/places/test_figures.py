@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from replaybuf import ReplayBuffer, RolloutState, units
+from replaybuf import ReplayBuffer, RolloutState
+from replaybuf.places.store import FILES
 from replaybuf.storage.sql.statements.upkeep import sweep
-from replaybuf.storage.sql.tasks import open_segments
 from tests.cli.conftest import run, run_json
 from tests.observe.test_exposition import numbers
 from tests.stores import TASK, build, group, opened
@@ -42,69 +41,44 @@ async def apart(url: str, folder: Path, groups: int = 0) -> AsyncIterator[Replay
 def place(url: str) -> dict[str, Any]:
     """The one row of the view."""
     [row] = run_json("sql", url, "SELECT * FROM places")
-    assert row["bytes"] == row["live_bytes"] + row["dead_bytes"]
-    return row
+    return dict(row)
 
 
-def named(url: str) -> int:
-    """The bytes that payloads have in segments."""
-    [row] = run_json("sql", url, "SELECT coalesce(sum(size), 0) AS size FROM rb_payload")
-    return int(row["size"])
-
-
-async def fill(url: str, folder: Path, groups: int) -> dict[str, Any]:
-    """Put groups, and return what the view has while their segments are open."""
+async def fill(url: str, folder: Path, groups: int) -> None:
     async with apart(url, folder, groups):
-        return await asyncio.to_thread(place, url)
+        pass
 
 
 async def take(url: str) -> None:
+    """Take a group, and let it be swept at once."""
     async with build(url) as buffer:
         await buffer.get(1, TASK)
-
-
-async def sweep_all(url: str) -> None:
-    """Delete the payloads of groups that are gone at once."""
-    async with build(url) as buffer:
         await buffer.storage._write(lambda tx: sweep(tx, 1e12, 1000))
 
 
-def test_the_view_adds_up_while_segments_are_open_sealed_and_half_dead(
-    shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_segments, "SEGMENT_BYTES", 3 * EACH)
-    folder = tmp_path / "segments"
-    row = asyncio.run(fill(shared_url, folder, 4))
-    assert row["url"] == str(folder)
-    assert row["open_segments"] >= 1
-    assert row["live_bytes"] == named(shared_url) >= 4 * EACH
-    row = place(shared_url)
-    assert row["open_segments"] == 0
-    assert row["live_bytes"] == named(shared_url) >= 4 * EACH
-    sealed, overhead = row["bytes"], row["dead_bytes"]
-    assert overhead < EACH  # frames and their alignment
+def test_the_view_adds_up(shared_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "payloads"
+    asyncio.run(fill(shared_url, folder, 4))
+    size = sum(file.stat().st_size for file in (folder / FILES).iterdir())
+    # The last tail of a file is padded, which isn't counted.
+    assert place(shared_url) == {"url": str(folder), "files": 4, "groups": 4, "bytes": 4 * EACH}
+    assert 4 * EACH <= size < 4 * EACH + 256
     asyncio.run(take(shared_url))
-    assert place(shared_url) == row  # until it is swept
-    asyncio.run(sweep_all(shared_url))
-    row = place(shared_url)
-    assert row["bytes"] == sealed
-    assert row["live_bytes"] == named(shared_url) >= 3 * EACH
-    assert EACH < row["dead_bytes"] < EACH + EACH
+    assert place(shared_url)["groups"] == 3
 
 
 def test_stats_metrics_and_the_page_say_the_same(shared_url: str, tmp_path: Path) -> None:
-    folder = tmp_path / "segments"
+    folder = tmp_path / "payloads"
     asyncio.run(fill(shared_url, folder, 2))
     row = place(shared_url)
     assert run_json("stats", shared_url)["database"]["places"] == [row]
     [line] = [line for line in run("stats", shared_url).stdout.splitlines() if line.startswith("payloads in")]
-    assert line.startswith(f"payloads in {folder}: 200 kB live, ")
-    assert line.endswith(f" dead, {units.number_of(row['segments'], 'segment')}")
+    assert line == f"payloads in {folder}: 200 kB of 2 groups, 2 files"
     found = numbers(parse(run("metrics", shared_url).stdout))
     labels = (("place", str(folder)),)
-    assert found["replaybuf_segments", labels] == row["segments"]
-    assert found["replaybuf_segment_live_bytes", labels] == row["live_bytes"]
-    assert found["replaybuf_segment_dead_bytes", labels] == row["dead_bytes"]
+    assert found["replaybuf_payload_files", labels] == row["files"]
+    assert found["replaybuf_payload_file_bytes", labels] == row["bytes"]
+    assert found["replaybuf_payload_file_groups", labels] == row["groups"]
     client = client_of(shared_url)
     assert client.get("/api/overview.json").json()["places"] == [row]
     page = client.get("/").text
@@ -117,12 +91,12 @@ def test_a_database_that_keeps_all_has_no_places(shared_url: str) -> None:
     assert run_json("sql", shared_url, "SELECT * FROM places") == []
     assert "payloads in" not in run("stats", shared_url).stdout
     assert "payloads apart" not in client_of(shared_url).get("/").text
-    assert "replaybuf_segment" not in run("metrics", shared_url).stdout
+    assert "replaybuf_payload_file" not in run("metrics", shared_url).stdout
 
 
 def test_the_command_and_the_page_list_arrays_and_where_they_are(shared_url: str, tmp_path: Path) -> None:
     """Of groups that are kept apart and of others, also while the folder isn't there."""
-    folder = tmp_path / "segments"
+    folder = tmp_path / "payloads"
 
     async def fill() -> None:
         async with apart(shared_url, folder) as buffer:
@@ -142,14 +116,14 @@ def test_the_command_and_the_page_list_arrays_and_where_they_are(shared_url: str
     assert [one["name"] for one in small] == ["routed_experts", "extra_fields.images[0]", "extra_fields.images[1]"]
     assert small[1] == expected
     assert [one["where"] for one in (large[0], large[2])] == ["the database"] * 2
-    segment = Path(large[1]["where"])
-    assert (tmp_path / "away").joinpath(*segment.parts[-2:]).stat().st_size > 96_000
-    assert large[1] == {**expected, "nbytes": 96_000, "shape": [12, 2000], "where": str(segment)}
+    file = Path(large[1]["where"])
+    assert (tmp_path / "away").joinpath(*file.parts[-2:]).stat().st_size == 96_000
+    assert large[1] == {**expected, "nbytes": 96_000, "shape": [12, 2000], "where": str(file)}
     shown = run("show", shared_url, 2, "--full")
-    assert f"extra_fields.images[0]  float32  12 × 2000  96.0 kB  {segment.name}" in shown.stdout
-    assert f"{segment.name}: in {segment.parent}\n2 small arrays of 36 B: in the database\n" in shown.stdout
+    assert f"extra_fields.images[0]  float32  12 × 2000  96.0 kB  {file.name}" in shown.stdout
+    assert f"{file.name}: in {file.parent}\n2 small arrays of 36 B: in the database\n" in shown.stdout
     assert "is shown without its arrays" in shown.stderr
     page = client_of(shared_url).get("/groups/2").text
     assert '<td>12 × 2000</td><td class="number">96.0 kB</td>' in page
-    assert f"{segment.name}: in {segment.parent}" in page
+    assert f"{file.name}: in {file.parent}" in page
     assert "3 small arrays" in client_of(shared_url).get("/groups/1").text

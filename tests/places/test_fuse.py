@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from replaybuf.errors import PayloadStoreError
-from replaybuf.segments import folder as folders
-from tests.segments.arrays import apart, heavy, put, take_all
+from replaybuf.places import folder as folders
+from tests.places.arrays import apart, heavy, put, take_all
 from tests.stores import TASK, group, until
 
 pytestmark = [

@@ -18,7 +18,7 @@ from replaybuf import ArrayHandle, LeaseLostError, ReplayBuffer, load_all, load_
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.storage.sql.schema.tables import garbage, payload
 from replaybuf.storage.sql.statements.upkeep import sweep
-from tests.segments.deferred import LARGE, Kept, experts, lent, rollout, same
+from tests.places.deferred import Kept, experts, lent, rollout, same
 from tests.stores import TASK
 
 
@@ -134,8 +134,8 @@ async def test_a_database_that_another_host_does_not_have(in_file: Kept, tmp_pat
 
 
 async def test_a_handle_after_its_lease_never_gives_wrong_data(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as the space wasn't reused it gives what was put; once the row is swept it says that it is too late."""
-    monkeypatch.setattr("replaybuf.storage.sql.tasks.open_segments.SEGMENT_BYTES", 300_000)
+    """As long as the file is there it gives what was put; once the row is swept it says that it is too late."""
+    monkeypatch.setattr("replaybuf.storage.sql.tasks.file_batch.FILE_BYTES", 300_000)
     async with kept.opened() as buffer:
         await buffer.put([rollout(3)], TASK)
         lease, [found] = await lent(buffer)
@@ -154,7 +154,7 @@ async def test_a_handle_after_its_lease_never_gives_wrong_data(kept: Kept, monke
 
 
 async def sweep_all(buffer: ReplayBuffer[Any]) -> None:
-    """Let what has left be swept, and empty segments be written over, without the time of grace."""
+    """Let what has left be swept, and empty files be deleted, without the time of grace."""
     storage: Any = buffer.storage
     await storage.thread.run(lambda: _sweep(storage))
 
@@ -169,34 +169,6 @@ async def _sweep(storage: Any) -> None:
     await storage.engine.write(lambda tx: sweep(tx, time.time(), 100), fenced=False)
     while await storage.encoding.tend():
         pass
-
-
-@pytest.mark.parametrize("size", [LARGE, LARGE // 2, 3 * LARGE])
-async def test_a_handle_into_a_segment_that_was_written_over(
-    in_folder: Kept, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    """Whatever is at its place now: another payload's frame, or the middle of one."""
-    monkeypatch.setattr("replaybuf.storage.sql.tasks.open_segments.SEGMENT_BYTES", 300_000)
-    async with in_folder.opened() as buffer:
-        for number in range(2):
-            await buffer.put([rollout(number)], TASK)
-        lease, found = await lent(buffer, 2)
-        old = [one.routed_experts for one in found]
-        await lease.acknowledge()
-        before = {file.name: file.stat().st_ino for file in in_folder.segments()}
-        lost = 0
-        for number in range(12):
-            await buffer.put([rollout(0).model_copy(update={"routed_experts": experts(50 + number, size)})], TASK)
-            await buffer.get(1, TASK)
-            await sweep_all(buffer)
-            lost = 0
-            for place, handle in enumerate(old):
-                try:
-                    assert same(handle.load(), experts(place))
-                except LeaseLostError:
-                    lost += 1
-        assert lost
-        assert {file.name: file.stat().st_ino for file in in_folder.segments()}.items() & before.items()
 
 
 # Damage
@@ -230,9 +202,9 @@ async def test_damage_elsewhere_sets_the_group_aside(on_disk: Kept) -> None:
 
 
 async def turn_bits(buffer: ReplayBuffer[Any], kept: Kept, around: bytes) -> None:
-    """Damage the bytes that are like these, in a segment or in the payload's row."""
+    """Damage the bytes that are like these, in a file or in the payload's row."""
     turned = bytes(one ^ 1 for one in around)
-    for path in kept.segments():
+    for path in kept.files():
         content = path.read_bytes()
         if (at := content.find(around)) >= 0:
             with path.open("r+b") as file:

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict
 
 from replaybuf import ArrayHandle, Status, load_all, load_into
 from replaybuf.errors import InputError
-from replaybuf.segments.folder import FolderStore
-from tests.segments.deferred import PLACES, Kept, experts, kept_at, lent, rollout, same
+from replaybuf.places.folder import FolderStore
+from tests.places.deferred import PLACES, Kept, experts, kept_at, lent, rollout, same
 from tests.stores import TASK
 
 

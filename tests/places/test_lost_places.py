@@ -10,41 +10,37 @@ import pytest
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import PayloadStoreError
-from replaybuf.segments.store import MARKER
-from tests.segments.arrays import (
+from replaybuf.places.store import FILES, MARKER
+from tests.places.arrays import (
     NBYTES,
     apart,
     ask,
     files,
     heavy,
-    place_of,
     put,
     rename,
     take_all,
-    until_empty,
     until_rows,
 )
-from tests.segments.relay import Relay
+from tests.places.relay import Relay
 from tests.stores import TASK, build, group, until
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
 
 
 async def _damage(place: str, how: str) -> None:
-    """Of the first payload in the first segment, or all of it."""
-    path = Path(place) / "segments" / "1.seg"
+    """Of the first payload in a file, or all of it."""
+    [path] = [one for one in (Path(place) / FILES).iterdir() if one.stat().st_size > 2 * NBYTES]
     raw = bytearray(path.read_bytes())
     match how:
         case "changed":
             raw[5000] ^= 1
-        case "header":
-            raw[10] ^= 1
         case "cut short":
             raw = raw[:5000]
         case "empty":
             raw = bytearray()
         case "swapped":
-            size = 64 + NBYTES + -NBYTES % 64
+            size = NBYTES + -NBYTES % 64
             raw[:size], raw[size : 2 * size] = raw[size : 2 * size], raw[:size]
         case _:
             path.unlink()
@@ -54,14 +50,12 @@ async def _damage(place: str, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("how", "spoilt"),
-    [("changed", 1), ("header", 1), ("cut short", 3), ("empty", 3), ("swapped", 2), ("deleted", 3)],
+    [("changed", 1), ("cut short", 3), ("empty", 3), ("swapped", 2), ("deleted", 3)],
 )
 async def test_damaged_groups_are_set_aside_with_the_reason(url: str, folder: Path, how: str, spoilt: int) -> None:
     """The take goes on with the next, also when a lease is drawn."""
     async with apart(url, folder) as buffer:
-        await put(buffer, 0)
-        await put(buffer, 1)
-        await put(buffer, 2)
+        await buffer.put_many([heavy(number) for number in range(3)], TASK)
         await buffer.put(group(77), TASK)
         await buffer.put(heavy(3, 19_000), TASK)
         await _damage(str(folder), how)
@@ -74,19 +68,6 @@ async def test_damaged_groups_are_set_aside_with_the_reason(url: str, folder: Pa
         assert all(item.error for item in failed)
 
 
-async def test_a_damaged_group_does_not_keep_others_from_being_moved(url: str, folder: Path) -> None:
-    async with apart(url, folder) as buffer:
-        await put(buffer, *range(4))
-        await put(buffer, *range(4, 8))
-        raw = bytearray((folder / "segments" / "1.seg").read_bytes())
-        raw[64 : 64 + 100] = bytes(100)
-        (folder / "segments" / "1.seg").write_bytes(raw)
-        kept = [item.uid async for item in buffer.find({}) if item.error is None]
-        await buffer.delete({"timestamp_id": {"$in": kept[:-1]}})
-        await put(buffer, *range(10, 14))
-        await until_empty(url, {2})  # where one group was left
-
-
 # Places that can't be reached
 
 
@@ -96,9 +77,8 @@ async def test_a_take_without_the_folder_gives_all_groups_back(url: str, folder:
         await put(buffer, *range(5))
         await buffer.put(group(50), "other")
         rename(folder, folder.with_name("away"))
-        place_of(buffer).close()
         for _ in range(2):
-            with pytest.raises(PayloadStoreError, match="mount it, or put it back; nothing is lost"):
+            with pytest.raises(PayloadStoreError, match=r"mount it, or put it back .*nothing is lost"):
                 await buffer.get(5, TASK)
             with pytest.raises(PayloadStoreError):
                 async with buffer.lease_batch({TASK: 2}):
@@ -115,14 +95,13 @@ async def test_a_take_without_the_folder_gives_all_groups_back(url: str, folder:
 
 
 async def test_a_folder_that_was_replaced_by_another_runs_is_not_damage(url: str, folder: Path, tmp_path: Path) -> None:
-    """As when the mount of another run takes its path: files of the same names are there."""
+    """As when the mount of another run takes its path."""
     other = tmp_path / "other"
     other.mkdir()
     async with apart(f"sqlite:///{tmp_path}/other.db", other) as theirs:
         await put(theirs, 7, 8)
         async with apart(url, folder) as ours:
             await put(ours, 1, 2)
-            place_of(ours).close()
             rename(folder, folder.with_name("away"))
             rename(other, folder)
             for _ in range(2):
@@ -135,7 +114,6 @@ async def test_a_folder_that_was_replaced_by_another_runs_is_not_damage(url: str
             rename(folder, other)
             rename(folder.with_name("away"), folder)
             assert sorted(await take_all(ours)) == [1, 2]
-            place_of(theirs).close()
         assert sorted(await take_all(theirs)) == [7, 8]
 
 
@@ -143,7 +121,6 @@ async def test_a_put_that_was_committed_is_not_said_to_have_failed(tmp_path: Pat
     """Where the arrays of what it dropped can't be read: that group says so."""
     async with apart(f"sqlite:///{tmp_path}/b.db", folder, capacity=1, on_full="evict") as buffer:
         await put(buffer, 1)
-        place_of(buffer).close()
         rename(folder, folder.with_name("away"))
         dropped: list[Any] = []
         assert await buffer.put(group(2), TASK, dropped=dropped)

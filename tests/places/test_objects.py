@@ -1,4 +1,4 @@
-"""Segments in an object store: what it answers, and what is said when it doesn't."""
+"""Payloads in an object store: what it answers, and what is said when it doesn't."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from replaybuf.errors import PayloadStoreError
-from replaybuf.segments.objects import ObjectStore
-from replaybuf.segments.places import claim
-from tests.segments.conftest import HOME, PATIENCE
-from tests.segments.relay import Relay
-from tests.segments.written import DATABASE, read, written
+from replaybuf.places.objects import ObjectStore
+from replaybuf.places.owners import claim
+from tests.places.conftest import HOME, PATIENCE
+from tests.places.relay import Relay
+from tests.places.written import DATABASE, read, written
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from replaybuf.errors import ConfigError
-from replaybuf.storage.sql.statements import segments
+from replaybuf.storage.sql.statements import home
 from tests.cli.conftest import run
 from tests.cli.doctored import examine, wrong
+from tests.places.arrays import apart, files, payload_rows, put, take_all
 from tests.postgres import execute, new_database
-from tests.segments.arrays import apart, files, payload_rows, put, take_all
 from tests.stores import build, until
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
@@ -125,7 +125,7 @@ def test_a_file_on_another_host_may_be_a_copy(tmp_path: Path, folder: Path, monk
     ask(fill(f"sqlite:///{tmp_path}/run.db", folder))
     shutil.copy(tmp_path / "run.db", tmp_path / "copy.db")
     (tmp_path / "run.db").unlink()
-    monkeypatch.setattr(segments.socket, "gethostname", lambda: "another")
+    monkeypatch.setattr(home.socket, "gethostname", lambda: "another")
     with pytest.raises(ConfigError, match="is a copy of that"):
         ask(fill(f"sqlite:///{tmp_path}/copy.db", folder))
 
@@ -143,7 +143,7 @@ def test_a_file_that_was_moved_is_the_original(
         path.unlink()
         shutil.copy(tmp_path / "backup.db", path)
     else:
-        monkeypatch.setattr(segments.socket, "gethostname", lambda: "another")
+        monkeypatch.setattr(home.socket, "gethostname", lambda: "another")
     ask(fill(f"sqlite:///{path}", folder))
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from replaybuf import RolloutState
 from replaybuf.codec.payload import Codec
+from replaybuf.places.store import FILES
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.cli.conftest import run, run_json
 from tests.stores import TASK, build, group
@@ -43,28 +44,28 @@ async def fill(url: str, folder: Path) -> None:
 
 
 @pytest.fixture
-def segments(tmp_path: Path) -> Path:
-    return tmp_path / "segments"
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "payloads"
 
 
 @pytest.fixture
-def filled(shared_url: str, segments: Path) -> str:
-    asyncio.run(fill(shared_url, segments))
+def filled(shared_url: str, place: Path) -> str:
+    asyncio.run(fill(shared_url, place))
     return shared_url
 
 
 @pytest.fixture
-def out_of_reach(filled: str, segments: Path) -> Iterator[str]:
+def out_of_reach(filled: str, place: Path) -> Iterator[str]:
     """The database, whose folder for payloads isn't mounted."""
-    segments.rename(segments.with_name("elsewhere"))
+    place.rename(place.with_name("elsewhere"))
     yield filled
-    segments.with_name("elsewhere").rename(segments)
+    place.with_name("elsewhere").rename(place)
 
 
-def cut(segments: Path) -> None:
+def cut(place: Path) -> None:
     """Cut the end of the last payload."""
-    [segment] = [one for one in (segments / "segments").iterdir() if one.stat().st_size]
-    segment.write_bytes(segment.read_bytes()[:-1000])
+    last = max((place / FILES).iterdir(), key=lambda one: one.stat().st_mtime_ns)
+    last.write_bytes(last.read_bytes()[:-1000])
 
 
 def test_a_group_is_shown_with_its_arrays(filled: str) -> None:
@@ -75,20 +76,20 @@ def test_a_group_is_shown_with_its_arrays(filled: str) -> None:
     assert "without" not in result.stderr
 
 
-def test_without_the_folder_all_that_the_database_has_is_shown(out_of_reach: str, segments: Path) -> None:
+def test_without_the_folder_all_that_the_database_has_is_shown(out_of_reach: str, place: Path) -> None:
     result = run("show", out_of_reach, 2, "--full", "--json")
     shown = json.loads(result.stdout)
     assert shown["rollouts"][1]["extra_fields"] == {"experts": None, "note": "note 2"}
     assert shown["rollouts"][1]["response"] == f"2 {TEXT}"
     assert result.stderr.count("\n") == 1
-    assert f"group 2 is shown without its arrays: {segments} isn't there" in result.stderr
+    assert f"group 2 is shown without its arrays: {place} isn't there" in result.stderr
     assert run("show", out_of_reach, 4, "--full").stderr == ""
     run("show", out_of_reach, 1, 2, 3)
     run("show", out_of_reach, "--best", 2)
 
 
-def test_damaged_arrays_leave_texts(filled: str, segments: Path) -> None:
-    cut(segments)
+def test_damaged_arrays_leave_texts(filled: str, place: Path) -> None:
+    cut(place)
     result = run("show", filled, 3, "--full", "--json")
     assert json.loads(result.stdout)["rollouts"][0]["response"] == f"3 {TEXT}"
     assert "it was cut short" in result.stderr
@@ -104,24 +105,24 @@ def test_texts_are_found_by_sql(out_of_reach: str) -> None:
     assert len(run_json("ls", out_of_reach)) == 4
 
 
-def test_the_page_shows_a_group(filled: str, segments: Path) -> None:
+def test_the_page_shows_a_group(filled: str, place: Path) -> None:
     client = client_of(filled)
     text = client.get("/groups/2").text
     assert "without its arrays" not in text
     assert TEXT.strip() in text
-    segments.rename(segments.with_name("elsewhere"))
+    place.rename(place.with_name("elsewhere"))
     text = client.get("/groups/2").text
     assert TEXT.strip() in text
     assert "note 2" in text
     assert "group 2 is shown without its arrays" in text
 
 
-def test_an_export_has_all_or_says_why_not(filled: str, segments: Path, tmp_path: Path) -> None:
+def test_an_export_has_all_or_says_why_not(filled: str, place: Path, tmp_path: Path) -> None:
     run("export", filled, tmp_path / "all.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
     assert len(rows) == 7
     assert "$ndarray" in rows[0]["extra_fields"]["experts"]
-    segments.rename(segments.with_name("elsewhere"))
+    place.rename(place.with_name("elsewhere"))
     result = run("export", filled, tmp_path / "none.jsonl", code=1)
     assert "mount it" in result.stderr
     assert "Traceback" not in result.stderr
@@ -136,9 +137,9 @@ def checksums(url: str, *options: str) -> dict[str, Any]:
     return next(one for one in found if one["check"] == "checksums")
 
 
-def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, segments: Path, tmp_path: Path) -> None:
-    segments.rename(segments.with_name("elsewhere"))
-    asyncio.run(fill(f"sqlite:///{tmp_path}/other.db", segments))
+def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, place: Path, tmp_path: Path) -> None:
+    place.rename(place.with_name("elsewhere"))
+    asyncio.run(fill(f"sqlite:///{tmp_path}/other.db", place))
     assert "has other payloads than those" in run("show", filled, 2, "--full").stderr
     found = checksums(filled)
     assert (found["level"], found["repairable"]) == ("ok", False)
@@ -146,7 +147,7 @@ def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, segments:
     assert "mount or put back" in run("save", filled, tmp_path / "snapshot", code=1).stderr
 
 
-def test_saving_and_resuming_on_the_command_line(filled: str, segments: Path, tmp_path: Path) -> None:
+def test_saving_and_resuming_on_the_command_line(filled: str, place: Path, tmp_path: Path) -> None:
     run("save", filled, tmp_path / "whole")
     run("save", filled, tmp_path / "references", "--payloads", "keep")
     sizes = [(tmp_path / name / "replaybuf.sqlite").stat().st_size for name in ("whole", "references")]
@@ -154,33 +155,33 @@ def test_saving_and_resuming_on_the_command_line(filled: str, segments: Path, tm
     (tmp_path / "others").mkdir()
     other = f"sqlite:///{tmp_path}/other.db"
     run("resume", other, tmp_path / "references", "--payloads", tmp_path / "others")
-    shutil.rmtree(segments)
+    shutil.rmtree(place)
     assert run_json("show", other, 2, "--full")["rollouts"][0]["extra_fields"]["experts"][:2] == [2, 3]
     again = run("resume", f"sqlite:///{tmp_path}/third.db", tmp_path / "references", code=1)
     assert "mount it" in again.stderr
 
 
-def test_a_rescue_takes_arrays_along_or_says_why_not(tmp_path: Path, segments: Path) -> None:
+def test_a_rescue_takes_arrays_along_or_says_why_not(tmp_path: Path, place: Path) -> None:
     path = tmp_path / "run.db"
-    asyncio.run(fill(f"sqlite:///{path}", segments))
-    segments.rename(segments.with_name("elsewhere"))
+    asyncio.run(fill(f"sqlite:///{path}", place))
+    place.rename(place.with_name("elsewhere"))
     refused = run("doctor", path, "--rescue", tmp_path / "first", code=1)
     assert "mount it" in refused.stderr
     assert "Traceback" not in refused.stderr
-    segments.with_name("elsewhere").rename(segments)
-    cut(segments)
+    place.with_name("elsewhere").rename(place)
+    cut(place)
     run("doctor", path, "--rescue", tmp_path / "rescued", code=None)
-    shutil.rmtree(segments)
+    shutil.rmtree(place)
     other = f"sqlite:///{tmp_path}/other.db"
     run("resume", other, tmp_path / "rescued")
     assert [row["uid"] for row in run_json("ls", other)] == [1, 2, 4]
     assert run_json("show", other, 2, "--full")["rollouts"][0]["extra_fields"]["experts"][:2] == [2, 3]
 
 
-def test_texts_are_mended_from_arrays(tmp_path: Path, segments: Path) -> None:
+def test_texts_are_mended_from_arrays(tmp_path: Path, place: Path) -> None:
     """The marks of a group are made anew from its rollouts, which are read whole."""
     path = tmp_path / "run.db"
-    asyncio.run(fill(f"sqlite:///{path}", segments))
+    asyncio.run(fill(f"sqlite:///{path}", place))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE rb_payload SET outline = '[{' WHERE uid = 2")
     run("doctor", path, "--repair", code=None)

@@ -14,17 +14,17 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from replaybuf.errors import ConfigError, PayloadStoreError
-from replaybuf.segments.places import parse_place
-from replaybuf.segments.store import MARKER
-from replaybuf.storage.sql.tasks import buffer_segments as tasks
+from replaybuf.places.owners import parse_place
+from replaybuf.places.store import MARKER
+from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.sql.tasks import sweeper
 from tests.cli.doctored import examine, wrong
 from tests.faults.ledger import entries
 from tests.faults.processes import end, start
+from tests.places import roles
+from tests.places.arrays import apart, ask, numbers_in, put, take_all
 from tests.postgres import execute, new_database
-from tests.segments import roles
-from tests.segments.arrays import apart, ask, numbers_in, put, take_all
-from tests.stores import TASK, build, until
+from tests.stores import TASK, build
 
 STORES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
 
@@ -32,7 +32,7 @@ STORES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
 @pytest.fixture(autouse=True)
 def _soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(tasks, "_RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(tasks, "_LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture(params=STORES)
@@ -89,21 +89,15 @@ async def test_a_folder_that_was_moved_is_noted_once_nobody_uses_it_where_it_was
         await put(buffer, 1)
     moved = folder.with_name("moved")
     shutil.move(folder, moved)
-    now = "SELECT max(renewed_at) FROM rb_segment_user"
-    async with apart(url, moved) as buffer:
-        await put(buffer, 2)
-        [(alive,)] = await ask(url, now)
-        await ask(url, "UPDATE rb_place SET url = '/gone'")
-        await ask(url, f"INSERT INTO rb_segment_user (id, keeps, renewed_at) VALUES (999, false, {alive + 30})")
-    async with apart(url, moved) as buffer:
-        assert sorted(numbers_in(await buffer.get(1, TASK))) == [1]
-        assert await noted(url) == ["/gone"]
-        await ask(url, "DELETE FROM rb_segment_user WHERE id = 999")
-        await until(lambda: _is_noted(url, moved))
-
-
-async def _is_noted(url: str, folder: Path) -> bool:
-    return await noted(url) == [str(folder)]
+    another = "'default', 'rollouts', 'elsewhere', 1, 0"
+    await ask(url, f"INSERT INTO rb_worker (buffer, name, host, pid, started_at, seen_at) VALUES ({another}, 1e12)")
+    for seen_at, known in ((1e12, folder), (0, moved)):
+        await ask(url, f"UPDATE rb_worker SET seen_at = {seen_at} WHERE host = 'elsewhere'")
+        async with apart(url, moved) as buffer:
+            await put(buffer, 2)
+            assert await noted(url) == [str(known)]
+    async with build(url) as reader:
+        assert sorted(await take_all(reader)) == [1, 2, 2]
 
 
 # A database that was put back from a backup
@@ -150,7 +144,7 @@ def backed_up(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backup
 def test_places_that_were_added_before_and_after_a_backup_was_put_back_are_two(
     backed_up: Backup, folder: Path, tmp_path: Path
 ) -> None:
-    """Their segments have the same numbers and sizes; no group is read from the wrong one, or lost."""
+    """No group is read from the wrong one, or lost."""
 
     async def add(number: int, place: Path) -> None:
         async with apart(backed_up.url, place) as buffer:
@@ -168,7 +162,6 @@ def test_places_that_were_added_before_and_after_a_backup_was_put_back_are_two(
     asyncio.run(add(2, before))
     backed_up.put_back()
     asyncio.run(add(3, after))
-    assert {one.name for one in (before / "segments").iterdir()} & {one.name for one in (after / "segments").iterdir()}
     asyncio.run(add(4, before))
     found = examine(backed_up.url)
     assert wrong(found).get("checksums") is None
@@ -233,4 +226,4 @@ async def test_those_who_create_a_database_at_the_same_moment_share_its_place(
 
 def test_a_home_is_spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert parse_place("~/segments") == "/home/me/segments"
+    assert parse_place("~/payloads") == "/home/me/payloads"

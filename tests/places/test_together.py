@@ -25,8 +25,8 @@ def heavy(number: int) -> list[dict[str, Any]]:
 async def test_payloads_apart_are_put_together(shared_url: str, tmp_path: Path, kind: str) -> None:
     """Each buffer writes its own, in its own thread."""
     other_url = shared_url if kind == "one database" else f"sqlite:///{tmp_path}/other.db"
-    other_folder = tmp_path / ("segments" if kind == "one database" else "others")
-    first = build(shared_url, "first", tmp_path / "segments")
+    other_folder = tmp_path / ("payloads" if kind == "one database" else "others")
+    first = build(shared_url, "first", tmp_path / "payloads")
     second = build(other_url, "second", other_folder, capacity=1, on_full="reject")
     async with first, second:
         await put_together([Put(first, heavy(1), "math", {}), Put(second, heavy(2), "math", {})])

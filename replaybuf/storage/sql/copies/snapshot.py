@@ -65,7 +65,7 @@ _FEW_GROUPS = 50
 T = TypeVar("T")
 Row = dict[str, Any]
 #: The columns of a row of `rb_payload` with a whole payload.
-_INSIDE: Row = {"file": None}
+_INSIDE: Row = {"file": None, "size": None}
 
 
 async def copy_to(
@@ -97,7 +97,7 @@ async def copy_to(
 
                 async def convert(rows: list[Row]) -> list[Row]:
                     if not whole:
-                        return [row | _INSIDE for row in rows]  # the copy owns no files
+                        return [row | {"file": None} for row in rows]  # the copy owns no files
                     payloads = await read_whole([row["data"] for row in rows], places, kept=kept)
                     return [row | {"data": data} | _INSIDE for row, data in zip(rows, payloads, strict=True)]
 
@@ -194,7 +194,7 @@ class _Loading:
     def _named(self, row: Row) -> Row:
         extent, data = self.extents[row["uid"]], row["data"]
         head = data[:-EXTENT_BYTES] if names_its_arrays(data) else self._codec.split(data).head
-        return row | {"data": head + extent.packed(), "file": extent.file}
+        return row | {"data": head + extent.packed(), "file": extent.file, "size": extent.size}
 
     async def _whole(self, rows: list[Row]) -> list[Row]:
         """Return rows with whole payloads. Raises SnapshotError where a payload kept apart is missing."""

@@ -27,10 +27,11 @@ Groups with another staleness (given with the put, without model steps, or expir
 `ticket` is the group's sampling id, the seed of its random draws, NULL where it is the uid. Uids are never reused, but
 groups put after a restore get the tickets that they would have had without it, and so the same chances.
 
-`file` has the tail of a payload, NULL if `data` is the whole payload; `data` is then the head, and ends with the tail's
-extent in the file (`replaybuf.places.store`). A file has `bytes`, and `groups` whose payloads name it: 0 when it can be
-deleted, -1 when it is nobody's (`statements.files`). A place was last listed for those at `listed_at`, and none of its
-files are deleted until `kept_until`.
+`file` has the tail of a payload, of `size` bytes, NULL if `data` is the whole payload; `data` is then the head, and
+ends with the tail's extent in the file (`replaybuf.places.store`).
+
+A file has `bytes`, and `groups` whose payloads name it: 0 when it can be deleted, -1 when it is nobody's
+(`statements.files`). A place was last listed for those at `listed_at`, and keeps all its files until `kept_until`.
 
 `copied_to` is set while a checkpoint is incomplete: groups up to this uid are copied, and `created_at` is the last
 heartbeat of the process that makes it (`tasks.incremental_checkpoint`).
@@ -131,7 +132,9 @@ payload = Table(
     Column("uid", Id, primary_key=True, autoincrement=False),
     Column("outline", Json, nullable=False),
     Column("prompt", Text),
-    Column("file", BigInteger),  # before `data`, behind which SQLite would have to read
+    # Before `data`, behind which SQLite would have to read.
+    Column("file", BigInteger),
+    Column("size", BigInteger),
     Column("data", LargeBinary, nullable=False),
     # A throttled vacuum, as by the server's defaults, frees less than a busy run puts: the database would grow.
     postgresql_with={

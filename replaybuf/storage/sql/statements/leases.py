@@ -260,17 +260,18 @@ def _restore(tx: Transaction, row: GroupRow, lost: dict[int, str]) -> bool:
     here = select(payload.c.uid).where(payload.c.uid == row.uid)
     if row.payload is not None and tx.execute(here).first() is None:
         # The payload was swept already. (The outline isn't restored: it only serves the views.)
-        file = _file_of(row) if row.is_apart and row.whole is row.payload else None
-        if file is not None and not count_back(tx, file):
-            lost[row.uid], file = _TOO_LATE, None
-        tx.execute(insert(payload), {"uid": row.uid, "outline": [], "prompt": None, "file": file, "data": row.whole})
+        extent = _extent_of(row) if row.is_apart and row.whole is row.payload else None
+        if extent is not None and not count_back(tx, extent.file):
+            lost[row.uid], extent = _TOO_LATE, None
+        where = {} if extent is None else {"file": extent.file, "size": extent.size}
+        tx.execute(insert(payload), {"uid": row.uid, "outline": [], "prompt": None, "data": row.whole} | where)
     return True
 
 
-def _file_of(row: GroupRow) -> int | None:
-    """Return the file of a group's arrays, None if the payload is damaged."""
+def _extent_of(row: GroupRow) -> Extent | None:
+    """Return where a group's arrays are, None if the payload is damaged."""
     with contextlib.suppress(DecodeError):
-        return Extent.at_end_of(row.payload or b"").file
+        return Extent.at_end_of(row.payload or b"")
     return None
 
 

@@ -227,8 +227,9 @@ def aside_since(new: NewGroup) -> float | None:
 
 def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
     """Return a new group as a row of `rb_payload`."""
-    file = None if encoded.extent is None else encoded.extent.file
-    return uid, encoded.outline, encoded.prompt, file, encoded.payload
+    extent = encoded.extent
+    where = (None, None) if extent is None else (extent.file, extent.size)
+    return uid, encoded.outline, encoded.prompt, *where, encoded.payload
 
 
 def insert_groups(tx: Transaction, groups: Sequence[Row], new: Sequence[tuple[int, EncodedGroup]]) -> None:

@@ -188,7 +188,7 @@ def _draw(tx: Transaction, codec: Codec, draw: Draw, lanes: KnownLanes) -> list[
 def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None) -> None:
     """Consume drawn groups as `consume` does; only statements sent with COMMIT may follow.
 
-    If all groups are removed, the removal itself is sent with COMMIT. Payloads in segments are kept until read.
+    If all groups are removed, the removal itself is sent with COMMIT. Payloads that are kept apart are kept until read.
     """
     of_rows = [(row.lane, row.times_sampled, row.deliveries) for row in rows]
     states = dict(zip(of_rows, rows, strict=True))
