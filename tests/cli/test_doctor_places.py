@@ -226,7 +226,7 @@ def test_looking_changes_nothing(url: str, folder: Path) -> None:
 
 
 def test_it_is_safe_to_repair_while_a_run_goes_on(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments are registered before they are written, so that even the youngest one is never taken for a left one."""
+    """Even where the youngest file is taken for a left one: its put is written again."""
     monkeypatch.setattr(check_places, "YOUNG_SECONDS", -3600.0)
     monkeypatch.setattr(file_batch, "FILE_BYTES", 3 * EACH)
     done = threading.Event()
@@ -234,7 +234,7 @@ def test_it_is_safe_to_repair_while_a_run_goes_on(url: str, folder: Path, monkey
     flowing.start()
     try:
         for _ in range(3):
-            assert "deleted" not in run("doctor", url, "--repair", code=None).stderr
+            run("doctor", url, "--repair", code=None)
     finally:
         done.set()
         flowing.join()
@@ -249,7 +249,7 @@ async def flow(url: str, folder: Path, done: threading.Event) -> None:
             for _ in range(4):
                 number += 1
                 await buffer.put(heavy(number), TASK)
-            await buffer.get(4, TASK)
+            assert len(await buffer.get(4, TASK)) == 4
             await buffer.storage._write(lambda tx: sweep(tx, time.time() + 1, 1000))
 
 

@@ -19,8 +19,8 @@ from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_format import TAIL_BYTES
 from replaybuf.codec.payload_header import is_apart
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError
-from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.places.store import EXTENT_BYTES, Extent
+from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, PAYLOAD, ZSTD, same, sealed
 
 LARGE = np.arange(TAIL_BYTES, dtype=np.uint8)
