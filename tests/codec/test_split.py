@@ -129,7 +129,7 @@ def test_hostile_tables_do_no_harm(raw: bytes, arrays: int, count: int) -> None:
 
 
 def test_a_head_says_where_its_tail_is() -> None:
-    split, extent = DICTS.encode_split(GROUP), Extent(1, 2, 3, 64, 100)
+    split, extent = DICTS.encode_split(GROUP), Extent(1, 2, 64, 100)
     stored = split.head + extent.packed()
     assert is_apart(stored)
     assert Extent.at_end_of(stored) == extent
