@@ -205,20 +205,11 @@ def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
     return str(value)
 
 
-def csv_lines(rows: Sequence[Mapping[str, Any]], *, for_spreadsheets: bool = False) -> Iterator[str]:
-    """Yield the lines of a CSV file: a header, then rows, which have the same keys; nothing without rows.
-
-    With `for_spreadsheets`, texts that a spreadsheet would evaluate as formulas are prefixed with an apostrophe.
-    """
+def csv_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a CSV file: a header, then rows, which have the same keys; nothing without rows."""
     writer = csv.writer(SimpleNamespace(write=str), lineterminator="\n")
     for values in (rows[0], *(row.values() for row in rows)) if rows else ():
-        cells = [_cell(value) for value in values]
-        if for_spreadsheets:
-            cells = [f"'{one}" if isinstance(one, str) and one.startswith(_FORMULAS) else one for one in cells]
-        yield writer.writerow(cells)
-
-
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+        yield writer.writerow([_cell(value) for value in values])
 
 
 def _cell(value: Any) -> Any:

@@ -134,25 +134,30 @@ class Waits:
     # For groups
 
     async def draw(self, draw: Draw, timeout: float, call: Callable[[Draw], Awaitable[T | None]]) -> T:
-        """Return the result of `call(draw)`, once as many groups as the draw needs are available."""
+        """Return the result of `call(draw)`, once as many groups as the draw needs are available.
+
+        The call comes first, and the numbers of groups are read only when it returned None.
+        """
         deadline = time.monotonic() + timeout
-        while True:
-            if any(draw.at_least.values()):
-                await self.until_ready(draw, deadline, timeout)
-            drawn = await call(draw)
-            if drawn is not None:
-                return drawn
+        check_possible(draw, self._storage.rules.limits)
+        while (drawn := await call(draw)) is None:
+            if await self.until_ready(draw, deadline, timeout):
+                continue
             # Another process was faster, or has locked some of the groups.
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                await self.until_ready(draw, deadline, timeout)
                 await self.report_timeout(wait_of(draw, _began(deadline, timeout), timeout))
                 raise NotReadyError(f"after {timeout:g} s: others hold some of the groups; nothing was taken")
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
+        return drawn
 
-    async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> None:
-        """Wait until the groups that the draw needs are available. Raises NotReadyError, with what is missing."""
+    async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> bool:
+        """Wait until the groups that the draw needs are available; return whether they were missing before.
+
+        Raises NotReadyError, with what is missing.
+        """
         check_possible(draw, self._storage.rules.limits)
+        waited = False
         began = _began(deadline, timeout)
 
         def described() -> Wait:
@@ -168,7 +173,7 @@ class Waits:
                 tallies = await self._tallies()
                 there = await self._there(draw, tallies)
                 if draw.is_met_by(self._available(draw, tallies, there)):
-                    return
+                    return waited
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or report.due:
                     why = await self.why(
@@ -181,6 +186,7 @@ class Waits:
                         raise error
                     report.update(why.recorded, str(why))
                 begin()
+                waited = True
                 await self._changed(seen, min(remaining, report.pause))
 
     async def report_timeout(self, wait: Wait, why: Diagnosis | None = None) -> None:

@@ -78,8 +78,8 @@ def test_errors_name_options_without_their_variables(filled: str) -> None:
     assert "REPLAYBUF" not in run("ls", filled, "--limit", "many", code=2).stderr
 
 
-# They go on until they are stopped.
-LIVE = [("demo",), ("serve",), ("watch",)]
+# They go on until they are stopped, or print one report.
+LIVE = [("demo",), ("serve",), ("watch",), ("bench",)]
 
 
 @pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path not in LIVE])

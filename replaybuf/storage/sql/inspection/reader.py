@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +24,9 @@ from replaybuf.storage.sql.engine.read_transaction import ReadTransaction as Rea
 from replaybuf.storage.sql.engine.read_transaction import Table as Table
 from replaybuf.storage.sql.engine.sqlite_files import quote_path, translate_sqlite
 from replaybuf.storage.sql.schema.revisions import HEAD as HEAD
-from replaybuf.storage.sql.schema.revisions import REVISIONS, check_revision
+from replaybuf.storage.sql.schema.revisions import State as State
+from replaybuf.storage.sql.schema.revisions import check_revision
+from replaybuf.storage.sql.schema.revisions import state_of as state_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -192,10 +193,6 @@ class SqliteReadTransaction(ReadTransaction):
         cursor = self._connection.execute(statement, values or ())
         return [name for name, *_ in cursor.description or ()], cursor.fetchall()
 
-    def first_rows(self, statement: str, most: int) -> Table:
-        cursor = self._connection.execute(statement)
-        return [name for name, *_ in cursor.description or ()], cursor.fetchmany(most)
-
     def tuples(self, statement: str, /, **values: Any) -> Sequence[Sequence[Any]]:
         return self._connection.execute(statement, values or ()).fetchall()
 
@@ -263,21 +260,3 @@ class PostgresReader(Reader):
                     await steps.rollback()
         finally:
             await engine.dispose()
-
-
-class State(Enum):
-    """The relation of a revision to this version of replaybuf."""
-
-    MISSING = auto()
-    CURRENT = auto()
-    OLDER = auto()
-    NEWER = auto()
-
-
-def state_of(revision: str | None) -> State:
-    """Return the state of a schema by its revision (None when it has none)."""
-    if revision is None:
-        return State.MISSING
-    if revision == HEAD:
-        return State.CURRENT
-    return State.OLDER if revision in REVISIONS else State.NEWER

@@ -40,7 +40,7 @@ from replaybuf.storage.sql.engine.transaction import DEFAULT, Row, Scope, Sessio
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.schema.create import create_schema
-from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, check_revision
+from replaybuf.storage.sql.schema.revisions import HEAD, State, check_revision, state_of
 from replaybuf.storage.sql.schema.tables import DIGEST, info
 from replaybuf.storage.sql.statements.fence import joined
 from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
@@ -121,7 +121,7 @@ def _check_owner(tx: ReadTransaction, where: str) -> None:
     if revision is None and (tables := whole.dialect.tables(whole)):
         some = ", ".join(sorted(tables)[:3])
         raise NotADatabaseError(f"{where} belongs to something else (it has tables {some}); nothing was changed")
-    if revision not in REVISIONS:
+    if state_of(revision) is State.NEWER:
         check_revision(revision, where)
 
 
@@ -270,11 +270,11 @@ class _SqlalchemySession(Session):
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         self._connection.exec_driver_sql(sql, [tuple(row) for row in rows])
 
-    def table(self, sql: str, values: Row = (), most: int | None = None) -> tuple[list[str], Sequence[Row]]:
+    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         result = self._connection.exec_driver_sql(sql, tuple(values))
         if not result.returns_rows:
             return [], []
-        return list(result.keys()), result.fetchall() if most is None else result.fetchmany(most)
+        return list(result.keys()), result.fetchall()
 
 
 def transaction_of(connection: Connection) -> Transaction:

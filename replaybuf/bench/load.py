@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from replaybuf import FullError, NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status, StorageError
-from replaybuf.bench.counted import LoadCounter
 from replaybuf.errors import InputError, ReplayBufError
-from replaybuf.places.owners import IN_DATABASE
 from replaybuf.storage.values import StorageItem
-
-T = TypeVar("T")
 
 TASK = "bench"
 _GROUP = re.compile(r"(\d{1,4})x(\d{1,7})")
 _POOL = 1 << 20  # tokens from which responses are sliced
 _PROMPT_TOKENS = 64
+#: Timeouts of puts and takes, in seconds; timeouts are counted, and the calls repeated.
+PUT_SECONDS, TAKE_SECONDS = 5.0, 2.0
+#: Pause after an error, in seconds, so that an unreachable database isn't called in a busy loop.
+_PAUSE_SECONDS = 0.2
+_LOOK_SECONDS = 0.5
+MODEL_STEP, TRAIN_STEP = 1, 2
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ class BenchSettings:
 
     A group has `rollouts` responses of `tokens` tokens each, as arrays or `lists`, and `extra` bytes in one array. A
     worker puts `rate` groups a second (0: as fast as possible), up to `concurrency` concurrently, and at most `groups`
-    (0: any number); the load ends when all workers have. Workers pause while there are more than `most` groups, polled
-    once a second (0: never). With a `capacity` the buffer itself blocks puts, exactly. Trainers train for
-    `step_seconds` after each batch. `joined`: other loads use the same buffer, which isn't emptied at the end.
+    (0: any number); the load ends when all workers have. Workers pause while there are more than `most` groups (0:
+    never). With a `capacity` the buffer itself blocks puts, exactly. Trainers train for `step_seconds` after each
+    batch. `payloads` is the config's.
     """
 
     url: str
@@ -55,22 +58,19 @@ class BenchSettings:
     step_seconds: float = 0.0
     most: int = 4096
     capacity: int = 0
-    payloads: str = IN_DATABASE
-    joined: bool = False
+    payloads: str = "database"
     keep: bool = False
 
     def check(self) -> None:
         """Raise InputError for settings that can't be measured."""
-        if not self.workers and not self.trainers:
-            raise InputError("neither workers nor trainers: nothing would be done; give --workers or --trainers")
+        if not self.workers:
+            raise InputError("without workers there is nothing to take: give --workers")
         if not self.seconds > 0:
             raise InputError(f"--minutes must be more than 0, got {self.seconds / 60:g}")
         if 0 < self.capacity < self.take:
             raise InputError(f"a take of {self.take} groups never finds them in a buffer of --capacity {self.capacity}")
         if 0 < self.most < self.take:
             raise InputError(f"a take of {self.take} groups never finds them if workers pause at --most {self.most}")
-        if not self.workers and not self.joined:
-            raise InputError("without --workers there is nothing to take, unless this load is to --join another one")
 
     def config(self, worker: str | None = None) -> ReplayBufferConfig:
         """Return the config of the buffer, with the name of a worker."""
@@ -136,37 +136,55 @@ class GroupMaker:
         )
 
 
-# Calls
+@dataclass(slots=True)
+class Report:
+    """What a process did since its last report: uids, latencies in seconds by call, and errors by call and text.
 
-#: Timeouts of puts and takes, in seconds; timeouts are counted, and the calls retried.
-PUT_SECONDS, TAKE_SECONDS = 5.0, 30.0
-#: Pause after an error, in seconds, so that an unreachable database isn't called in a busy loop.
-PAUSE_SECONDS = 0.2
-_LOOK_SECONDS = 0.5
-MODEL_STEP, TRAIN_STEP = 1, 2
+    `waited` are the seconds in which calls waited inside the buffer, or a worker paused because there were enough
+    groups; `late` counts puts that were due and not begun at the end, `in_doubt` puts that may or may not be stored;
+    `cpu` is in seconds. `last` marks the final report of a process that ends normally.
+    """
+
+    put: list[int] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)
+    latencies: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    waited: float = 0.0
+    late: int = 0
+    in_doubt: int = 0
+    cpu: float = 0.0
+    last: bool = False
+
+    def error(self, call: str, error: BaseException) -> None:
+        """Count an error that a user would see."""
+        self.errors[(call, f"{type(error).__name__}: {error}")] += 1
+        self.in_doubt += bool(getattr(error, "in_doubt", False))
 
 
 @dataclass(slots=True)
 class Load:
-    """A load in this process: from `start` to `until` of the monotonic clock, unless `stop` is set before."""
+    """A load in this process: from `start` to `until` of the monotonic clock, unless `stop` is set before.
+
+    `room` is cleared while there are more groups than `most`. `report` is replaced whenever it is sent.
+    """
 
     settings: BenchSettings
     number: int
     buffer: ReplayBuffer
-    counter: LoadCounter
     start: float
     until: float
     stop: asyncio.Event
     room: asyncio.Event
+    report: Report = field(default_factory=Report)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the load has ended: no further call begins."""
         return self.stop.is_set() or time.monotonic() >= self.until
 
     async def at(self, due: float) -> bool:
         """Wait until a time; return False if the load is over before."""
-        while not self.over:
+        while not self.is_over:
             if (left := due - time.monotonic()) <= 0:
                 return True
             await asyncio.sleep(min(left, _LOOK_SECONDS))
@@ -177,7 +195,7 @@ class Load:
 
 
 async def work(load: Load) -> None:
-    """Put groups, as fast as possible or on schedule, and count.
+    """Put groups, as fast as possible or on schedule.
 
     With a rate, latencies are also measured from when a put was due, so that the wait of a put behind a slow one counts
     (no coordinated omission).
@@ -187,14 +205,14 @@ async def work(load: Load) -> None:
 
     async def one_after_another() -> None:
         for due in arrivals:
-            if not await load.at(due):
-                load.counter.report.late += bool(load.settings.rate) and due < time.monotonic()
+            if not await load.at(due) or not await _room(load):
+                load.report.late += bool(load.settings.rate)
                 return
-            await _put(load, maker, due)
+            await _put(load, maker.make(), due)
 
     await asyncio.gather(*(one_after_another() for _ in range(load.settings.concurrency)))
     if load.settings.rate:
-        load.counter.report.late += sum(due < time.monotonic() for due in arrivals)
+        load.report.late += sum(due < time.monotonic() for due in arrivals)
 
 
 def _arrivals(load: Load) -> Iterator[float]:
@@ -210,13 +228,10 @@ def _arrivals(load: Load) -> Iterator[float]:
         due += interval
 
 
-async def _put(load: Load, maker: GroupMaker, due: float) -> None:
-    """Put a group; retry if there is no room within PUT_SECONDS."""
-    counter, room, group = load.counter, load.buffer.waits.for_room, maker.make()
-    if not await _room(load):
-        counter.report.late += bool(load.settings.rate)
-        return
-    begun, waits = time.monotonic(), room.count
+async def _put(load: Load, group: list[RolloutState], due: float) -> None:
+    """Put a group; put it again if there is no room within PUT_SECONDS."""
+    room = load.buffer.waits.for_room
+    begun, waited = time.monotonic(), room.seconds
     while True:
         try:
             uid = await load.buffer.put(
@@ -224,105 +239,78 @@ async def _put(load: Load, maker: GroupMaker, due: float) -> None:
             )
             break
         except FullError:
-            counter.report.refused += 1
-            if load.over:
+            if load.is_over:
                 return
         except StorageError as error:
-            counter.error("put", error)
-            await asyncio.sleep(PAUSE_SECONDS)
+            load.report.error("put", error)
+            await asyncio.sleep(_PAUSE_SECONDS)
             return
         finally:
-            counter.held(room.count, room.seconds)
+            held = room.seconds - waited
     now = time.monotonic()
     assert uid is not None, "a completed group is stored"
-    counter.report.put.add(uid)
-    counter.latency("put" if room.count == waits else "put_waited", begun, now - begun)
+    load.report.put.append(uid)
+    load.report.waited += held
+    load.report.latencies["put"].append(now - begun - held)
     if load.settings.rate:
-        counter.latency("put_due", due, now - due)
+        load.report.latencies["put_due"].append(now - due)
 
 
 async def _room(load: Load) -> bool:
     """Wait while there are too many groups; return False if the load ends first."""
-    if load.room.is_set():
-        return True
     begun = time.monotonic()
-    load.counter.report.pauses += 1
-    while not (load.over or load.room.is_set()):
+    while not (load.is_over or load.room.is_set()):
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 await load.room.wait()
-    load.counter.report.paused += time.monotonic() - begun
-    return not load.over
+    load.report.waited += time.monotonic() - begun
+    return not load.is_over
 
 
 # Trainers
 
 
 async def train(load: Load) -> None:
-    """Take batches until the parent sets `stop` after the workers have ended, and count."""
+    """Take batches until the parent sets `stop`, after the workers have ended."""
     while not load.stop.is_set():
         try:
             await _train_step(load)
         except NotReadyError:
-            load.counter.report.starved += 1
+            continue
         except StorageError as error:
-            load.counter.error("take", error)
-            await asyncio.sleep(PAUSE_SECONDS)
+            load.report.error("take", error)
+            await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def _train_step(load: Load) -> None:
     """Take a batch or lease it, train on it, and acknowledge the lease."""
-    settings, counter, groups = load.settings, load.counter, load.buffer.waits.for_groups
-    sizes, begun, waited = {TASK: settings.take}, time.monotonic(), groups.seconds
+    settings, waits = load.settings, load.buffer.waits.for_groups
+    sizes, begun, waited = {TASK: settings.take}, time.monotonic(), waits.seconds
+    lease = None
     try:
         if settings.leases:
-            lease = await _unless_stopped(load, load.buffer.lease_batch(sizes, timeout=TAKE_SECONDS))
-            items = [] if lease is None else lease.items[TASK]
+            lease = await load.buffer.lease_batch(sizes, timeout=TAKE_SECONDS)
+            items = lease.items[TASK]
         else:
-            lease = None
-            taken = await _unless_stopped(load, load.buffer.sample(sizes, timeout=TAKE_SECONDS))
-            items = [] if taken is None else taken[TASK]
+            items = (await load.buffer.sample(sizes, timeout=TAKE_SECONDS))[TASK]
     finally:
-        counter.held(groups.count, groups.seconds)
-    if not items:
-        return
-    seconds = time.monotonic() - begun - (groups.seconds - waited)
-    if begun < load.until:
-        counter.latency("take", begun, seconds)
+        held = waits.seconds - waited
+        load.report.waited += held
+    load.report.latencies["take"].append(time.monotonic() - begun - held)
     _check(settings, items)
-    if lease is None:
-        counter.report.taken.add(*(item.uid for item in items))
     if settings.step_seconds:
         await load.at(time.monotonic() + settings.step_seconds)
     if lease is not None:
         begun = time.monotonic()
         await lease.acknowledge()
-        if begun < load.until:
-            counter.latency("acknowledge", begun, time.monotonic() - begun)
-        counter.report.taken.add(*(item.uid for item in items))
+        load.report.latencies["acknowledge"].append(time.monotonic() - begun)
+    load.report.taken += [item.uid for item in items]
 
 
-async def _unless_stopped(load: Load, call: Awaitable[T]) -> T | None:
-    """Return the result of a call; cancel it when the load is stopped, which leaves its groups in the store."""
-    calling, stopping = asyncio.ensure_future(call), asyncio.create_task(load.stop.wait())
-    try:
-        await asyncio.wait((calling, stopping), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopping.cancel()
-        if not calling.done():
-            calling.cancel()
-    try:
-        return await calling
-    except asyncio.CancelledError:
-        if load.stop.is_set():
-            return None
-        raise
-
-
-def _check(settings: BenchSettings, items: list[StorageItem[object]]) -> None:
+def _check(settings: BenchSettings, items: list[StorageItem[RolloutState]]) -> None:
     """Raise ReplayBufError for a group that differs from the one put."""
     for item in items:
-        lengths = {len(rollout.response_ids) for rollout in item.item}  # type: ignore[attr-defined]
+        lengths = {len(rollout.response_ids) for rollout in item.item}
         if len(item.item) != settings.rollouts or lengths != {settings.tokens}:
             raise ReplayBufError(
                 f"group {item.uid} has {len(item.item)} rollouts of {sorted(lengths)} tokens: it isn't what was put"
