@@ -19,8 +19,8 @@ from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_format import TAIL_BYTES
 from replaybuf.codec.payload_header import is_apart
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError
+from replaybuf.places.store import EXTENT_BYTES, Extent
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.segments.store import EXTENT_BYTES, Extent
 from tests.codec.values import DICTS, PAYLOAD, ZSTD, same, sealed
 
 LARGE = np.arange(TAIL_BYTES, dtype=np.uint8)
@@ -129,7 +129,7 @@ def test_hostile_tables_do_no_harm(raw: bytes, arrays: int, count: int) -> None:
 
 
 def test_a_head_says_where_its_tail_is() -> None:
-    split, extent = DICTS.encode_split(GROUP), Extent(1, 2, 3, 64, 100)
+    split, extent = DICTS.encode_split(GROUP), Extent(1, 2, 64, 100)
     stored = split.head + extent.packed()
     assert is_apart(stored)
     assert Extent.at_end_of(stored) == extent
