@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from replaybuf.codec.arrays_apart import Deferring
+from replaybuf.codec.blocks import Deferring
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import is_apart
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError

@@ -10,7 +10,7 @@ import numpy as np
 
 from replaybuf.codec import extension_types as ext
 from replaybuf.codec.extension_types import TaggedValue
-from replaybuf.codec.numpy_arrays import build_dtype
+from replaybuf.codec.numpy_arrays import simple_dtype
 from replaybuf.codec.torch_tensors import StoredTensor
 from replaybuf.errors import FileError
 from replaybuf.files.foreign_rows import ColumnMapping, foreign_groups
@@ -177,7 +177,7 @@ def _dtype(made: Any) -> np.dtype[Any]:
     described = np.dtype(text).str.lstrip("<>=|")
     big = ">" if order == ">" and np.dtype(text).itemsize > 1 else ""
     described = np.dtype(big + described).str
-    return build_dtype(described)
+    return simple_dtype(described)
 
 
 def _array(self: TreeBuilder, made: PickledObject) -> Any:

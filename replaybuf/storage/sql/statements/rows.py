@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from sqlalchemy import JSON, ColumnElement, Select, Text, cast, select
 
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_header import has_tail, head_size, is_apart
+from replaybuf.codec.payload_header import has_blocks, head_size, is_apart
 from replaybuf.codec.stored import DAMAGE, Deferral, damaged, decode_stored
 from replaybuf.errors import DecodeError
 from replaybuf.query import FIELDS as QUERIED
@@ -297,13 +297,13 @@ def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred
     for row, first in zip(rows, firsts, strict=True):
         row.payload = first
         if first is not None and len(first) == _FIRST_BYTES:
-            whole = row.uid in apart or not has_tail(first)
+            whole = row.uid in apart or not has_blocks(first)
             rest.append((row, _ALL if whole else head_size(first) - _FIRST_BYTES))
     rest = [(row, size) for row, size in rest if size > 0]
     parts = tx.dialect.read_ranges(tx, [(row.uid, _FIRST_BYTES, size) for row, size in rest])
     for (row, _), part in zip(rest, parts, strict=True):
         row.payload = (row.payload or b"") + (part or b"")
-    here = [row for row in rows if row.uid not in apart and row.payload is not None and has_tail(row.payload)]
+    here = [row for row in rows if row.uid not in apart and row.payload is not None and has_blocks(row.payload)]
     _read_arrays(tx, codec, here, deferred)
 
 

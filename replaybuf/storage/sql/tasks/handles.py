@@ -16,8 +16,9 @@ from typing import Any, Protocol, Self, TypeVar, cast
 import numpy as np
 
 from replaybuf.checks import check_seconds
-from replaybuf.codec.arrays_apart import DeferredArray, Replacing, StandIn, checked_array
-from replaybuf.codec.payload_header import has_tail, head_size
+from replaybuf.codec.blocks import DeferredArray, StandIn, checked_array
+from replaybuf.codec.payload_header import has_blocks, head_size
+from replaybuf.codec.replacing import Replacing
 from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
 from replaybuf.segments.places import in_frames, local_url, open_place
 from replaybuf.segments.store import ALIGNMENT, Extent, Frame, GoneError, Range, SegmentStore
@@ -322,7 +323,7 @@ def handles_of(url: str, database: str, places: Mapping[int, str], uid: int, pay
     `url` and `database` are the URL and the id of the database, `places` has the URLs of the places where payloads are
     kept apart.
     """
-    if not has_tail(payload):
+    if not has_blocks(payload):
         return Handles(None)
     if len(payload) == head_size(payload):
         return Handles(DatabaseSource(url, uid, len(payload)))
