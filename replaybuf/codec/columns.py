@@ -213,9 +213,9 @@ class ColumnReader:
         if kind == LIST:
             values: list[Any] = content
         elif kind == INDEXED:
-            indices, *inner = content
+            indices, inner, values = content
             _check_indices(indices, rows, rows)
-            found = self.column(*inner, max(indices, default=-1) + 1)
+            found = self.column(inner, values, max(indices, default=-1) + 1)
             values = [found[index] for index in indices]
         elif kind == PACKED:
             stored, indices = content
@@ -224,13 +224,13 @@ class ColumnReader:
                 raise ValueError("a value is used too often")
             values = [self._unpack(stored[index]) for index in indices]
         elif kind == PARTIAL:
-            present, *inner = content
+            present, inner, found = content
             _check_indices(present, len(present), rows)
             if present != sorted({*present}):
                 raise ValueError("no indices of rollouts")
             self.partial = True
             values = [MISSING] * rows
-            for index, value in zip(present, self.column(*inner, len(present)), strict=True):
+            for index, value in zip(present, self.column(inner, found, len(present)), strict=True):
                 values[index] = value
         else:
             raise ValueError(f"unknown kind of column ({kind!r:.20}); was it written by a newer replaybuf?")

@@ -140,8 +140,9 @@ class Packing:
 
     def encoder(self, kind: type) -> Encoder | None:
         """Return the encoder of a class; None if its instances can't be stored."""
-        if (known := self._encoders.get(kind)) is not None:
-            return known
+        encoder: Encoder | None = self._encoders.get(kind)
+        if encoder is not None:
+            return encoder
         encoder = next(filter(None, (handler.encoder(kind) for handler in self._handlers)), None)
         if encoder is None and issubclass(kind, np.generic):
             encoder = _ENCODERS[np.generic]
@@ -219,7 +220,8 @@ def _packed(value: Any, stand_in: Callable[[Any], Any]) -> memoryview:
         default=stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
     )
     packer.pack(value)
-    return packer.getbuffer()
+    packed: memoryview = packer.getbuffer()
+    return packed
 
 
 class _TypeTag:
@@ -447,4 +449,5 @@ def needed_blocks(tags: TypeTags, packed: memoryview, rows: int, budget: int, de
     needs: Any = _Needs()
     nothing = {code: _TypeTag(code, lambda _: None) for code in tags}
     Unpacking(nothing, needs, deferred or frozenset({""})).rollouts(packed, rows, budget)
-    return needs.blocks
+    needed: set[int] = needs.blocks
+    return needed

@@ -1,7 +1,7 @@
 """numpy arrays and scalars in payloads: their stored forms, and how they are rebuilt.
 
-An array is stored as a *head*, which is length of dtype (u8) | dimensions (u8) | dtype | shape (u64 each), and its bytes
-in C order, after the head or in a block (`codec.blocks`). Scalars are `[dtype, bytes]`, arrays of objects `[shape,
+An array is stored as a *head*, which is length of dtype (u8) | dimensions (u8) | dtype | shape (u64 each), and its
+bytes in C order, after the head or in a block (`codec.blocks`). Scalars are `[dtype, bytes]`, arrays of objects `[shape,
 items]`. A dtype is stored as its `str` ("<i8", ">f4", "<M8[ns]"). It is passed to `np.dtype` only after it has matched
 the grammar below, which has no objects and no structured dtypes.
 """
@@ -58,7 +58,7 @@ def decode_array(content: bytes, at: int) -> AnyArray:
 
 
 def array_of(description: str, shape: Any, raw: bytes) -> AnyArray:
-    """Return an array of this dtype, shape and bytes: writable, in its own memory. ValueError or TypeError if invalid."""
+    """Return an array in its own memory. ValueError or TypeError unless it can have this dtype, shape and bytes."""
     array: AnyArray = np.ndarray(shape, simple_dtype(description), raw)
     if array.nbytes != len(raw) or list(array.shape) != shape:  # numpy takes -1 for "whatever fits"
         raise ValueError(f"an array of shape {shape!r:.80} can't have {len(raw)} bytes")

@@ -163,8 +163,11 @@ def test_the_format_is_what_the_docstrings_say() -> None:
     assert DICTS.encode([{"a": [many]}]) == sealed(packed, blocks=[many.tobytes()])
     group = [{"a": few[:40], "b": 1, "c": "x", "d": {"e": 1.5}}, {"a": few[40:], "b": 2, "c": "x", "d": {"e": 2.5}}]
     packed = msgpack.packb(
-        ["a", columns.ARRAYS, ["<i4", 0, 0, [40, 60]]]
-        + ["b", columns.LIST, [1, 2], "c", columns.SHARED, "x"]
-        + ["d", columns.DICT, ["e", columns.LIST, [1.5, 2.5]]]
+        [
+            *("a", columns.ARRAYS, ["<i4", 0, 0, [40, 60]]),
+            *("b", columns.LIST, [1, 2]),
+            *("c", columns.SHARED, "x"),
+            *("d", columns.DICT, ["e", columns.LIST, [1.5, 2.5]]),
+        ]
     )
     assert DICTS.encode(group) == sealed(packed, 2, blocks=[few.tobytes()])
