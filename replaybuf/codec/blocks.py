@@ -44,7 +44,6 @@ MOST_USES: Final = 16
 _MOST_KEPT: Final = 64
 _NUMBER: Final = struct.Struct("<I")
 _PLACE: Final = struct.Struct("<III")
-_ENDS: Final = 64
 _Extension: Final = msgpack.ExtType
 _make: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
 _ONLY_INT: Final = frozenset({int})
@@ -71,7 +70,7 @@ class BlockWriter:
         # The ids of arrays in columns; and the number of the first array, the block, and the arrays of each column.
         self._in_columns: set[int] = set()
         self._columns: list[tuple[int, int, Sequence[AnyArray]]] = []
-        # By size and ends of their bytes: the bytes of a block, its number, and how often it is used.
+        # By size and some items: the array in a block, its number, and how often it is used.
         self._alike: dict[Any, tuple[AnyArray, int, int]] = {}
 
     def reference(self, array: AnyArray) -> Any:
@@ -105,14 +104,13 @@ class BlockWriter:
     def _block_of(self, array: AnyArray) -> int:
         """Return the number of the block with the bytes of this array."""
         block = len(self.blocks)
-        if array.nbytes >= GROUPED and array.dtype.isnative and array.dtype.kind in "biuf":
-            view = array.data.cast("B")
-            key = len(view), view[:_ENDS].tobytes(), view[-_ENDS:].tobytes()
+        if array.nbytes >= GROUPED:
+            key = array.nbytes, array.item(0), array.item(array.size // 2), array.item(-1)
             like, found, uses = self._alike.get(key, (None, block, 0))
-            if like is not None and uses < MOST_USES and (array.reshape(-1).view(np.uint8) == like).all():
+            if like is not None and uses < MOST_USES and np.array_equal(_bits(array), _bits(like)):
                 self._alike[key] = like, found, uses + 1
                 return found
-            self._alike[key] = np.frombuffer(view, np.uint8), block, 1
+            self._alike[key] = array, block, 1
         self.blocks.append((array,))
         self.sizes.append(array.nbytes)
         return block
@@ -145,6 +143,10 @@ class BlockWriter:
         self._in_columns.update(ids)
         self._columns.append((number, block, arrays))
         return content
+
+
+def _bits(array: AnyArray) -> AnyArray:
+    return array.reshape(-1).view(np.uint8 if array.nbytes % 8 else np.uint64)
 
 
 def block_of(content: bytes) -> int:

@@ -65,7 +65,9 @@ class ColumnWriter:
         self.values += len(rows)
         transposed = _transposed(rows, declared=declared) if len(rows) > 1 else None
         if transposed is None:
-            kept = [{k: v for k, v in row.items() if v is not None or k not in omitted} for row in rows]
+            kept: Sequence[dict[Any, Any]] = rows
+            if omitted and len(rows) > 1:
+                kept = [{k: v for k, v in row.items() if v is not None or k not in omitted} for row in rows]
             self.held.append(kept)
             return [None, ROWS, *kept]
         columns: list[Any] = []

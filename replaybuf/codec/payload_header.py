@@ -116,6 +116,8 @@ class Head:
         end = at + header.msgpack
         if not end <= header.head <= len(payload):
             raise DecodeError("the payload is damaged: its lengths don't add up")
+        if not blocks and header.head == header.size:
+            return cls(header, payload[at:end], (), (), ())
         numbers = struct.unpack_from(f"<{2 * blocks}Q", payload, BODY_AT)
         sizes, starts, last = numbers[:blocks], [], 0
         for size in sizes:
@@ -159,7 +161,7 @@ def verify(payload: Buffer, blocks: Buffer | None = None) -> None:
     """
     header = Header.read(as_buffer(payload))
     _verify_head(header, payload)
-    if header.flags & ZSTD:
+    if header.flags & ZSTD or (not header.blocks and header.head == header.size == len(payload)):
         return
     head = Head.parsed(header, memoryview(payload))
     if blocks is not None:

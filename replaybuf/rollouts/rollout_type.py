@@ -303,8 +303,9 @@ class RolloutType:
         for rollout in rollouts:
             if type(rollout) is not self._instances:
                 self.check_class(rollout)
-        rows = self._shape.rows(rollouts)
-        for fields in rows[:1] if len({*map(tuple, rows)}) == 1 else rows:
+        rows = self._shape.rows(rollouts) if len(rollouts) != 1 else [self._shape.read(rollouts[0])]
+        names = [*map(tuple, rows)]
+        for fields in rows[:1] if rows and names.count(names[0]) == len(rows) else rows:
             if problem := self._shape.problem(fields):
                 raise RolloutError(f"this {self.cls.__qualname__} can't be stored: {problem}")
         return rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from itertools import combinations
 from typing import Any
 
