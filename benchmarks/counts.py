@@ -39,7 +39,7 @@ def _calls(buffer: ReplayBuffer) -> dict[str, Call]:
     return {
         "put": put,
         "get(64)": lambda: buffer.get(BATCH, TASK),
-        "take_batch of 64": lambda: buffer.take_batch({TASK: BATCH}),
+        "take_batch of 64, with a timeout": lambda: buffer.take_batch({TASK: BATCH}, timeout=60),
         "lease of 64 and its acknowledgement": lease,
         "refresh_staleness": next_step,
         "count": lambda: buffer.count(TASK, "completed"),

@@ -32,7 +32,11 @@ ROUNDS = 9
 AGAIN = KEEPING = 3
 BATCH = 64
 #: The sizes of groups, and how many of them a round puts and takes: a multiple of the batch, tens of milliseconds.
-SIZES: dict[str, tuple[Callable[[], Any], int]] = {"1 KB": (groups.small, 1024), "100 KB": (groups.arrays, 192)}
+SIZES: dict[str, tuple[Callable[[], Any], int]] = {
+    "1 KB": (groups.small, 1024),
+    "1 KB of arrays": (partial(groups.arrays, 1), 512),
+    "100 KB": (groups.arrays, 192),
+}
 
 Figures = dict[str, dict[str, float]]
 

@@ -30,7 +30,8 @@ from benchmarks.databases import (
 )
 from benchmarks.million import multiply
 from benchmarks.table import Pairs, Row, Settings, cost, in_turn, number
-from replaybuf import ReplayBuffer, RolloutState, Status, load_all
+from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf.storage.sql.tasks.handles import load_all
 from replaybuf.storage.sql.tasks.open_segments import SEGMENT_BYTES
 
 BATCH = 64

@@ -140,13 +140,32 @@ def bins(
 
 
 def as_text(value: Any, indent: int | None = None) -> str:
-    """Return a text as it is, anything else as JSON, or as its repr() if JSON can't encode it."""
+    """Return a text as it is, anything else as JSON, with times, arrays and images in it as `described`."""
     if isinstance(value, str):
         return value
     try:
-        return json.dumps(value, ensure_ascii=False, default=repr, indent=indent)
+        text = json.dumps(value, ensure_ascii=False, default=described, indent=indent)
     except (TypeError, ValueError):  # such as dict keys that JSON doesn't support
         return repr(value)
+    return str(json.loads(text)) if text.startswith('"') else text
+
+
+#: Arrays of so many numbers in a row, and fewer, are shown.
+_FEW_NUMBERS = 32
+
+
+def described(value: Any) -> Any:
+    """Describe a value that JSON lacks: `float32 (32, 16)`, few numbers themselves, ISO times, `RGB 16x16`."""
+    if isinstance(value, date):  # or a datetime
+        return value.isoformat()
+    if hasattr(value, "dtype") and hasattr(value, "shape"):  # of numpy or torch
+        shape = tuple(value.shape)
+        if hasattr(value, "tolist") and len(shape) < 2 and math.prod(shape) <= _FEW_NUMBERS:
+            return value.tolist()
+        return f"{str(value.dtype).removeprefix('torch.')} {shape}"
+    if hasattr(value, "mode") and hasattr(value, "size") and hasattr(value, "getbands"):  # of Pillow
+        return f"{value.mode} {value.size[0]}x{value.size[1]}"
+    return repr(value)
 
 
 def cell(value: Any) -> str:
@@ -205,20 +224,11 @@ def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
     return str(value)
 
 
-def csv_lines(rows: Sequence[Mapping[str, Any]], *, for_spreadsheets: bool = False) -> Iterator[str]:
-    """Yield the lines of a CSV file: a header, then rows, which have the same keys; nothing without rows.
-
-    With `for_spreadsheets`, texts that a spreadsheet would evaluate as formulas are prefixed with an apostrophe.
-    """
+def csv_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a CSV file: a header, then rows, which have the same keys; nothing without rows."""
     writer = csv.writer(SimpleNamespace(write=str), lineterminator="\n")
     for values in (rows[0], *(row.values() for row in rows)) if rows else ():
-        cells = [_cell(value) for value in values]
-        if for_spreadsheets:
-            cells = [f"'{one}" if isinstance(one, str) and one.startswith(_FORMULAS) else one for one in cells]
-        yield writer.writerow(cells)
-
-
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+        yield writer.writerow([_cell(value) for value in values])
 
 
 def _cell(value: Any) -> Any:

@@ -21,13 +21,13 @@ import pytest
 from sqlalchemy import Connection, inspect
 
 from replaybuf.storage.reports import EventKind
-from replaybuf.storage.sql.inspection.user_sql import QUESTIONS, Question
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
 from replaybuf.storage.sql.schema.views import VIEWS
 from tests.cli.conftest import run as command
 from tests.pages import DOCS
 from tests.postgres import new_url
 from tests.sql_example import fill
+from tests.sql_questions import QUESTIONS, Question
 from tests.storage.test_schema import create, run
 
 PAGE = DOCS / "sql.md"

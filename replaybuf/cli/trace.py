@@ -70,7 +70,7 @@ def trace(
     of a group: put, drawn, given back, by whom, replaced by what, in which checkpoints. "worker NAME" is what one
     worker made.
 
-    Draws are recorded from the schema of revision 0007 on, the last 10,000 of a buffer unless its config says
+    The last 10,000 draws of a buffer are recorded, unless its config says
     otherwise. Of a step that was trained on again after a restore, both are shown, the last first.
 
     \b
@@ -240,4 +240,4 @@ def _nothing(known: Recorded, which: str) -> str:
             f"of {units.number(known.batches)} recorded draws none names its train step: pass current_train_step= to "
             "them (train_step= to leased_steps or acknowledge), or refresh the staleness"
         )
-    return "no draw is recorded: nothing was taken yet, or by a version before 0007, or with history=0"
+    return "no draw is recorded: nothing was taken yet, or with history=0"

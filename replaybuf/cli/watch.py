@@ -256,6 +256,7 @@ def serve(
             "--token",
             "Ask for this token; without it one is made, where one is needed. Rather set REPLAYBUF_TOKEN: what is "
             "typed here other users of the machine can see.",
+            variable="REPLAYBUF_TOKEN",
             metavar="TEXT",
         ),
     ] = None,
@@ -263,10 +264,6 @@ def serve(
     prefix: Annotated[
         str, option("--prefix", "The path under which a proxy has the page, such as /rl.", metavar="PATH")
     ] = "",
-    beside: Annotated[
-        list[str] | None,
-        option("--beside", "Another database, or an export, to be plotted over this one. Repeatable.", metavar="RUN"),
-    ] = None,
 ) -> None:
     """Show a database in the browser, on a page of this machine.
 
@@ -279,7 +276,6 @@ def serve(
       replaybuf serve run.db
       replaybuf serve run.db --port 8080
       replaybuf serve postgresql://reader@db.cluster/rl --buffer train
-      replaybuf serve run.db --beside yesterday.db --beside lr-2e-6.parquet
       replaybuf serve run.db --host 0.0.0.0
       replaybuf serve run.db --host 0.0.0.0 --prefix /rl
     """
@@ -295,7 +291,7 @@ def serve(
         server.check_token(token)
     elif not server.is_loopback(host):
         token = server.new_token()
-    app = create_app(reader, buffer=buffer, token=token, beside=beside or (), prefix=prefix)
+    app = create_app(reader, buffer=buffer, token=token, prefix=prefix)
     listening = server.bind(host, port)
     address = server.address_of(listening, host) + server.check_prefix(prefix).lstrip("/")
     if token is not None:

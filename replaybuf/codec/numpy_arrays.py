@@ -2,8 +2,8 @@
 
 An array is stored as a *head*, which is length of dtype (u8) | dimensions (u8) | dtype | shape (u64 each), and its
 bytes in C order, after the head or in a block (`codec.blocks`). Scalars are `[dtype, bytes]`, arrays of objects
-`[shape, items]`. A dtype is stored as its `str` ("<i8", ">f4", "<M8[ns]"). It is passed to `np.dtype` only after it has matched
-the grammar below, which has no objects and no structured dtypes.
+`[shape, items]`. A dtype is stored as its `str` ("<i8", ">f4", "<M8[ns]"). It is passed to `np.dtype` only after it has
+matched the grammar below, which has no objects and no structured dtypes.
 """
 
 from __future__ import annotations

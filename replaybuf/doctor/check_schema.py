@@ -8,10 +8,10 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.doctor import Check, CheckContext, Finding, fine, problem, repairable, warning
-from replaybuf.storage.sql.inspection.reader import HEAD, ReadTransaction, State, state_of
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.user_sql import read_columns
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
-from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
+from replaybuf.storage.sql.schema.revisions import HEAD, VERSION_TABLE, State, state_of
 from replaybuf.units import some
 
 if TYPE_CHECKING:

@@ -209,31 +209,21 @@ def histogram(title: str, counts: Sequence[tuple[str, int]], of: str) -> Plot | 
         return None
     common = max(counts, key=lambda one: one[1])
     sentence = f"{title} of {total:,} {of}: from {counts[0][0]} to {counts[-1][0]}, most often {common[0]}"
-    return _bars(title, counts, "groups", [f"{n:,} ({n / total:.0%})" for _, n in counts], sentence)
-
-
-def bars(title: str, values: Sequence[tuple[str, float]]) -> Plot:
-    """Return a bar for each name, of a value from 0 up, from left to right."""
-    most = max(values, key=lambda one: one[1])
-    sentence = f"{title}: {len(values)} bars, the highest {visible(most[0])} with {units.figure(most[1])}"
-    return _bars(title, values, "", [units.figure(value) for _, value in values], sentence)
-
-
-def _bars(title: str, values: Sequence[tuple[str, float]], name: str, texts: Sequence[str], sentence: str) -> Plot:
-    axis = value_axis([value for _, value in values], fitted=False)
-    width = WIDTH / len(values)
+    texts = [f"{n:,} ({n / total:.0%})" for _, n in counts]
+    axis = value_axis([n for _, n in counts], fitted=False)
+    width = WIDTH / len(counts)
     shapes = []
-    for place, (_, value) in enumerate(values):
+    for place, (_, value) in enumerate(counts):
         tall = HEIGHT * axis.place(value)
         shapes.append(
             f'<rect class="bar s0" x="{place * width + width * 0.06:.1f}" y="{HEIGHT - tall:.1f}" '
             f'width="{width * 0.88:.1f}" height="{tall:.1f}"/>'
         )
-    labels = [visible(label) for label, _ in values]
-    centres = [(place + 0.5) / len(values) for place in range(len(values))]
-    every = -(-len(values) // 6)
-    ends = [(centres[place], labels[place][:_LABEL]) for place in range(0, len(values), every)]
-    data = _data(centres, labels, {name: ("s0", texts)}, None)
+    labels = [visible(label) for label, _ in counts]
+    centres = [(place + 0.5) / len(counts) for place in range(len(counts))]
+    every = -(-len(counts) // 6)
+    ends = [(centres[place], labels[place][:_LABEL]) for place in range(0, len(counts), every)]
+    data = _data(centres, labels, {"groups": ("s0", texts)}, None)
     return Plot(title, _svg(axis, shapes, [], sentence), _left(axis), _bottom(ends), (), sentence, data)
 
 

@@ -97,9 +97,8 @@ def serve(app: ASGIApp, listening: socket.socket, ready: Callable[[], None]) -> 
 
 T = TypeVar("T")
 
-#: Concurrent reads (of pages, of statements), seconds that a read waits for its turn, and seconds that it may take.
+#: Concurrent reads, seconds that a read waits for its turn, and seconds that it may take.
 AT_ONCE = 4
-STATEMENTS_AT_ONCE = 2
 TURN_SECONDS = 10.0
 READ_SECONDS = 10.0
 
@@ -107,11 +106,10 @@ READ_SECONDS = 10.0
 class Readings:
     """Runs reads in threads, with limits on their concurrency and duration."""
 
-    def __init__(self, reader: Reader, *, seconds: float = READ_SECONDS, at_once: int = AT_ONCE) -> None:
+    def __init__(self, reader: Reader, *, seconds: float = READ_SECONDS) -> None:
         self.reader = reader
         self._seconds = seconds
-        self._at_once = at_once
-        self._turns = anyio.Semaphore(at_once)
+        self._turns = anyio.Semaphore(AT_ONCE)
 
     async def run(self, work: Callable[[Reader, float], T]) -> T:
         """Return `work(reader, seconds)`, called in a thread; `seconds` is the time limit of its read.
@@ -122,7 +120,7 @@ class Readings:
             with anyio.fail_after(TURN_SECONDS):
                 await self._turns.acquire()
         except TimeoutError:
-            raise LockedError(f"{self._at_once} other reads went on for {TURN_SECONDS:g} s; try again") from None
+            raise LockedError(f"{AT_ONCE} other reads went on for {TURN_SECONDS:g} s; try again") from None
         try:
             return await anyio.to_thread.run_sync(self._run, work)
         finally:

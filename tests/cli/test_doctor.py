@@ -15,7 +15,7 @@ from sqlalchemy import make_url, text
 from replaybuf import ReplayBufferConfig
 from replaybuf.doctor import check_groups
 from replaybuf.doctor.repairs import LOST
-from replaybuf.storage.sql.schema.revisions import REVISIONS
+from replaybuf.storage.sql.schema import revisions
 from tests.cli.conftest import BACKENDS, run
 from tests.cli.doctored import (
     CHECKPOINTS,
@@ -175,9 +175,12 @@ def test_groups_that_fail_again_and_again_are_a_warning(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("revision", "mend"), [(REVISIONS[0], "db upgrade"), ("9999", "upgrade replaybuf"), (None, "check the name")]
+    ("revision", "mend"), [("0000", "db upgrade"), ("9999", "upgrade replaybuf"), (None, "check the name")]
 )
-def test_another_schema_is_a_problem_and_left_alone(url: str, revision: str | None, mend: str) -> None:
+def test_another_schema_is_a_problem_and_left_alone(
+    url: str, revision: str | None, mend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revisions, "REVISIONS", ("0000", *revisions.REVISIONS))
     execute(url, "DELETE FROM rb_version" if revision is None else f"UPDATE rb_version SET version_num = '{revision}'")
     before = everything(url)
     found = examine(url, code=1)

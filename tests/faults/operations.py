@@ -87,7 +87,7 @@ def victim(ledger: Ledger, url: str, name: str, folder: Path, kill_at: int | Non
     if name in SCHEMAS:
         points = FailPoints(ledger, kill_at)
         with points.armed():
-            asyncio.run(transact(url, SCHEMAS[name][1]))
+            asyncio.run(transact(url, SCHEMAS[name]))
     else:
         asyncio.run(run_operation(url, name, ledger, kill_at))
 

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from replaybuf import LeaseLostError, ReplayBuffer, load_all
+from replaybuf import LeaseLostError, ReplayBuffer
 from replaybuf.errors import StorageError
 from replaybuf.segments import folder, objects
 from replaybuf.storage.sql.statements import segments as statements
 from replaybuf.storage.sql.statements.upkeep import sweep
 from replaybuf.storage.sql.tasks import buffer_segments as tasks
 from replaybuf.storage.sql.tasks import open_segments, sweeper
+from replaybuf.storage.sql.tasks.handles import load_all
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
 from tests.segments.arrays import apart, heavy, numbers_in, put

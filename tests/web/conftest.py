@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import make_url
 
+from replaybuf import units
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.web.app import create_app
+from replaybuf.web.ask import Ask
+from replaybuf.web.pages import PAGES
 from tests.postgres import execute, new_url
 from tests.web.example import fill
 
@@ -48,20 +52,28 @@ def pages(filled: str) -> Any:
 
 
 @pytest.fixture
-def page(pages: Any) -> Client:
-    return Client(pages, "localhost")
+def page(pages: Any, filled: str) -> Client:
+    return Client(pages, filled)
 
 
 class Client:
     """Asks the pages as a browser does, without a server."""
 
-    def __init__(self, app: Any, host: str) -> None:
+    def __init__(self, app: Any, url: str, host: str = "localhost") -> None:
+        self._url = url
         self._transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self._base_url = f"http://{host}:8321"
         self._cookies = httpx.Cookies()
 
     def get(self, path: str, **settings: Any) -> httpx.Response:
         return self.request("GET", path, **settings)
+
+    def data(self, name: str, parameters: Mapping[str, object] | None = None, **path: object) -> dict[str, Any]:
+        """Return what a page reads, as plain values; `path` has the numbers in the page's path."""
+        ask = Ask({key: str(value) for key, value in (parameters or {}).items()}, {k: str(v) for k, v in path.items()})
+        found = open_reader(self._url).read(lambda tx: PAGES[name].read(tx, ask))
+        plain: dict[str, Any] = units.plain(found, datetime.isoformat)
+        return plain
 
     def request(self, method: str, path: str, **settings: Any) -> httpx.Response:
         return asyncio.run(self._request(method, path, settings))
@@ -77,4 +89,4 @@ class Client:
 
 def client_of(url: str, host: str = "localhost", **settings: Any) -> Client:
     """Return a client of the pages of a database."""
-    return Client(create_app(open_reader(url), **settings), host)
+    return Client(create_app(open_reader(url), **settings), url, host)

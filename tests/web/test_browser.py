@@ -31,8 +31,7 @@ PATHS = (
         "/worker?worker=node1:811",
         "/batches/1",
     ),
-    *("/checkpoints", "/workers", "/events", "/nix", "/sql"),
-    "/sql?sql=SELECT+step%2C+worker%2C+avg(reward)+FROM+batch_groups+GROUP+BY+1%2C+2",
+    *("/checkpoints", "/workers", "/events", "/nix"),
 )
 
 
@@ -110,28 +109,6 @@ def test_a_query_is_written_and_its_mistake_shown_in_place(driver: Any, address:
     find(driver, "form.query button").click()
     wait(driver, "!document.querySelector('mark') && document.body.innerText.includes('level=3')")
     assert "level=2" not in text_of(driver)
-
-
-def test_sql_is_completed_and_run(driver: Any, address: str) -> None:
-    from selenium.webdriver import ActionChains, Keys
-
-    driver.get(f"{address}/sql")
-    find(driver, "#sql").send_keys("SELECT task_name, max(rew")
-    assert find(driver, "#completions [aria-selected=true]").text == "reward"
-    press(driver, Keys.TAB)
-    find(driver, "#sql").send_keys(") FROM groups GROUP BY 1 -- rewa")
-    press(driver, Keys.ESCAPE)
-    assert find(driver, "#sql").get_attribute("value") == "SELECT task_name, max(reward) FROM groups GROUP BY 1 -- rewa"
-    find(driver, "#sql").click()
-    ActionChains(driver).key_down(Keys.CONTROL).send_keys(Keys.ENTER).key_up(Keys.CONTROL).perform()
-    wait(driver, "location.search.includes('max') && document.querySelector('[aria-label=Answer] table')")
-    assert "math" in find(driver, "[aria-label=Answer]").text
-
-
-def test_a_question_is_one_click_away_and_drawn(driver: Any, address: str) -> None:
-    driver.get(f"{address}/sql")
-    driver.find_element("link text", "How many seconds do groups wait before they are drawn?").click()
-    assert find(driver, ".plot figcaption").text == "seconds"
 
 
 def test_a_facet_chooses_groups_and_takes_it_back(driver: Any, address: str) -> None:

@@ -149,7 +149,7 @@ def test_the_command_serves_says_where_and_ends_quietly(file: Path) -> None:
 
     with serving(str(file)) as address:
         assert address.startswith("http://127.0.0.1:")
-        assert httpx.get(f"{address}/api/overview.json").json()["tasks"][0]["task"] == "math"
+        assert "math" in httpx.get(address).text
         assert httpx.get(address, headers={"Host": "evil.example"}).status_code == 421
     with serving(str(file), "--host", "0.0.0.0") as address:
         port, token = address.partition("//")[2].partition(":")[2].split("/?token=")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import csv
 import html
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -47,28 +45,8 @@ def read(page: Client, path: str, status: int = 200, **parameters: object) -> st
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_page_is_there_as_html_and_as_json(page: Client, path: str) -> None:
+def test_every_page_is_there(page: Client, path: str) -> None:
     assert "</html>" in read(page, path)
-    name, _, query = path.partition("?")
-    assert page.get(f"/api{'/overview' if name == '/' else name}.json?{query}").json()
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_the_footer_leads_to_the_page_as_json_and_its_table_as_csv(page: Client, path: str) -> None:
-    links = re.findall(r'href="(/(?:api|csv)/[^"]*)"', page.get(path).text)
-    assert [link.split("/")[1] for link in links] in (["csv", "api"], ["api"])
-    answers = [page.get(html.unescape(link)) for link in links]
-    assert [answer.status_code for answer in answers] == [200] * len(links)
-    if len(links) == 2:
-        rows = [*csv.DictReader(io.StringIO(answers[0].text, newline=""))]
-        found = answers[1].json()
-        runs = found.get("runs")
-        names = {"/": "tasks", "/steps": "steps", "/workers": "workers"}
-        expected = [one for run in runs for _, one in run["groups"]] if runs else found[names.get(path, "rows")]
-        assert len(rows) == len(expected) > 0
-        assert set(rows[0]) >= set(expected[0])
-        assert answers[0].headers["content-type"].startswith("text/csv")
-        assert answers[0].headers["content-disposition"].startswith("attachment; ")
 
 
 def test_prometheus_gets_metrics(page: Client) -> None:
@@ -84,7 +62,7 @@ def test_overview_says_who_waits_and_why(page: Client) -> None:
 
 
 def test_overview_counts_groups_by_task_and_status(page: Client) -> None:
-    tasks = {one["task"]: one for one in page.get("/api/overview.json").json()["tasks"]}
+    tasks = {one["task"]: one for one in page.data("overview")["tasks"]}
     assert tasks["code"]["buffered"]["failed"] == len(range(1, GROUPS, FAILED_EVERY))
     assert tasks["math"]["buffered"]["completed"] == GROUPS // 2
 
@@ -165,7 +143,7 @@ def test_plots_end_with_what_there_is_now(url: str) -> None:
     assert "<dt>groups to draw</dt><dd>72</dd>" in text
     assert re.search(r'aria-label="Groups by status, from [^"]*; at the end: completed 72"', text)
     assert re.search(r'aria-label="Groups a minute, from [^"]*; at the end: put 0, drawn 0"', text)
-    history = client_of(url).get("/api/overview.json").json()["history"]
+    history = client_of(url).data("overview")["history"]
     assert [one["put"] for one in history] == [history[0]["put"], 72, 72]
 
 
@@ -188,7 +166,7 @@ def test_a_run_that_goes_on_is_live_and_its_rates_are_those_of_the_last_minutes(
 
 
 def rate(page: Client) -> float:
-    return float(page.get("/api/overview.json").json()["rates"]["put"])
+    return float(page.data("overview")["rates"]["put"])
 
 
 @pytest.mark.parametrize("order", ["uid", "-uid", "reward", "-reward", "staleness", "-created_at", "task_name"])
@@ -197,7 +175,7 @@ def test_pages_together_have_every_group_once(page: Client, order: str) -> None:
     after = None
     while True:
         parameters = {"order": order, "size": 25} | ({"after": after} if after else {})
-        found = page.get("/api/groups.json?" + urlencode(parameters)).json()
+        found = page.data("groups", parameters)
         seen += [row["uid"] for row in found["rows"]]
         if (after := found["next"]) is None:
             break
@@ -208,7 +186,7 @@ def test_pages_together_have_every_group_once(page: Client, order: str) -> None:
 
 def test_groups_are_chosen_by_task_status_and_query(page: Client) -> None:
     query = json.dumps({"tags.level": {"$in": [1, 3]}})
-    found = page.get("/api/groups.json?" + urlencode({"task": "code", "status": "completed", "where": query})).json()
+    found = page.data("groups", {"task": "code", "status": "completed", "where": query})
     assert found["rows"]
     assert {(row["task_name"], row["status"]) for row in found["rows"]} == {("code", "completed")}
     assert {row["tags"]["level"] for row in found["rows"]} == {1, 3}
@@ -360,8 +338,8 @@ def dipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_step_that_stands_out_is_marked_in_plot_and_table_with_what_trace_says(dipped: Client) -> None:
-    [judged] = dipped.get("/api/steps.json").json()["judged"]
-    [traced] = dipped.get("/api/steps/8.json").json()["runs"]
+    [judged] = dipped.data("steps")["judged"]
+    [traced] = dipped.data("step", step=8)["runs"]
     told = {"verdict": traced["verdict"], "workers": ["gen-2"], "fell": False}
     assert judged == {"step": 8, "restores": 0, **told}
     assert judged["verdict"].startswith("gen-2 made 4 of the 12 groups, of mean reward 0.100")
@@ -417,7 +395,7 @@ def test_a_step_has_links_to_the_steps_beside_it_and_a_plot_to_its_steps(trouble
 def test_steps_that_a_restore_undid_do_not_count_for_workers(troubled: Client) -> None:
     text = troubled.get("/workers").text
     assert "What they made of the last 20 train steps" in text
-    assert troubled.get("/api/workers.json").json()["made"][0]["name"] == "gen-2"
+    assert troubled.data("workers")["made"][0]["name"] == "gen-2"
 
 
 def test_an_unknown_step_says_which_there_are(troubled: Client) -> None:
@@ -427,7 +405,7 @@ def test_an_unknown_step_says_which_there_are(troubled: Client) -> None:
 
 
 def test_steps_are_shown_between_two(dipped: Client) -> None:
-    found = dipped.get("/api/steps.json?from=3&to=5").json()
+    found = dipped.data("steps", {"from": 3, "to": 5})
     assert [one["step"] for one in found["steps"]] == [5, 4, 3]
     assert dipped.get("/steps?from=x").status_code == dipped.get("/?from=99999999999999").status_code == 400
 
@@ -442,7 +420,7 @@ def test_of_equal_answers_those_of_different_groups_are_the_lowest_and_what_has_
     asyncio.run(run(1, 1000))
     asyncio.run(run(2, None))
     page = client_of(url)
-    [lowest] = page.get("/api/steps/1.json").json()["lowest"]
+    [lowest] = page.data("step", step=1)["lowest"]
     assert [(one["uid"], one["position"]) for one in lowest] == [(4, 0), (3, 0), (2, 0)]
     assert "Its answers have left" not in page.get("/steps/1").text
     assert "Its answers have left" in page.get("/steps/2").text
@@ -460,7 +438,7 @@ def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
             buffer.put(group, "math")
         buffer.take_batch({"math": 7}, current_train_step=1)
     page = client_of(url)
-    [lowest] = page.get("/api/steps/1.json").json()["lowest"]
+    [lowest] = page.data("step", step=1)["lowest"]
     assert [one["response"] for one in lowest] == ["6:0.20", "6:0.21", "5:0.25"]
     assert [(one["uid"], one["position"]) for one in lowest] == [(7, 1), (7, 0), (6, 1)]
     assert "6:0.20" in page.get("/steps/1").text
@@ -474,25 +452,8 @@ def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
     assert page.get("/steps/1?order=nix").status_code == 400
 
 
-def test_two_buffers_are_plotted_over_one_another(url: str) -> None:
-    for name, reward in (("one", 0.25), ("two", 0.75)):
-        with ReplayBufferConfig(url=url, name=name).build_sync() as buffer:
-            for step in (1, 2, 3):
-                buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], "math")
-                buffer.take_batch({"math": 1}, current_train_step=step)
-    page = client_of(url)
-    for across in ("step", "time"):
-        text = html.unescape(page.get(f"/steps?buffer=one&beside=two&across={across}").text)
-        assert "Mean reward, from" in text
-        assert re.search(r"Mean reward, from [^;]*; at the end: one 0.25\d*, two 0.75", text)
-        assert re.search(r"\n[^\n]*Staleness, from [^;]*; at the end: one 0, two 0", text)
-    assert "plotted beside" not in page.get("/steps?buffer=one&beside=two").text.partition("<table")[2]
-    assert page.get("/steps?beside=nix").status_code == 400
-    assert page.get("/steps?buffer=one&beside=two&across=time&before=1&to=3").status_code == 200
-
-
 def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_own_page(dipped: Client) -> None:
-    made = dipped.get("/api/workers.json").json()["made"]
+    made = dipped.data("workers")["made"]
     assert (made[0]["name"], len(made[0]["steps"]), made[0]["worse"]) == ("gen-2", 12, 1)
     text = html.unescape(dipped.get("/workers").text)
     assert 'href="/worker?worker=gen-2"' in text
@@ -508,7 +469,7 @@ def test_what_isnt_there_is_said(page: Client) -> None:
         answer = page.get(path)
         assert answer.status_code in (400, 404)
         assert 'role="alert"' in answer.text
-    assert page.get("/api/groups/999999.json").json()["error"].startswith("there is no group 999999: there never was")
+    assert "there is no group 999999: there never was" in read(page, "/groups/999999", 404)
 
 
 def test_other_buffers_are_left_out_where_one_is_named(tmp_path: Path) -> None:
@@ -517,5 +478,7 @@ def test_other_buffers_are_left_out_where_one_is_named(tmp_path: Path) -> None:
         with ReplayBufferConfig(url=url, name=name).build_sync() as buffer:
             buffer.put([RolloutState(message=[], status=Status.COMPLETED)], name)
     page = client_of(url, buffer="two")
-    assert [one["task"] for one in page.get("/api/overview.json?buffer=one").json()["tasks"]] == ["two"]
-    assert [one["task_name"] for one in page.get("/api/groups.json").json()["rows"]] == ["two"]
+    for path in ("/?buffer=one", "/groups"):
+        main = read(page, path).partition("<main")[2]
+        assert re.search(r">\s*two\s*<", main)
+        assert not re.search(r">\s*one\s*<", main)

@@ -93,7 +93,7 @@ def test_a_facet_of_groups_leads_to_as_many_groups_as_it_counts(page: Client, te
     path, count = "/groups", 0
     href, count = next((one for name, one in _choices(page, path).items() if name.startswith(text[:39])))
     query = {name: values[0] for name, values in parse_qs(urlsplit(href).query).items()}
-    found = page.get("/api/groups.json", params={**query, "size": 500}).json()
+    found = page.data("groups", {**query, "size": 500})
     assert len(found["rows"]) == count > 0
 
 
@@ -102,7 +102,7 @@ def test_a_facet_of_events_leads_to_as_many_events_as_it_counts(page: Client) ->
     assert choices
     for href, count in choices.values():
         query = {name: values[0] for name, values in parse_qs(urlsplit(href).query).items()}
-        assert len(page.get("/api/events.json", params=query).json()["rows"]) == min(100, count)
+        assert len(page.data("events", query)["rows"]) == min(100, count)
 
 
 @pytest.mark.parametrize("path", ["/", "/steps", "/workers", "/checkpoints", "/batches/1", "/steps/413", "/groups"])
@@ -121,6 +121,6 @@ def test_every_heading_that_sorts_does(page: Client, path: str) -> None:
 
 
 def test_lists_of_groups_are_counted_up_to_a_thousand(page: Client) -> None:
-    found = page.get("/api/groups.json").json()
+    found = page.data("groups")
     assert found["looked_at"] == sum(count for _, count in found["values"]["status"])
     assert set(found["values"]) >= {"status", "task_name", "tags.level"}

@@ -10,7 +10,6 @@ from operator import itemgetter
 from typing import Any
 
 from replaybuf.rules.comparison import by_worker, tabulate
-from replaybuf.storage.sql.inspection.groups import check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import STEPS_BEFORE, Member, newest, recorded
 from replaybuf.storage.sql.inspection.traces import (
@@ -25,11 +24,13 @@ from replaybuf.storage.sql.inspection.traces import (
     trace_step,
     trace_worker,
 )
-from replaybuf.web.ask import LARGEST, MOST_STEPS, Ask, NotThereError, listed
+from replaybuf.web.ask import LARGEST, Ask, NotThereError, listed
 from replaybuf.web.pages.overview import one_buffer, read_waits
 from replaybuf.web.plots import STEPS, Across, Plot, lines
 
 _SIZE = 50
+#: Maximum number of train steps that are plotted.
+_MOST_STEPS = 1000
 #: Maximum number of groups that are read to find the steps that stand out.
 _MOST_JUDGED = 20_000
 _MOST_GROUPS = 100_000
@@ -45,18 +46,8 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     buffer, buffers = one_buffer(tx, ask)
     first, last = (ask.number(name, least=-LARGEST) for name in ("from", "to"))
     before = ask.number("before", None if last is None else min(last + 1, LARGEST), least=-LARGEST)
-    beside = ask.text("beside")
-    if ask.elsewhere is None:
-        check_buffer(tx, beside)
-
-    def summaries(name: str) -> Sequence[StepSummary]:
-        return summarise_steps(tx, name, before=before, limit=MOST_STEPS)
-
-    def wanted(steps: Sequence[StepSummary]) -> list[StepSummary]:
-        return [one for one in steps if first is None or one.step >= first]
-
-    plotted = wanted(summaries(buffer))
-    compared = ask.elsewhere if ask.elsewhere is not None else summaries(beside) if beside else []
+    found = summarise_steps(tx, buffer, before=before, limit=_MOST_STEPS)
+    plotted = [one for one in found if first is None or one.step >= first]
     numbers = sorted({one.step for one in plotted}, reverse=True)
     more = len(numbers) > _SIZE
     steps = [one for one in plotted if not more or one.step > numbers[_SIZE]]
@@ -70,8 +61,6 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "steps": steps,
         "plotted": plotted,
         "steps_before": STEPS_BEFORE,
-        "others": [*(name for name in buffers if name != buffer), *ask.others],
-        "beside": wanted([one for one in compared if before is None or one.step < before]),
         "judged": [
             {"step": step, "restores": restores, **asdict(one)}
             for (step, restores), one in judge_steps(tx, buffer, plotted[: max(len(steps), few)]).items()
@@ -84,28 +73,21 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return plots of the rewards and the staleness of the steps, and the verdicts, by step and restores."""
-    runs: dict[str, list[StepSummary]] = {
-        name: [one for one in found if not one.undone]
-        for name, found in ((data["chosen"], data["plotted"]), (ask.text("beside") or "", data["beside"]))
-        if found
-    }
-    steps = runs.get(data["chosen"], [])
-    across, x_of = _across(ask, [one for found in runs.values() for one in found])
+    steps = [one for one in data["plotted"] if not one.undone]
+    across, x_of = _across(ask, steps)
     judged = {(one["step"], one["restores"]): one["verdict"] for one in data["judged"]}
     marks = {x_of(one): text for one in steps if (text := judged.get((one.step, one.restores)))}
 
-    def line(found: Sequence[StepSummary], field: str) -> list[tuple[float, float]]:
-        return sorted((x_of(one), float(value)) for one in found if (value := getattr(one, field)) is not None)
+    def named(**fields: str) -> dict[str, list[tuple[float, float]]]:
+        return {
+            name: sorted((x_of(one), float(value)) for one in steps if (value := getattr(one, field)) is not None)
+            for name, field in fields.items()
+        }
 
-    def means(field: str) -> dict[str, list[tuple[float, float]]]:
-        return {name if len(runs) > 1 else "mean": line(found, field) for name, found in runs.items()}
-
-    spread = {"mean": "reward", "least": "min_reward", "greatest": "max_reward"}
-    most = {} if len(runs) > 1 else {"most": line(steps, "max_staleness")}
     plots = [
-        lines("Mean reward", means("reward"), across=across, fitted=True, marks=marks),
-        lines("Rewards", {name: line(steps, field) for name, field in spread.items()}, across=across),
-        lines("Staleness", means("staleness") | most, across=across),
+        lines("Mean reward", named(mean="reward"), across=across, fitted=True, marks=marks),
+        lines("Rewards", named(mean="reward", min="min_reward", max="max_reward"), across=across),
+        lines("Staleness", named(mean="staleness", max="max_staleness"), across=across),
     ]
     ordered = listed(data["plotted"], ask, _STEPS) if ask.text("order") else None
     keys = [(one.step, one.restores) for one in data["plotted"]]
@@ -182,11 +164,6 @@ def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "runs": runs,
         "lowest": lowest,
     }
-
-
-def groups_of_step(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each group of each run that trained a step."""
-    return [{"restores": run.summary.restores, **asdict(one)} for run in data["runs"] for _, one in run.groups]
 
 
 #: The sortable columns of a step's or a draw's groups.

@@ -70,7 +70,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   // Keys
-  const places = { o: "overview", g: "groups", s: "steps", c: "checkpoints", w: "workers", e: "events", q: "sql" };
+  const places = { o: "overview", g: "groups", s: "steps", c: "checkpoints", w: "workers", e: "events" };
   let goingTo = 0;
   function row(step) {
     const rows = [...document.querySelectorAll("[data-row]")];
@@ -80,7 +80,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   const keys = {
     "?": () => dialog.showModal(),
-    "/": () => { const field = button("where") || button("sql"); if (field) field.focus(); else document.querySelector("[data-page=groups]").click(); },
+    "/": () => { const field = button("where"); if (field) field.focus(); else document.querySelector("[data-page=groups]").click(); },
     j: () => row(1),
     k: () => row(-1),
     n: () => document.querySelector("[rel=next]")?.click(),

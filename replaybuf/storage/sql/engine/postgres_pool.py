@@ -260,14 +260,10 @@ class PostgresSession(Session):
         self.has_written = True
         await_only(_answered(self._raw, self._raw.executemany, sql, rows))
 
-    def table(self, sql: str, values: Row = (), most: int | None = None) -> tuple[list[str], Sequence[Row]]:
+    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         self._check(sql, values)
         prepared: Any = await_only(_answered(self._raw, self._raw.prepare, sql))
-        if most is None or not prepared.get_attributes():
-            rows: list[Row] = await_only(_answered(self._raw, prepared.fetch, *values))
-        else:
-            cursor: Any = await_only(_answered(self._raw, lambda: prepared.cursor(*values)))
-            rows = await_only(_answered(self._raw, cursor.fetch, most))
+        rows: list[Row] = await_only(_answered(self._raw, prepared.fetch, *values))
         columns = prepared.get_attributes()
         for at, column in enumerate(columns):
             if column.type.name in ("json", "jsonb"):

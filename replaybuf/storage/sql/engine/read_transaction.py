@@ -42,10 +42,6 @@ class ReadTransaction(ABC):
         """Run a statement; return its column names (none if it returns no rows) and its rows."""
 
     @abstractmethod
-    def first_rows(self, statement: str, most: int) -> Table:
-        """Run a statement without parameters as `table` does, and fetch at most `most` rows."""
-
-    @abstractmethod
     def tuples(self, statement: str, /, **values: Any) -> Sequence[Sequence[Any]]:
         """Run a statement and return the driver's rows: JSON may be text, a boolean a number."""
 

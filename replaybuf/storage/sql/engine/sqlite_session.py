@@ -46,11 +46,10 @@ class SqliteSession(Session):
         on_statement(sql, rows, many=True)
         self.raw.executemany(sql, rows)
 
-    def table(self, sql: str, values: Row = (), most: int | None = None) -> tuple[list[str], Sequence[Row]]:
+    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         on_statement(sql, values)
         cursor = self.raw.execute(sql, values)
-        rows = cursor.fetchall() if most is None else cursor.fetchmany(most)
-        return [name for name, *_ in cursor.description or ()], rows
+        return [name for name, *_ in cursor.description or ()], cursor.fetchall()
 
     def read_blob(self, table: str, column: str, row: int, at: int = 0, size: int = -1) -> bytes | None:
         """Return the blob in a column of the row with this rowid, or None if there is none.
@@ -110,6 +109,7 @@ class SqliteSession(Session):
 
     def commit(self) -> None:
         """Commit the transaction."""
+        self._files.confirm()
         on_commit()
         self.raw.commit()
         after_commit()

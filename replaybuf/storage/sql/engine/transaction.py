@@ -76,8 +76,8 @@ class Session(ABC):
         return None
 
     @abstractmethod
-    def table(self, sql: str, values: Row = (), most: int | None = None) -> tuple[list[str], Sequence[Row]]:
-        """Run a statement; return its column names (none if it returns no rows) and at most `most` rows.
+    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
+        """Run a statement; return its column names (none if it returns no rows) and its rows.
 
         PostgreSQL's JSON columns are parsed.
         """
@@ -111,10 +111,6 @@ class Transaction(ReadTransaction):
     def table(self, statement: str, /, **values: Any) -> Table:
         sql, given = self.bound(text(statement), values) if values else (statement, ())
         names, rows = self.session.table(sql, given)
-        return names, [tuple(row) for row in rows]
-
-    def first_rows(self, statement: str, most: int) -> Table:
-        names, rows = self.session.table(statement, most=most)
         return names, [tuple(row) for row in rows]
 
     def tuples(self, statement: str, /, **values: Any) -> Sequence[Row]:

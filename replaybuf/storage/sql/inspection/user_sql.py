@@ -1,4 +1,4 @@
-"""Runs a user's SQL statement read-only, and has the questions that docs/sql.md answers in SQL."""
+"""Runs a user's SQL statement read-only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
@@ -18,16 +18,6 @@ _INSTEAD = {
     "delete": "; `replaybuf rm` deletes groups",
     "update": "; a program changes groups by `await buffer.update(query, ...)`",
 }
-# Functions with these privileges write files and start programs, also in read-only transactions.
-_REACHES_THE_SERVER = """
-SELECT bool_or(rolsuper OR pg_has_role(session_user, 'pg_execute_server_program', 'MEMBER')
-    OR pg_has_role(session_user, 'pg_write_server_files', 'MEMBER')
-    OR pg_has_role(session_user, 'pg_read_server_files', 'MEMBER'))
-FROM pg_roles WHERE rolname = session_user"""
-_ROLE_NEEDED = (
-    "SQL of one's own isn't run here as a superuser of PostgreSQL, nor as a role that reaches the server's files: "
-    "serve the page with a role that only reads (docs/postgresql-access.md has its GRANT); the questions below do run"
-)
 _FROM_GROUP = re.compile(r"\b(?:from|join)\s+group\b", re.IGNORECASE)
 _OF_GROUPS = "; did you mean groups? GROUP is a word of SQL."
 _UNKNOWN = re.compile(r'^no such (table|column): "?([\w.]+)|^(relation|column) "?([\w.]+)"? does not exist')
@@ -39,20 +29,15 @@ WHERE table_schema = ANY (current_schemas(false)) ORDER BY table_name, ordinal_p
 }
 
 
-def run_statement(
-    reader: Reader, statement: str, timeout: float, *, most: int | None = None, guarded: bool = False
-) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return unique column names, and all rows or the first `most`; no names when the statement returns no rows.
+def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return unique column names, and all rows; no names when the statement returns no rows.
 
     Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid: for an
-    unknown table or column it lists the known ones. With `guarded`, for statements of other people than this process's
-    user, raises AccessError where functions of the database could reach the server's files or programs.
+    unknown table or column it lists the known ones.
     """
 
     def run(tx: ReadTransaction) -> tuple[list[str], list[tuple[Any, ...]]]:
-        if guarded and tx.dialect_name == "postgresql" and tx.value(_REACHES_THE_SERVER):
-            raise AccessError(_ROLE_NEEDED)
-        names, rows = tx.table(statement) if most is None else tx.first_rows(statement, most)
+        names, rows = tx.table(statement)
         return _unique(names), rows
 
     try:
@@ -126,131 +111,3 @@ def _unique(names: Sequence[str]) -> list[str]:
             candidate = f"{name}_{number}"
         result.append(candidate)
     return result
-
-
-class Question(NamedTuple):
-    """A question in words (Markdown) under a topic, and its statement on each database."""
-
-    topic: str
-    text: str
-    sqlite: str
-    postgresql: str
-
-    def on(self, dialect: str) -> str:
-        """Return the statement for a dialect."""
-        return self.postgresql if dialect == "postgresql" else self.sqlite
-
-
-def _questions(text: str) -> tuple[Question, ...]:
-    """Parse the questions of a text: below a topic, each is a line above its one or two statements."""
-    found, topic = [], ""
-    for block in text.strip().split("\n\n"):
-        if block.startswith("# "):
-            topic = block.removeprefix("# ")
-            continue
-        words, _, statements = block.partition("\n")
-        sqlite, _, postgresql = statements.partition("\n-- on PostgreSQL\n")
-        found.append(Question(topic, words, sqlite, postgresql or sqlite))
-    return tuple(found)
-
-
-QUESTIONS = _questions("""
-# What goes on
-
-What is there, how stale is it, and how good?
-SELECT task_name, status, count(*) AS groups, avg(staleness) AS staleness, avg(reward) AS reward
-  FROM groups GROUP BY task_name, status ORDER BY task_name, status
-
-Why does the trainer wait? (`replaybuf why` says more.)
-SELECT worker, wants, reason FROM waiters ORDER BY since
-
-Who has gone silent, for how many minutes?
-SELECT worker, host, pid, CAST((julianday('now') - julianday(last_seen)) * 1440 AS INTEGER) AS minutes
-  FROM workers WHERE ended_at IS NULL AND last_seen < datetime('now', '-2 minutes')
--- on PostgreSQL
-SELECT worker, host, pid, CAST(floor(extract(epoch FROM now() - last_seen) / 60) AS int) AS minutes
-  FROM workers WHERE ended_at IS NULL AND last_seen < now() - interval '2 minutes'
-
-Tokens an hour:
-SELECT worker, groups_last_hour AS groups, tokens_last_hour AS tokens, failures_last_hour AS failures
-  FROM workers WHERE groups_last_hour > 0 ORDER BY worker
-
-What failed, and why?
-SELECT uid, worker, error FROM groups WHERE status = 'failed'
-
-# Steps
-
-The last steps, and what they were trained on:
-SELECT step, worker, tasks, groups, reward, min_reward, max_staleness, oldest_model_step
-  FROM batches ORDER BY id DESC LIMIT 10
-
-Since step 413 the reward falls: who made what that step was trained on?
-SELECT worker, count(*) AS groups, avg(reward) AS reward, max(staleness) AS stalest
-  FROM batch_groups WHERE step = 413 GROUP BY worker ORDER BY reward
-
-The three worst answers, whole, that it was trained on:
-SELECT r.uid, r.worker, length(r.full_response) AS characters, substr(r.full_response, 1, 40) AS begins
-  FROM batch_groups b JOIN rollouts r ON r.uid = b.uid
- WHERE b.step = 413 ORDER BY r.reward, r.uid, r.position LIMIT 3
-
-Which steps had group 9?
-SELECT step, taken_by, reward, staleness
-  FROM batch_groups WHERE uid = 9 AND 9 BETWEEN first_uid AND last_uid
-
-Was anything trained on twice? (A draw counts if all of it was consumed, and no restore undid it.)
-WITH runs AS (
-    SELECT buffer, restores, min(step) AS first_step
-      FROM batches WHERE status = 'completed' AND settled > 0 GROUP BY buffer, restores)
-SELECT m.uid, count(*) AS times FROM batches b JOIN batch_groups m ON m.batch = b.id
- WHERE b.status = 'completed' AND b.settled = b.groups AND NOT EXISTS (
-    SELECT 1 FROM runs r WHERE r.buffer = b.buffer AND r.restores > b.restores
-       AND coalesce(r.first_step <= b.step, TRUE))
- GROUP BY m.uid HAVING count(*) > 1 ORDER BY times DESC, m.uid
-
-How many seconds do groups wait before they are drawn?
-SELECT b.step, avg((julianday(b.taken_at) - julianday(m.created_at)) * 86400) AS seconds
-  FROM batches b JOIN batch_groups m ON m.batch = b.id GROUP BY b.step ORDER BY b.step
--- on PostgreSQL
-SELECT b.step, avg(extract(epoch FROM b.taken_at - m.created_at)) AS seconds
-  FROM batches b JOIN batch_groups m ON m.batch = b.id GROUP BY b.step ORDER BY b.step
-
-# Rewards
-
-By part, of rewards that are dicts:
-SELECT task_name, avg(rewards ->> '$.score') AS score, avg(rewards ->> '$.format') AS format
-  FROM rollouts WHERE status = 'completed' GROUP BY task_name ORDER BY task_name
--- on PostgreSQL
-SELECT task_name, avg((rewards ->> 'score')::float) AS score, avg((rewards ->> 'format')::float) AS format
-  FROM rollouts WHERE status = 'completed' GROUP BY task_name ORDER BY task_name
-
-By a tag:
-SELECT tags ->> 'level' AS level, count(*) AS groups, avg(reward) AS reward
-  FROM groups WHERE task_name = 'math' GROUP BY 1 ORDER BY 1
-
-Groups in which all answers are worth the same, so that nothing is learned from them:
-SELECT task_name, count(*) AS groups, sum(CASE WHEN lowest = highest THEN 1 ELSE 0 END) AS flat
-  FROM (SELECT uid, task_name, min(reward) AS lowest, max(reward) AS highest
-          FROM rollouts WHERE status = 'completed' GROUP BY uid, task_name) AS spread
- GROUP BY task_name ORDER BY task_name
-
-Prompts that are seldom solved:
-SELECT prompt, count(*) AS groups, avg(reward) AS reward
-  FROM groups WHERE task_name = 'math' GROUP BY prompt HAVING avg(reward) < 0.5 ORDER BY reward, prompt
-
-# Responses
-
-How long are responses, and how many were cut off?
-SELECT finish_reason, count(*) AS rollouts, avg(response_tokens) AS tokens, avg(reward) AS reward
-  FROM rollouts GROUP BY finish_reason ORDER BY finish_reason
-
-Who says a thing?
-SELECT worker, count(*) AS rollouts FROM rollouts
- WHERE full_response LIKE '%I can''t say%' GROUP BY worker ORDER BY worker
-
-What was the conversation before it?
-SELECT m.value ->> '$.role' AS role, length(m.value ->> '$.content') AS characters
-  FROM groups g, json_each(g.messages) m WHERE g.uid = 2 ORDER BY m.key
--- on PostgreSQL
-SELECT m.value ->> 'role' AS role, length(m.value ->> 'content') AS characters
-  FROM groups g, jsonb_array_elements(g.messages) WITH ORDINALITY m(value, key) WHERE g.uid = 2 ORDER BY m.key
-""")

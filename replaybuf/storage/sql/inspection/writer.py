@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from replaybuf.errors import ConfigError, InputError, NotADatabaseError, SchemaError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
-from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
+from replaybuf.storage.sql.copies.snapshot_file import BUFFER, read_snapshot_facts
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.dialect import Dialect
@@ -40,7 +40,7 @@ from replaybuf.storage.sql.engine.transaction import DEFAULT, Row, Scope, Sessio
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.schema.create import create_schema
-from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, check_revision
+from replaybuf.storage.sql.schema.revisions import HEAD, State, check_revision, state_of
 from replaybuf.storage.sql.schema.tables import DIGEST, info
 from replaybuf.storage.sql.statements.fence import joined
 from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
@@ -121,7 +121,7 @@ def _check_owner(tx: ReadTransaction, where: str) -> None:
     if revision is None and (tables := whole.dialect.tables(whole)):
         some = ", ".join(sorted(tables)[:3])
         raise NotADatabaseError(f"{where} belongs to something else (it has tables {some}); nothing was changed")
-    if revision not in REVISIONS:
+    if state_of(revision) is State.NEWER:
         check_revision(revision, where)
 
 
@@ -145,11 +145,13 @@ def save_snapshot(
 
 
 def opens_read_only(reader: Reader) -> bool:
-    """Return whether a reader opens the database read-only: unless it is a writable SQLite file with a WAL.
+    """Return whether a reader opens the database read-only: unless it is a SQLite file with a WAL that it may write.
 
     A read-only last connection to such a file can't remove the WAL, and would leave an empty one behind.
     """
-    return not (reader.path is not None and os.access(reader.path, os.W_OK) and is_wal(reader.path))
+    path = reader.path
+    writable = path is not None and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return not (writable and path is not None and is_wal(path))
 
 
 _OF_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
@@ -179,9 +181,10 @@ def forget_buffer(reader: Reader, name: str) -> None:
         writer.write(forget)
 
 
-def policy_of(file: str) -> str | None:
-    """Return the policy of a snapshot, None for any. Raises SnapshotError or SchemaError when it isn't a snapshot."""
-    return asyncio.run(read_snapshot_facts(file)).get("policy")
+def saved_buffer(file: str) -> tuple[str, str | None]:
+    """Return a snapshot's name of the buffer, and its policy, None for any. Raises SnapshotError or SchemaError."""
+    facts = asyncio.run(read_snapshot_facts(file))
+    return facts[BUFFER], facts.get("policy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,11 +273,11 @@ class _SqlalchemySession(Session):
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         self._connection.exec_driver_sql(sql, [tuple(row) for row in rows])
 
-    def table(self, sql: str, values: Row = (), most: int | None = None) -> tuple[list[str], Sequence[Row]]:
+    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         result = self._connection.exec_driver_sql(sql, tuple(values))
         if not result.returns_rows:
             return [], []
-        return list(result.keys()), result.fetchall() if most is None else result.fetchmany(most)
+        return list(result.keys()), result.fetchall()
 
 
 def transaction_of(connection: Connection) -> Transaction:

@@ -55,19 +55,19 @@ def create_schema(tx: Transaction, where: str) -> None:
             "use another database, or rename them"
         )
     create_tables(tx)
+    create_views(tx)
+    version.create(_running(tx), checkfirst=False)
+    tx.execute(insert(version).values(version_num=HEAD))
 
 
 def create_tables(tx: Transaction) -> None:
-    """Create all tables, views and initial rows in an empty database."""
+    """Create all tables, indexes and initial rows in an empty database."""
     metadata.create_all(_running(tx), checkfirst=False)
     tx.execute(insert(counter).values(name="uid", value=0))
     tx.execute(insert(info).values(name=IDENTITY, value=uuid.uuid4().hex))
     if tx.dialect.name == "postgresql":
         # Payloads are stored out of line without TOAST compression: they are compressed already, or not worth it.
         tx.run("ALTER TABLE rb_payload ALTER COLUMN data SET STORAGE EXTERNAL")
-    create_views(tx)
-    version.create(_running(tx), checkfirst=False)
-    tx.execute(insert(version).values(version_num=HEAD))
 
 
 def create_index(tx: Transaction, index: Index) -> None:

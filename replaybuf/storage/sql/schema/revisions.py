@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 from replaybuf.errors import SchemaError
 
 #: The revisions of the alembic chain, oldest first; this version of replaybuf works with the last one.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
+REVISIONS = ("0001",)
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "rb_version"
 
 
+class State(Enum):
+    """The relation of a database's revision to this version of replaybuf."""
+
+    MISSING = auto()
+    CURRENT = auto()
+    OLDER = auto()
+    NEWER = auto()
+
+
+def state_of(revision: str | None) -> State:
+    """Return the state of a schema by its revision (None when it has none)."""
+    if revision is None:
+        return State.MISSING
+    if revision == HEAD:
+        return State.CURRENT
+    return State.OLDER if revision in REVISIONS else State.NEWER
+
+
 def check_revision(revision: str | None, where: str) -> bool:
     """Return whether there is a schema. Raises SchemaError when it is older or newer than this version of replaybuf."""
-    if revision is None:
-        return False
-    if revision == HEAD:
-        return True
-    if revision in REVISIONS:
+    state = state_of(revision)
+    if state is State.OLDER:
         raise SchemaError(
             f"{where} has the schema of an older replaybuf (revision {revision}, wanted {HEAD}); "
             f"close all users of it, then run: replaybuf db upgrade {where}"
         )
-    raise SchemaError(
-        f"{where} has a schema that this replaybuf doesn't know (revision {revision}, newest known {HEAD}): "
-        "it was made by a newer version; upgrade replaybuf here, to the version that its run has"
-    )
+    if state is State.NEWER:
+        raise SchemaError(
+            f"{where} has a schema that this replaybuf doesn't know (revision {revision}, newest known {HEAD}): "
+            "it was made by a newer version; upgrade replaybuf here, to the version that its run has"
+        )
+    return state is State.CURRENT
