@@ -17,13 +17,13 @@ from replaybuf.checks import check_history, check_seconds, check_task_name
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, InputError, MissingDriverError
 from replaybuf.passwords import PasswordFunction, password_function
+from replaybuf.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rewards import SCORE
 from replaybuf.rollouts.rollout import RolloutState
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
-from replaybuf.segments.places import IN_DATABASE, PAYLOAD_THRESHOLD
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import HISTORY, KEEP_CHECKPOINTS, LOCK_SECONDS, RECONNECT_SECONDS
 from replaybuf.sync import SyncReplayBuffer

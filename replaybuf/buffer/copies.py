@@ -27,7 +27,7 @@ from replaybuf.tracing import traced
 from replaybuf.worker_name import working_as
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
-#: Whether a snapshot includes payloads of segments, or refers to them.
+#: Whether a snapshot includes payloads that are kept apart, or refers to them.
 SavedPayloads = Literal["copy", "keep"]
 
 
@@ -226,7 +226,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
         Payloads outside the database (`payloads` in the config) are in the snapshot, too. With `payloads="keep"` the
         snapshot only refers to them: it is small and quickly made, to move a stopped run to another database. It
         doesn't retain them, and is valid until the run continues, since groups are then removed, and kept ones may move
-        to other segments. `resume` copies them, or refuses.
+        to other files. `resume` copies them, or refuses.
 
         The file gets its name only when it is complete. `progress(Progress(groups, total, bytes))` is called at the
         beginning, at the end, and at most five times a second in between. It is called in the database's thread, not

@@ -46,8 +46,8 @@ def doctor(
 
     --repair mends what is safe to mend, and says what it did: payloads that nobody needs are left to the sweep, groups
     whose payloads are damaged are set aside as failed with the reason, leases that are over end, counts and the counter
-    of uids are corrected, missing indexes and views are made, segments that nothing names are deleted. It never deletes
-    a group.
+    of uids are corrected, missing indexes and views are made, files of payloads that nothing names are deleted, a lost
+    replaybuf.json is written anew. It never deletes a group.
 
     --take-over is for a copy of a database that is used in place of the original, such as one that was moved to another
     host: until then it reads payloads in the original's folder or object store, and neither writes nor deletes there.

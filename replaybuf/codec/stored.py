@@ -16,9 +16,9 @@ from replaybuf.codec.blocks import Deferring
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import is_apart
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
+from replaybuf.places.owners import local_url, open_place, recognise
+from replaybuf.places.store import EXTENT_BYTES, Extent, Range
 from replaybuf.rollouts.marks import Marks
-from replaybuf.segments.places import local_url, open_place, recognise
-from replaybuf.segments.store import EXTENT_BYTES, Extent, Range
 
 #: Exceptions for damaged metadata of a group.
 DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
@@ -53,7 +53,7 @@ def decode_stored(
     else:
         extent = Extent.at_end_of(payload)
         if tail is None:
-            raise DecodeError(f"group {uid}: its arrays are in the segment {extent.name}, which was not read")
+            raise DecodeError(f"group {uid}: its arrays are in the file {extent.name}, which was not read")
         rollouts = codec.decode(memoryview(payload)[:-EXTENT_BYTES], verified=verified, owned=True, tail=tail)
     bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
     return rollouts

@@ -10,7 +10,7 @@ import typer
 
 from replaybuf.demo import Mode
 
-IN_DATABASE = "database"  # as in `replaybuf.segments.places`, which takes its time to import
+IN_DATABASE = "database"  # as in `replaybuf.places.owners`, which takes its time to import
 
 DEFAULT_URL = "sqlite:///replaybuf-demo.db"
 _INTERRUPTED = 128 + 2

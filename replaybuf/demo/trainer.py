@@ -44,10 +44,10 @@ from replaybuf.demo.run_folder import (
 )
 from replaybuf.demo.worker import Engine, WorkerSettings
 from replaybuf.errors import CheckpointError, NotReadyError, ReplayBufError, UnreachableError
+from replaybuf.places.owners import IN_DATABASE
 from replaybuf.produce import ProduceSummary, TrainState, publish, published
 from replaybuf.produce.sampler import overwrite
 from replaybuf.rules.transitions import Tally
-from replaybuf.segments.places import IN_DATABASE
 from replaybuf.storage.sql.engine.urls import hosts_as_options, is_memory, parse_url, url_or_path, written
 from replaybuf.storage.sql.inspection.reader import open_reader
 

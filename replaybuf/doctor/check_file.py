@@ -11,7 +11,7 @@ from pathlib import Path
 
 from replaybuf import units
 from replaybuf.doctor import Check, CheckContext, Finding, Severity, fine, problem, repairable, warning
-from replaybuf.segments.filesystems import filesystem_type, is_network
+from replaybuf.places.filesystems import filesystem_type, is_network
 from replaybuf.storage.sql.engine.sqlite_files import PAGE_SIZE, is_wal
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.units import some

@@ -22,9 +22,9 @@ from replaybuf.storage.sql.inspection.measures import (
     count_unswept,
     held_by_tasks,
     histogram_of,
+    list_places,
     measure,
     read_records,
-    segments_of_places,
 )
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
@@ -54,7 +54,7 @@ def read_figures(
             "database": {
                 "bytes": tx.database_bytes(),
                 "unswept_payloads": count_unswept(tx),
-                "places": {place.pop("url"): place for place in segments_of_places(tx)},
+                "places": {place.pop("url"): place for place in list_places(tx)},
             },
             "buffers": {name: _figures(tx, name, found) for name, found in measure(tx, buffer, scanned).items()},
         }

@@ -14,8 +14,8 @@ from replaybuf.codec.blocks import GROUPED, DeferredArray, checked_array
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import Head, Header, is_apart
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError
+from replaybuf.places.store import EXTENT_BYTES, Extent
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.segments.store import EXTENT_BYTES, Extent
 from tests.codec.values import DICTS, PAYLOAD, ZSTD, same, with_checksum
 
 LARGE = np.arange(4 * GROUPED, dtype=np.uint8)
@@ -99,7 +99,7 @@ def test_every_truncation_is_noticed() -> None:
 
 
 def test_a_head_says_where_its_tail_is() -> None:
-    split, extent = DICTS.encode_split(GROUP), Extent(1, 2, 3, 64, 100)
+    split, extent = DICTS.encode_split(GROUP), Extent(1, 2, 64, 100)
     stored = split.head + extent.packed()
     assert is_apart(stored)
     assert Extent.at_end_of(stored) == extent

@@ -12,7 +12,7 @@ import pytest
 
 from replaybuf import Lease, ReplayBuffer, Status
 from replaybuf.storage.sql.engine import sqlite_dialect
-from replaybuf.storage.sql.statements.segments import keep_for_reading
+from replaybuf.storage.sql.statements.files import keep_for_reading
 from replaybuf.storage.sql.statements.upkeep import find_chores
 from tests.contract.lapsing import set_clock
 from tests.scripts import run

@@ -26,9 +26,9 @@ from replaybuf.errors import (
     StorageError,
     TooLargeError,
 )
+from replaybuf.places.filesystems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.redact import redact
 from replaybuf.rules.circumstances import brief
-from replaybuf.segments.filesystems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
 
 _Identity = tuple[int, int] | None

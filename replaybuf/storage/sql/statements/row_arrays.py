@@ -19,7 +19,7 @@ from replaybuf.storage.sql.engine.transaction import Prepared, Row
 from replaybuf.storage.sql.schema.tables import group, payload
 
 #: The indices of columns in rows of `rb_payload`.
-DATA, SEGMENT = (list(payload.columns.keys()).index(name) for name in ("data", "segment"))
+DATA, FILE = (list(payload.columns.keys()).index(name) for name in ("data", "file"))
 #: Bytes stored by one statement at most.
 MOST_BYTES = 64 << 20
 #: Larger payloads together are sent faster as rows.
@@ -78,7 +78,7 @@ def _value(column: Column[Any]) -> str:
 def fit(groups: Sequence[Row], payloads: Sequence[Row]) -> bool:
     """Return whether the metadata of these groups, as rows of both tables, fits into one statement."""
     texts = chain.from_iterable(map(row.__getitem__, _TEXTS) for row in groups)
-    outlines = chain.from_iterable(row[1:DATA] for row in payloads)
+    outlines = chain.from_iterable(row[1:FILE] for row in payloads)
     return sum(map(len, filter(None, chain(texts, outlines)))) <= MOST_BYTES // 4  # at most 4 bytes per character
 
 

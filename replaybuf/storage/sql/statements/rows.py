@@ -15,11 +15,11 @@ from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import has_blocks, head_size, is_apart
 from replaybuf.codec.stored import DAMAGE, Deferral, damaged, decode_stored
 from replaybuf.errors import DecodeError
+from replaybuf.places.store import EXTENT_BYTES
 from replaybuf.query import FIELDS as QUERIED
 from replaybuf.query import SetNode
 from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.rollout import Status
-from replaybuf.segments.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
@@ -307,7 +307,7 @@ def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred
 
 
 _APART = Prepared(
-    lambda dialect: select(payload.c.uid).where(dialect.one_of(payload.c.uid, "uids"), payload.c.segment.is_not(None)),
+    lambda dialect: select(payload.c.uid).where(dialect.one_of(payload.c.uid, "uids"), payload.c.file.is_not(None)),
     "uids",
 )
 

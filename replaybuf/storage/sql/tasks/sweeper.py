@@ -61,7 +61,7 @@ class Sweeper:
         self._chores = Chores()
         self._tidy_at = 0.0
         self._stopping = asyncio.Event()
-        #: Does one small step of maintenance of the payloads' segments; returns whether more is due.
+        #: Does one small step of maintenance of the payloads' files; returns whether more is due.
         self.tend: Callable[[], Awaitable[bool]] | None = None
         self._task: asyncio.Task[None] | None = None
 
