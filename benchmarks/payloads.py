@@ -30,9 +30,10 @@ from benchmarks.databases import (
 )
 from benchmarks.million import multiply
 from benchmarks.table import Pairs, Row, Settings, cost, in_turn, number
-from replaybuf import ReplayBuffer, RolloutState, Status, load_all
+from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.places.store import FILES, file_name
 from replaybuf.storage.sql.tasks.file_batch import FILE_BYTES
+from replaybuf.storage.sql.tasks.handles import load_all
 
 BATCH = 64
 SIZES = {"100 KB": 100, "2 MB": 2000}

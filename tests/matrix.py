@@ -129,6 +129,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
         (f"storage/test_circumstances.py::*{law}*", ("sqlite",))
         for law in ("second_short", "dead_producer", "spurts", "steady_puts", "young_buffer", "not_kept")
     ),
+    ("buffer/test_waits.py::*a_dataset*", _DATABASES),
     ("buffer/test_waits.py::*", ("sqlite",)),
     ("faults/test_steady.py::*", ("sqlite",)),
     ("faults/test_restored.py::*postgresql-prioritized-*", _DATABASES),

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from replaybuf import FullError, NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status, StorageError
-from replaybuf.errors import InputError, ReplayBufError
+from replaybuf import FullError, NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf.errors import InputError, ReplayBufError, StorageError
 from replaybuf.storage.values import StorageItem
 
 TASK = "bench"

@@ -149,7 +149,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
 
         The limits hold, without waiting for room: FullError is raised, and groups already put are kept. `progress` is
         called as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises
-        FileError with the position of a fault in the file, FileEndsError, UnsafePickleError, AccessError, InputError,
+        FileError with the position of a fault in the file, FileEndsError, AccessError, InputError,
         ConflictError while another process imports the same file, MissingDriverError, and the errors of `put`.
         """
         self._check_open()
@@ -159,9 +159,9 @@ class BufferCopies(BufferReader[R], Generic[R]):
         known = None if issubclass(cls, dict) else FIELDS | names
         mapped = ColumnMapping({} if fields is None else fields, as_task, statuses[1], key, as_they_are, known)
         wanted = ImportOptions(task, statuses[0], partial, again, dry_run)
-        read = RolloutFile(check_source(source), mapped).read
+        file = RolloutFile(check_source(source), mapped)
         with working_as(self.worker):
-            return await import_from(self.storage, read, wanted, progress)
+            return await import_from(self.storage, file, wanted, progress)
 
     def _chosen(self, where: Query | None, order_by: Any, limit: int | None, rows: RowsOf) -> ExportQuery:
         self._check_open()

@@ -168,6 +168,7 @@ _TYPES: Final[tuple[tuple[Any, int, Callable[[Any], Any], type, Decoder], ...]] 
     (BytearrayStandIn, ext.BYTEARRAY, lambda stand_in: bytes(stand_in.value), bytes, bytearray),
     (MemoryviewStandIn, ext.MEMORYVIEW, _encode_view, list, _decode_view),
     (np.ndarray, ext.ARRAY, encode_array, list, decode_array),
+    (np.memmap, ext.ARRAY, encode_array, list, decode_array),  # a copy: the file may be gone by then
     (np.generic, ext.SCALAR, encode_scalar, list, decode_scalar),
     (np.str_, ext.NUMPY_STR, lambda value: value[:], str, np.str_),  # str(value) drops trailing zeros
     (np.bytes_, ext.NUMPY_BYTES, bytes, bytes, np.bytes_),

@@ -1,7 +1,6 @@
 """`replaybuf doctor`: finds what is wrong with a database, and repairs what can be repaired.
 
-A module `check_...` for each area has its SQL queries and findings, `repairs` the repairs. `rescue` saves the readable
-groups of a damaged file.
+A module `check_...` for each area has its SQL queries and findings, `repairs` the repairs.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _failed(error: Exception, context: CheckContext) -> Finding:
     mend = ""
     damaged = isinstance(error, NotADatabaseError) and context.path is not None and _was_a_database(context.path)
     if context.path is not None and (damaged or not isinstance(error, ReplayBufError)):
-        mend = f"stop the run; replaybuf doctor {context.where} --rescue FOLDER saves what can be read"
+        mend = check_file.SAVE_THE_REST
     return problem(f"can't be checked: {text_of(error)}", mend)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -146,3 +147,15 @@ def test_arrays_of_all_rollouts_are_told_apart() -> None:
     group = [{"a": np.full(100, place), "b": [np.full(3, place), np.full((2, 90), place)]} for place in range(9)]
     for back in (DICTS.decode(DICTS.encode(group)), read(DICTS.encode(group))):
         assert same(back, group)
+
+
+def test_an_array_that_is_a_file_comes_back_as_a_copy_in_memory(tmp_path: Path) -> None:
+    codec, file = Codec(RolloutType(dict)), tmp_path / "values"
+    mapped = np.memmap(file, "f4", "w+", shape=(3, 2))
+    mapped[:] = 7
+    payload = codec.encode([{"values": mapped, "part": mapped[1:]}])
+    mapped[:] = 0
+    [back] = codec.decode(payload)
+    assert type(back["values"]) is type(back["part"]) is np.ndarray
+    assert back["values"].tolist() == [[7, 7]] * 3
+    assert back["part"].tolist() == [[7, 7]] * 2

@@ -210,10 +210,10 @@ _PROMPTS = [
     ("prompts-uid-not-moved", "prompts/prompt_ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "prompts/prompt_ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "prompts/prompt_ledger.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
-    ("epochs-one-more", "prompts/dataset_readers.py", "end = min(end, size * self._epochs)", "end = min(end, size * self._epochs + 1)", "a dataset is read so many times"),
+    ("epochs-one-more", "prompts/dataset_readers.py", "if epoch + 1 == self._epochs:", "if epoch == self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "prompts/dataset_readers.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
-    ("shuffle-other-seed", "prompts/dataset_readers.py", "if seed_then != self._shuffle:", "if False:", "a run goes on with its own order"),
-    ("shuffle-other-size", "prompts/dataset_readers.py", "if size_then != size:", "if False:", "a shuffled dataset can't change its size"),
+    ("shuffle-other-seed", "prompts/dataset_readers.py", "if seed != self._shuffle:", "if False:", "a run goes on with its own order"),
+    ("shuffle-other-size", "prompts/dataset_readers.py", "index > size or (seed is not None and size != size_then)", "index > size", "a shuffled dataset can't change its size"),
 ]  # fmt: skip
 
 _PRODUCE = [

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from replaybuf import LeaseLostError, ReplayBuffer, load_all
+from replaybuf import LeaseLostError, ReplayBuffer
 from replaybuf.errors import StorageError
 from replaybuf.places import folder, objects
 from replaybuf.places.store import FILES
 from replaybuf.storage.sql.statements.upkeep import sweep
 from replaybuf.storage.sql.tasks import file_batch, sweeper
 from replaybuf.storage.sql.tasks import payload_files as tasks
+from replaybuf.storage.sql.tasks.handles import load_all
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
 from tests.places.arrays import apart, heavy, numbers_in, put

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import ArrayHandle, Status, load_all, load_into
+from replaybuf import Status, load_into
 from replaybuf.errors import EncodeError, InputError
 from replaybuf.places.folder import FolderStore
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteDialect
+from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.deferred import LARGE, Kept, experts, lent, rollout, same
 from tests.stores import TASK
 

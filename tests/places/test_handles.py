@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from sqlalchemy import select, update
 
-from replaybuf import ArrayHandle, LeaseLostError, ReplayBuffer, load_all, load_into
+from replaybuf import LeaseLostError, ReplayBuffer, load_into
 from replaybuf.errors import DecodeError, InputError
 from replaybuf.storage.sql.schema.tables import garbage, payload
 from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.deferred import Kept, experts, lent, rollout, same
 from tests.stores import TASK
 

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from replaybuf import ArrayHandle, Status, load_all, load_into
+from replaybuf import Status, load_into
 from replaybuf.errors import InputError
 from replaybuf.places.folder import FolderStore
+from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.deferred import PLACES, Kept, experts, kept_at, lent, rollout, same
 from tests.stores import TASK
 

@@ -161,23 +161,6 @@ def test_saving_and_resuming_on_the_command_line(filled: str, place: Path, tmp_p
     assert "mount it" in again.stderr
 
 
-def test_a_rescue_takes_arrays_along_or_says_why_not(tmp_path: Path, place: Path) -> None:
-    path = tmp_path / "run.db"
-    asyncio.run(fill(f"sqlite:///{path}", place))
-    place.rename(place.with_name("elsewhere"))
-    refused = run("doctor", path, "--rescue", tmp_path / "first", code=1)
-    assert "mount it" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    place.with_name("elsewhere").rename(place)
-    cut(place)
-    run("doctor", path, "--rescue", tmp_path / "rescued", code=None)
-    shutil.rmtree(place)
-    other = f"sqlite:///{tmp_path}/other.db"
-    run("resume", other, tmp_path / "rescued")
-    assert [row["uid"] for row in run_json("ls", other)] == [1, 2, 4]
-    assert run_json("show", other, 2, "--full")["rollouts"][0]["extra_fields"]["experts"][:2] == [2, 3]
-
-
 def test_texts_are_mended_from_arrays(tmp_path: Path, place: Path) -> None:
     """The marks of a group are made anew from its rollouts, which are read whole."""
     path = tmp_path / "run.db"

@@ -199,13 +199,25 @@ class SQLStorage(Store):
     # Reading
 
     async def find(
-        self, query: Node, *, order: Order, limit: int | None = None, deferred: frozenset[str] = frozenset()
+        self,
+        query: Node,
+        *,
+        order: Order,
+        limit: int | None = None,
+        deferred: frozenset[str] = frozenset(),
+        payloads: bool = True,
     ) -> AsyncIterator[StorageItem]:
         """Yield the groups that match, without consuming them. Holds no lock or transaction between items.
 
-        Arrays in the fields `deferred` are replaced by handles, which load them later.
+        Arrays in the fields `deferred` are replaced by handles, which load them later. Without `payloads` only the
+        metadata is read, and the items have no rollouts.
         """
         found = await self._read(matching.find_uids, query, order, limit)
+        if not payloads:
+            for uids in _chunks([(uid, 0) for uid, _ in found]):
+                for row in await self._read(matching.read_metadata, uids, query):
+                    yield row.item([])
+            return
         for uids in _chunks(found):
             for item in await self._run(partial(self._read_groups, uids, query, deferred)):
                 yield item

@@ -25,7 +25,7 @@ from replaybuf.storage.sql.engine.server_function import bring_up
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.engine.urls import is_memory, parse_url, public_url
+from replaybuf.storage.sql.engine.urls import at_absolute_path, is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
 from replaybuf.storage.sql.statements.fence import check_fence, joined
 from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
@@ -66,6 +66,9 @@ class Store:
     (`replaybuf.places.owners`). `password` is called before each connection and returns PostgreSQL's password.
     """
 
+    #: Returns the database's URL from a user's. Raises ConfigError, and MissingDriverError.
+    check_url = staticmethod(parse_url)
+
     def __init__(
         self,
         url: str,
@@ -84,7 +87,7 @@ class Store:
         payloads: str = IN_DATABASE,
         payload_threshold: int = PAYLOAD_THRESHOLD,
     ) -> None:
-        self.url = parse_url(url)
+        self.url = at_absolute_path(parse_url(url))
         if password is not None and (self.url.get_backend_name() == "sqlite" or self.url.password):
             why = "the url has one, too: take one of them away" if self.url.password else "a SQLite file has none"
             raise ConfigError(f"password= is for PostgreSQL: {why}")
@@ -158,9 +161,9 @@ class Store:
         )
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.engine)
-        self.presence = Presence(self.engine, scope)
-        self.sweeper = Sweeper(self.engine, scope, self.watch.committed, self._history, self.presence)
         self.transactions = Transactions(self.engine, self.thread, self.watch, scope)
+        self.presence = Presence(self.transactions)
+        self.sweeper = Sweeper(self.transactions, self._history, self.presence)
         synced = self._durability == "full" or self.engine.dialect.is_remote
         self.files = PayloadFiles(
             self.engine, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout

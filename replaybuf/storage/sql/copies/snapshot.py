@@ -28,6 +28,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.copies.snapshot_file import (
+    BUFFER,
     PAYLOADS_OF,
     check_facts,
     close_file,
@@ -106,7 +107,7 @@ async def copy_to(
                     about = {**about, PAYLOADS_OF: scope.database or ""}
                     await ends[1].run(_insert_rows, place, [{"id": id, "url": url} for id, url in places[0].items()])
                 await ends[1].run(return_all)
-                await ends[1].run(write_facts, about, digest)
+                await ends[1].run(write_facts, {**about, BUFFER: scope.buffer or ""}, digest)
         finally:
             await close_file(target)
         await asyncio.to_thread(publish, partial, path)

@@ -179,10 +179,12 @@ def _of(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
 def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
     """Return the groups of a lease, without groups that were replaced while leased.
 
-    Raises LeaseLostError if the lease's time is over and it no longer holds all of them.
+    Raises LeaseLostError if the lease's time is over and it no longer holds all of them. While it holds any, another
+    process may have renewed it, and settled the others.
     """
     mine = _of(tx, lease, uids)
-    if len(mine) < len(uids) and tx.dialect.clock(tx) >= lease.until:
+    until = max([lease.until, *(row.column("leased_until") for row in mine)])
+    if len(mine) < len(uids) and tx.dialect.clock(tx) >= until:
         raise lost_to_others(lease, len(uids) - len(mine))
     return mine
 

@@ -225,6 +225,17 @@ def aside_since(new: NewGroup) -> float | None:
     return new.created_at if new.status in ASIDE else None
 
 
+def _at_present(tx: Transaction, row: Row) -> Row:
+    """Return a row of `rb_group` with the server's time for the start of its retention, if it has one."""
+    place = _ARCHIVED_AT
+    if row[place] is None or not tx.dialect.is_remote:
+        return row
+    return (*row[:place], tx.dialect.clock(tx), *row[place + 1 :])
+
+
+_ARCHIVED_AT = list(group.columns.keys()).index("archived_at")
+
+
 def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
     """Return a new group as a row of `rb_payload`."""
     extent = encoded.extent
@@ -239,7 +250,7 @@ def insert_groups(tx: Transaction, groups: Sequence[Row], new: Sequence[tuple[in
     name_files(tx, (one.extent for _, one in new if one.extent is not None))
     payloads = [payload_row(uid, one) for uid, one in new]
     if not (tx.dialect.is_remote and row_arrays.fit(groups, payloads)):
-        tx.insert(group, groups)
+        tx.insert(group, [_at_present(tx, row) for row in groups])
         insert_payloads(tx, payloads)
     elif row_arrays.are_light(len(row[row_arrays.DATA]) for row in payloads):
         metadata = row_arrays.of_groups(groups)

@@ -14,6 +14,7 @@ from sqlalchemy import Column, Table, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from replaybuf.storage.sql.engine.postgres_dialect import NOW
 from replaybuf.storage.sql.engine.transaction import Prepared, Row
 from replaybuf.storage.sql.schema.tables import group, payload
 
@@ -67,7 +68,8 @@ def _value(column: Column[Any]) -> str:
     if column.name in _SHARED:
         same = f"array_fill(({values})[1], ARRAY[CAST(:count AS int)])"
         values = f"CASE cardinality({values}) WHEN 1 THEN {same} ELSE {values} END"
-    return f"unnest({values})"
+    # The moment since when a group is set aside is the server's, because hosts' clocks differ; a NULL stays one.
+    return f"unnest({values}) * 0 + CAST({NOW} AS float8)" if column is group.c.archived_at else f"unnest({values})"
 
 
 # Complete rows

@@ -12,8 +12,11 @@ from pydantic import Field
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.wait_reports import WaitLog
+from replaybuf.cancellation import to_its_end
 from replaybuf.checks import ENTERED_ASYNC, check_seconds, check_task_name, check_timeout
-from replaybuf.chunks.fragments import (
+from replaybuf.config import Password, ReplayBufferConfig
+from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
+from replaybuf.integrations.chunks.fragments import (
     Chunk,
     Fragment,
     OldestVersionPolicy,
@@ -23,9 +26,7 @@ from replaybuf.chunks.fragments import (
     check_number,
     check_session,
 )
-from replaybuf.chunks.ledger import ATTEMPTS, Ledger, ModelState, tag_of
-from replaybuf.config import Password, ReplayBufferConfig
-from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
+from replaybuf.integrations.chunks.ledger import ATTEMPTS, Ledger, ModelState, tag_of
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import LEASE_SECONDS, LOCK_SECONDS, RECONNECT_SECONDS
@@ -273,7 +274,7 @@ class ChunkBuffer:
             return Selection(number, tuple(chunks))
         except BaseException:
             with contextlib.suppress(ReplayBufError):  # on failure, they come back when the lease ends
-                await lease.give_back()
+                await to_its_end(lease.give_back())
             raise
         finally:
             lease.stop()

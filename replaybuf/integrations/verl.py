@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -85,7 +86,7 @@ def from_groups(groups: Iterable[Sequence[RolloutState]]) -> DataProto:
         import torch  # type: ignore[import-not-found, unused-ignore]
         from verl import DataProto  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        raise MissingDriverError("replaybuf.verl needs verl, which is not installed: pip install verl") from error
+        raise MissingDriverError("this call needs verl, which is not installed: pip install verl") from error
     listed = [list(group) for group in groups]
     if not listed:
         raise InputError("there are no groups to make a batch of")
@@ -181,7 +182,7 @@ def _batch_of(group: Sequence[RolloutState]) -> dict[str, Any]:
     try:
         kept: dict[str, Any] = group[0].extra_fields["verl"]["batch"]
     except (AttributeError, IndexError, KeyError, TypeError):
-        raise RolloutError("expected groups that replaybuf.verl.to_groups made, whole and in their order") from None
+        raise RolloutError("expected groups that `to_groups` made, whole and in their order") from None
     return kept
 
 
@@ -240,6 +241,9 @@ class BufferQueueClient:
 
     Samples are leased, and acknowledged when the trainer requests the first sample of its next step. If the trainer
     dies before, the samples of its step come back `seconds` later, in their old order.
+
+    A rollouter's end marker ends the run of its client and of pickled copies of that. A client that is made anew, as in
+    a run that is resumed, begins another run; give clients that are made apart the same `run_id`.
     """
 
     def __init__(
@@ -249,6 +253,7 @@ class BufferQueueClient:
         *,
         task_name: str = "train",
         seconds: float = LEASE_SECONDS,
+        run_id: str | None = None,
     ) -> None:
         """Raise ConfigError for options of the config that are incompatible with a queue."""
         check_whole(required_samples, "required_samples", 1, ConfigError)
@@ -262,6 +267,7 @@ class BufferQueueClient:
         self.required_samples = required_samples
         self.task_name = task_name
         self.seconds = seconds
+        self.run_id = uuid4().hex if run_id is None else run_id
         self._leases: list[Lease[RolloutState]] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -282,7 +288,8 @@ class BufferQueueClient:
         Waits while the buffer is full, if its `on_full` is "block"; verl's own queue drops the oldest sample.
         """
         if sample is None:
-            return await self.buffer.put([RolloutState(message=[], status=Status.COMPLETED)], self._end) is not None
+            marker = [RolloutState(message=[], status=Status.COMPLETED)]
+            return await self.buffer.put(marker, self._end, key=self.run_id, tags={"run_id": self.run_id}) is not None
         pickle, _ = _verl()
         unpickled = pickle.loads(sample)
         group = [rollout for part in to_groups(unpickled.full_batch) for rollout in part]
@@ -293,7 +300,8 @@ class BufferQueueClient:
     async def get_sample(self) -> tuple[bytes | None, int]:
         """Wait for the next sample; return it, pickled, and the number left; None after the rollouter's end marker.
 
-        The end marker is returned when no sample is left, not even one leased by a dead trainer. No timeout.
+        The end marker is returned when no sample is left, not even one leased by a dead trainer; then every further
+        call returns it, too. No timeout.
         """
         pickle, rollout_sample = _verl()  # before the lease, which a slow first import could outlast
         if len(self._leases) == self.required_samples:
@@ -301,7 +309,7 @@ class BufferQueueClient:
                 await lease.acknowledge()
             self._leases = []
         while not (lease := await self.buffer.lease_batch({self.task_name: 1}, seconds=self.seconds)).open:
-            if await self._is_over():
+            if await self._has_ended():
                 return None, 0
             await asyncio.sleep(_PAUSE)
         self._leases.append(lease)
@@ -309,9 +317,13 @@ class BufferQueueClient:
         sample = rollout_sample(full_batch=from_groups([group]), **group[0].extra_fields["verl"]["sample"])
         return pickle.dumps(sample), await self.get_queue_size()
 
-    async def _is_over(self) -> bool:
-        leased = (await self._counts()).get("leased", 0)
-        return leased == len(self._leases) and bool(await self.buffer.get(1, self._end))
+    async def _has_ended(self) -> bool:
+        """Return whether this run's end marker is there and, afterwards, no sample is left."""
+        if not await self.buffer.count_where({"task_name": self._end, "tags.run_id": self.run_id}):
+            return False
+        counts = await self._counts()
+        waiting = counts.get("buffered", {}).get(Status.COMPLETED, 0)
+        return not waiting and bool(counts.get("leased", 0) == len(self._leases))
 
     async def _counts(self) -> dict[str, Any]:
         metrics = await self.buffer.metrics(distributions=False)
@@ -336,7 +348,13 @@ class BufferQueueClient:
         }
 
     async def clear_queue(self) -> None:
-        """Remove all samples from the queue."""
+        """Do nothing: verl calls this whenever a run ends, also when it has failed and is to be resumed.
+
+        `delete_samples` empties the queue.
+        """
+
+    async def delete_samples(self) -> None:
+        """Delete all samples from the queue, and all end markers."""
         await self.buffer.delete({"task_name": {"$in": [self.task_name, self._end]}})
 
     async def shutdown(self) -> None:

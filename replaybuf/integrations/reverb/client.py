@@ -10,8 +10,8 @@ from typing import Any, Literal, Self, overload
 from replaybuf.buffer.together import put_together
 from replaybuf.checks import check_timeout
 from replaybuf.errors import ConfigError, InputError, NotReadyError, ReplayBufError
+from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, Table, TableInfo
 from replaybuf.redact import redact
-from replaybuf.reverb.table import SAMPLE_TIMEOUT, ReplaySample, Table, TableInfo
 from replaybuf.storage.values import UNSET, Unset
 from replaybuf.sync import run
 
@@ -28,7 +28,7 @@ class Client:
         self._tables: dict[str, Table] = {}
         for table in tables:
             if not isinstance(table, Table):
-                raise ConfigError(f"tables must be of replaybuf.reverb.Table, got {type(table).__name__}")
+                raise ConfigError(f"tables must be of replaybuf.integrations.reverb.Table, got {type(table).__name__}")
             if table.name in self._tables:
                 raise ConfigError(f"tables: there are two of the name {table.name}")
             self._tables[table.name] = table.replace(url=url)

@@ -123,7 +123,13 @@ def _row(where: str, name: str, given: Any, dtype: type[np.generic], length: int
     if given is None:
         return None
     try:
-        row = np.asarray(as_array(given)).astype(dtype)
+        row = np.asarray(as_array(given))
+        if row.dtype == object and None in (values := row.tolist()):
+            raise RolloutError(
+                f"{where}: {name}[{values.index(None)}] is None: leave the field out of this class by "
+                f"fields={{{name!r}: None}}, or have each token a number"
+            )
+        row = row.astype(dtype)
     except (TypeError, ValueError) as error:
         raise RolloutError(f"{where}: {name} isn't a row of numbers: {error}") from error
     if row.ndim != 1:

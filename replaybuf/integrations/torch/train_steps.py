@@ -15,11 +15,11 @@ from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_train_step
 from replaybuf.errors import InputError, LeaseLostError, NotReadyError, ReplayBufError
+from replaybuf.integrations.torch.dataset import MOST_WORKERS, GroupDataset, Loaded, LoadedBatch
 from replaybuf.sync import SyncLease, run
 from replaybuf.sync.loop import end
-from replaybuf.torch.dataset import MOST_WORKERS, GroupDataset, Loaded, LoadedBatch
 
-_logger = logging.getLogger("replaybuf.torch")
+_logger = logging.getLogger("replaybuf.integrations.torch")
 
 
 class Step(SyncLease[Any]):
@@ -63,10 +63,8 @@ class Step(SyncLease[Any]):
         if error is None:
             self.acknowledge(self.open)
         else:
-            # An interrupt isn't the groups' fault; an exception of a step may be.
-            failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
             with contextlib.suppress(ReplayBufError):  # on failure, the groups come back when the lease ends
-                self.give_back(failed=failed)
+                self.give_back_after(error)
 
 
 @contextlib.contextmanager

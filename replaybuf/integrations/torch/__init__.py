@@ -8,13 +8,13 @@ from replaybuf.errors import MissingDriverError
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise MissingDriverError("replaybuf.torch needs torch, which is not installed: pip install torch") from error
+    raise MissingDriverError("this module needs torch, which is not installed: pip install torch") from error
 
+from replaybuf.integrations.torch.dataset import GroupDataset
+from replaybuf.integrations.torch.ranks import largest, lockstep, same_steps, split_steps
+from replaybuf.integrations.torch.sequences import Pack, Pad, TokenSequence, group_advantages, sequences
+from replaybuf.integrations.torch.train_steps import Step, leased_steps
 from replaybuf.rules.balance import balance, micro_batches, packed_rows
-from replaybuf.torch.dataset import GroupDataset
-from replaybuf.torch.ranks import largest, lockstep, same_steps, split_steps
-from replaybuf.torch.sequences import Pack, Pad, TokenSequence, group_advantages, sequences
-from replaybuf.torch.train_steps import Step, leased_steps
 
 __all__ = [
     "GroupDataset",

@@ -10,7 +10,7 @@ from typing import Any
 
 from replaybuf.checks import Tags
 from replaybuf.config import ReplayBufferConfig
-from replaybuf.errors import ConfigError, FullError, InputError, MissingDriverError
+from replaybuf.errors import ConfigError, FullError, InputError, MissingDriverError, NotReadyError
 from replaybuf.query import Query
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
@@ -22,8 +22,9 @@ class TrajectoryBuffer:
     """The calls of NeMo-RL's `ReplayBuffer`, for `ray.remote`: a trajectory is the rollouts of one prompt, batched.
 
     `weight_version` is that of the generating weights, `target_weight_version` the train step that the trajectory is
-    for. They are the tags `version` and `target` of its group. `max_size` bounds the trajectories. Other `options` are
-    those of ReplayBufferConfig. Raises ConfigError for options that this class sets itself.
+    for. They are the tags `version` and `target` of its group, and `task_index` is NeMo-RL's `_ng_task_index`.
+    `max_size` bounds the trajectories. Other `options` are those of ReplayBufferConfig. Raises ConfigError for options
+    that this class sets itself.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class TrajectoryBuffer:
     def add(self, trajectory: Mapping[str, Any], weight_version: int, target_weight_version: int) -> str:
         """Store a trajectory; it is committed when this returns "success". Return "full" if there is no room."""
         tags: Tags = {"version": weight_version, "target": target_weight_version}
+        if (index := trajectory.get("_ng_task_index")) is not None:
+            tags |= {"task_index": int(index)}
         row = {**trajectory, "batch": dict(trajectory["batch"])}
         try:
             self._buffer.put([row], _TASK, status=Status.COMPLETED, tags=tags)
@@ -54,9 +57,13 @@ class TrajectoryBuffer:
         """
         self._buffer.delete({"tags.version": {"$lt": current_weight_version - max_age_steps}})
         sizes, where = {_TASK: num_prompt_groups}, _usable(current_weight_version, max_age_steps)
-        if not self._buffer.is_ready(sizes, where=where):
+        if not num_prompt_groups or not self._buffer.is_ready(sizes, where=where):
             return None
-        items = self._buffer.sample(sizes, where=where, current_train_step=current_weight_version)[_TASK]
+        try:
+            taken = self._buffer.sample(sizes, at_least=sizes, where=where, current_train_step=current_weight_version)
+        except NotReadyError:  # another process was faster
+            return None
+        items = taken[_TASK]
         self._last = max(self._last, current_weight_version)
         versions = [_tags(item)["version"] for item in items]
         return {
@@ -130,10 +137,10 @@ class TrajectoryBuffer:
             raise InputError(f"{path} isn't a file that TrajectoryBuffer.save_to_path wrote") from error
         self._buffer.restore(step)
         self._last = step - 1
-        indexes = [item.item[0].get("_ng_task_index") for item in self._buffer.find({})]
+        found = [_tags(item) for item in self._buffer.find({}, payloads=False)]
         self._drop_old(num_prompts_per_step, current_training_step, max_age_steps)
-        last = max((int(index) for index in indexes if index is not None), default=-1)
-        return {"num_trajectories": len(indexes), "next_ng_task_index": last + 1}
+        last = max((tags.get("task_index", -1) for tags in found), default=-1)
+        return {"num_trajectories": len(found), "next_ng_task_index": last + 1}
 
     def _drop_old(self, prompts: int | None, step: int | None, max_age: int | None) -> None:
         places = self._places()
@@ -151,7 +158,7 @@ class TrajectoryBuffer:
 
     def _places(self) -> list[tuple[int, int, int]]:
         """Return the uid, version and target of every trajectory, oldest first."""
-        found = self._buffer.find({"status": Status.COMPLETED})
+        found = self._buffer.find({"status": Status.COMPLETED}, payloads=False)
         return [(item.uid, _tags(item)["version"], _tags(item)["target"]) for item in found]
 
 

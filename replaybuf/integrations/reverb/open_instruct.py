@@ -1,7 +1,7 @@
 """open-instruct's replay buffer over the store: a table of prompts' results, for the threads of its data loader.
 
     from open_instruct import replay_buffer as replay_buffer_lib
-    from replaybuf.reverb import open_instruct as durable
+    from replaybuf.integrations.reverb import open_instruct as durable
 
     table = durable.Table(
         max_size=rb.capacity or global_batch_size,

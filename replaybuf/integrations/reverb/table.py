@@ -17,9 +17,9 @@ from replaybuf.buffer.together import Put
 from replaybuf.checks import check_list, check_task_name, whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError
+from replaybuf.integrations.reverb.rate_limiters import CallStats, Queue, RateLimiter, RateLimiterInfo, Stack
+from replaybuf.integrations.reverb.selectors import Fifo, Lifo, Selector, exponent_of, priority_of, weight_of
 from replaybuf.readable_config import nearest
-from replaybuf.reverb.rate_limiters import CallStats, Queue, RateLimiter, RateLimiterInfo, Stack
-from replaybuf.reverb.selectors import Fifo, Lifo, Selector, exponent_of, priority_of, weight_of
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.shapes import is_namedtuple
 from replaybuf.rules.transitions import Tally, levels
@@ -76,8 +76,8 @@ _DATA, _NAMED = "data", "named"
 class Table:
     """Items that are inserted with a priority, sampled, and removed beyond `max_size`, in a database.
 
-    `sampler` and `remover` are selectors (`replaybuf.reverb.selectors`), `rate_limiter` one of
-    `replaybuf.reverb.rate_limiters`. An item is removed with its sample number `max_times_sampled`; below 1, never.
+    `sampler` and `remover` are of the module `selectors`, `rate_limiter` is of `rate_limiters`. An item is removed with
+    its sample number `max_times_sampled`; below 1, never.
     `url` is the database, and `options` are further ones of ReplayBufferConfig, such as `seed` or `durability`. A table
     without a url is a definition: for a `Client`, or for `replace(url=...)`. All processes that open a table of this
     name should have the same definition.
@@ -377,7 +377,7 @@ def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Re
         ("rate_limiter", RateLimiter, "rate_limiters"),
     ):
         if not isinstance(arguments[argument], kind):
-            raise wrong(f"{argument} must be one of replaybuf.reverb.{module}, got {arguments[argument]!r}")
+            raise wrong(f"{argument} must be one of reverb.{module}, got {arguments[argument]!r}")
     times = whole(arguments["max_times_sampled"])
     if times is None:
         raise wrong(f"max_times_sampled must be a whole number, got {arguments['max_times_sampled']!r:.100}")

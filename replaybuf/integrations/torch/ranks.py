@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from replaybuf.checks import check_seconds
 from replaybuf.errors import InputError, RankError
+from replaybuf.integrations.torch.train_steps import Step
 from replaybuf.storage.values import StorageItem
-from replaybuf.torch.train_steps import Step
 
 
 class Link:

@@ -11,13 +11,13 @@ from pydantic import Field, ImportString
 
 from replaybuf import config
 from replaybuf.buffer.replay_buffer import ReplayBuffer as OurBuffer
-from replaybuf.errors import ConfigError
+from replaybuf.cancellation import to_its_end
+from replaybuf.integrations.xtuner.operations import DatabaseOperations, fill_tokens, status_of
+from replaybuf.integrations.xtuner.parts import config_class, release, rollout_class
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import OUR_STATUSES, StatusLike
 from replaybuf.rules.policies import ReplayPolicy as OurPolicy
-from replaybuf.xtuner.operations import DatabaseOperations, OwnOperations, fill_tokens, status_of
-from replaybuf.xtuner.parts import DatabaseStorage, ReplayPolicy, StorageBackend, config_class, release, rollout_class
 
 Group = list[Any]
 """The rollouts of a prompt, xtuner's RolloutStates."""
@@ -26,25 +26,15 @@ Group = list[Any]
 class ReplayBuffer:
     """Holds xtuner's groups between generation and training, call for call as its ReplayBuffer does.
 
-    Usually built by a config. Over a `DatabaseStorage` with the database's policy (or None), each call is one
-    transaction, any number of processes share the groups, and the effects of a call survive the process once it has
-    returned. `buffer` is then the replaybuf buffer, for its other calls.
-
-    With a storage backend or a replay policy of your own, the buffer works as xtuner's does, in this process.
+    Built by a config. Each call is one transaction, any number of processes share the groups, and the effects of a call
+    survive the process once it has returned. `buffer` is the replaybuf buffer, for its other calls.
 
     Errors are replaybuf's, which derive from the built-in ones that xtuner raises (ValueError, RuntimeError, ...).
     """
 
-    def __init__(self, policy: ReplayPolicy | None, storage_backend: StorageBackend) -> None:
-        self._storage = storage_backend
-        self._operations, self._upkeep = _operations(policy, storage_backend)
-
-    @property
-    def buffer(self) -> OurBuffer[Any]:
-        """The replaybuf buffer. Raises AttributeError over a storage backend of your own."""
-        if isinstance(self._storage, DatabaseStorage):
-            return self._storage.buffer
-        raise AttributeError(f"a {type(self._storage).__name__} has no replaybuf buffer")
+    def __init__(self, buffer: OurBuffer[Any]) -> None:
+        self.buffer = buffer
+        self._operations = DatabaseOperations(buffer)
 
     async def put(
         self,
@@ -75,7 +65,7 @@ class ReplayBuffer:
         try:
             await self._operations.put(items, task_name, status, step, rule, dropped)
         finally:  # also if the call is cancelled
-            await release(dropped)
+            await to_its_end(release(dropped))
 
     async def get(self, batch_size: int, task_name: str, group_status: StatusLike) -> list[Group]:
         """Take up to `batch_size` groups of a task and status; an empty list where there are none."""
@@ -136,21 +126,21 @@ class ReplayBuffer:
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(OUR_STATUSES.check, statuses))
         dropped: list[Group] = []
         try:
-            return await self._upkeep.refresh(
+            return await self._operations.refresh(
                 rules, current_train_step, [one for one in chosen if one in EXPIRING_STATUSES], dropped
             )
         finally:
-            await release(dropped)
+            await to_its_end(release(dropped))
 
     def __len__(self) -> int:
         """Return the number of groups, of all tasks and statuses. Blocks for the time of one query."""
-        return len(self._storage)
+        return len(self.buffer)
 
     async def save(self, path: str | Path) -> None:
         """Write all groups to the folder `path`, which is created if missing."""
         folder = Path(path)
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        await self._upkeep.save(folder)
+        await self._operations.save(folder)
 
     async def resume(self, path: str | Path) -> None:
         """Load the groups that `save` wrote to `path`, in place of an earlier run's groups; see `docs/xtuner.md`.
@@ -159,32 +149,11 @@ class ReplayBuffer:
         SnapshotMismatchError, a ValueError, for a snapshot of another policy; MissingSnapshotError, a
         FileNotFoundError.
         """
-        await self._upkeep.resume(Path(path))
+        await self._operations.resume(Path(path))
 
     async def close(self) -> None:
         """Close the connections. xtuner doesn't call this, and need not: everything is committed."""
-        if isinstance(self._storage, DatabaseStorage):
-            await self._storage.buffer.close()
-
-
-_Operations = DatabaseOperations | OwnOperations
-
-
-def _operations(policy: ReplayPolicy | None, storage: StorageBackend) -> tuple[_Operations, _Operations]:
-    """Return the operations for puts, draws and counts, and those for refreshes and snapshots.
-
-    Both are the database's if it has this policy. With a user's own storage, both call the policy and the storage; with
-    a user's own policy over a database, only the first.
-    """
-    if not isinstance(storage, DatabaseStorage):
-        if policy is None:
-            raise ConfigError(f"a {type(storage).__name__} needs a policy, such as FIFOReplayPolicy()")
-        own = OwnOperations(policy, storage)
-        return own, own
-    database = DatabaseOperations(storage.buffer)
-    if policy is None or getattr(policy, "same_as", None) == storage.buffer.policy.name:
-        return database, database
-    return OwnOperations(policy, storage), database
+        await self.buffer.close()
 
 
 # The configs are subclasses of xtuner's, because its trainers' configs declare and check these classes.
@@ -204,7 +173,7 @@ class _OverDatabase(config.ReplayBufferConfig[Any]):
 
     def build(self) -> ReplayBuffer:  # type: ignore[override]
         """Return the buffer that this config describes; it connects at first use. Raises ConfigError."""
-        return ReplayBuffer(None, DatabaseStorage(super().build()))
+        return ReplayBuffer(super().build())
 
 
 class SyncReplayBufferConfig(_OverDatabase, _TheirSync):  # type: ignore[misc]

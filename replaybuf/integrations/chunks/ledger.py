@@ -33,8 +33,8 @@ from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import Tags
-from replaybuf.chunks.fragments import DROPPED, Fragment, Session
 from replaybuf.errors import ConflictError
+from replaybuf.integrations.chunks.fragments import DROPPED, Fragment, Session
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
 
@@ -277,7 +277,7 @@ class Ledger:
 
     async def unmade(self) -> list[tuple[str, int]]:
         """Return the workers, with their sessions, whose last fragment of a chunk is stored but not in the chunk."""
-        rows = self.buffer.find({"task_name": self.fragments, "tags.last": True})
+        rows = self.buffer.find({"task_name": self.fragments, "tags.last": True}, payloads=False)
         return sorted({(tag_of(row, "worker"), tag_of(row, "session")) async for row in rows})
 
     async def _make(self, worker: str, session: int, progress: WorkerProgress) -> WorkerProgress | None:
@@ -336,7 +336,7 @@ class Ledger:
 
     async def _last_forgotten(self, worker: str) -> int:
         """Return a number that changes whenever a worker is forgotten: the uid of its group for that, or 0."""
-        found = self.buffer.find({"task_name": self.forgotten, "tags.worker": worker})
+        found = self.buffer.find({"task_name": self.forgotten, "tags.worker": worker}, payloads=False)
         return max([row.uid async for row in found], default=0)
 
     # Counting

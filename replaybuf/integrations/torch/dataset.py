@@ -244,7 +244,7 @@ class GroupDataset(IterableDataset[Loaded]):
         try:
             return self._collate(items)
         except Exception as error:
-            run(lease.give_back(failed=f"{type(error).__name__}: {error}"))
+            run(lease.give_back_after(error))
             raise
 
     async def _next_lease(self, buffer: ReplayBuffer[Any]) -> Lease[Any] | NotReadyError | None:
