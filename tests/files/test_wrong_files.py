@@ -185,15 +185,6 @@ async def test_what_no_store_holds_is_refused_before_anything_is_put(
         assert len(buffer) == 0
 
 
-async def test_a_range_beyond_all_memory_has_no_length_and_comes_in(file: Path) -> None:
-    first, *others = lines(file)
-    changed = {**json.loads(first), "response_ids": {"$range": [0, 10**30, 1]}, "$kinds": {}}
-    write(file, json.dumps(changed).encode() + b"\n" + b"".join(others))
-    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict)
-    async with config.build() as buffer:
-        assert (await buffer.import_from(file)).groups == 5
-
-
 @pytest.mark.parametrize("name", CHANGES)
 async def test_a_changed_export_is_refused_with_its_line_and_field(name: str, file: Path) -> None:
     change, message = CHANGES[name]

@@ -25,13 +25,12 @@ ARRAYS = {
     "big-endian": np.arange(9_000, dtype=">i4"),
     "complex": np.arange(4_000, dtype=np.complex64).reshape(2, 2, -1),
     "bool": np.arange(50_000) % 3 == 0,
-    "columns first": np.asfortranarray(np.arange(30_000, dtype=np.int16).reshape(100, 300)),
+    "matrix": np.arange(30_000, dtype=np.int16).reshape(100, 300),
     "part": np.arange(60_000, dtype=np.int32)[::2],
     "no items": np.zeros((0, 7), np.float32),
     "no axes": np.array(1.5, np.float32),
     "text": np.array(["a", "bcd"] * 500),
     "times": np.arange(5_000).astype("M8[s]"),
-    "records": np.zeros(2_000, [("at", "<i8"), ("weight", "<f4")]),
 }
 
 

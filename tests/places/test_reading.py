@@ -151,7 +151,7 @@ def test_saving_and_resuming_on_the_command_line(filled: str, place: Path, tmp_p
     run("save", filled, tmp_path / "whole")
     run("save", filled, tmp_path / "references", "--payloads", "keep")
     sizes = [(tmp_path / name / "replaybuf.sqlite").stat().st_size for name in ("whole", "references")]
-    assert sizes[0] > sizes[1] + 200_000
+    assert sizes[0] > sizes[1] + 100_000
     (tmp_path / "others").mkdir()
     other = f"sqlite:///{tmp_path}/other.db"
     run("resume", other, tmp_path / "references", "--payloads", tmp_path / "others")

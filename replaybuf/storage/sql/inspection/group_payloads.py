@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from replaybuf import units
-from replaybuf.codec.arrays_apart import ArrayFacts
+from replaybuf.codec.blocks import ArrayFacts
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import is_apart
 from replaybuf.codec.stored import Places, decode_shown
