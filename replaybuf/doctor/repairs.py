@@ -1,7 +1,7 @@
 """The repairs of `replaybuf doctor --repair`: of groups and payloads, counts, indexes and views; and all in turn.
 
 A repair does only what is safe, in one exclusive write transaction, and returns what it did. It determines the damage
-again by itself, because that may have changed since the check. (Repairs of segments are in `check_places`.)
+again by itself, because that may have changed since the check. (Repairs of files are in `check_places`.)
 """
 
 from __future__ import annotations
@@ -267,11 +267,12 @@ _REPAIRS: dict[str, Repair] = {
     "payloads": repair_payloads,
     "leaked payloads": repair_leaked,
     "garbage": repair_garbage,
-    "segments": check_places.repair_segments,
+    "payload files": check_places.repair_files,
     "uids": repair_uids,
     "checksums": repair_checksums,
     "leases": repair_leases,
     "places": check_places.repair_places,
+    "files that nothing names": check_places.delete_nobodys,
     "counts": repair_counts,
 }
 

@@ -164,6 +164,11 @@ class Found:
     text: str
     advice: str
 
+    @property
+    def precedence(self) -> tuple[bool, int]:
+        """The order of the causes of several tasks."""
+        return not self.cause.final, [*Reason].index(self.cause.reason)
+
     def sentence(self, head: str) -> str:
         """Return the sentence of the diagnosis, which begins with `head`."""
         end = self.advice if not self.advice or self.advice.endswith("?") else f"{self.advice}."

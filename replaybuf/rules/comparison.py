@@ -115,14 +115,19 @@ def all_along(steps: Sequence[Table]) -> list[tuple[str | None, Part]]:
         for part in by_worker(of_task, comparisons=many):
             if not part.stands_out or part.name in found:
                 continue
-            rest = sorted(of_task, key=lambda table, name=part.name: _below(table, name))[:-1]
+            rest = _without_worst(of_task, part.name)
             if any(one.stands_out and one.name == part.name for one in by_worker(rest, comparisons=many)):
                 found[part.name] = task, part
     return [*found.values()]
 
 
-def _below(table: Table, worker: str | None) -> float:
-    return next((part.below or 0.0 for part in by_worker([table]) if part.name == worker), 0.0)
+def _without_worst(steps: Sequence[Table], worker: str | None) -> list[Table]:
+    """Return the steps without the one in which a worker is lowest, beside the others."""
+
+    def below(table: Table) -> float:
+        return next((part.below or 0.0 for part in by_worker([table]) if part.name == worker), 0.0)
+
+    return sorted(steps, key=below)[:-1]
 
 
 def by_task(groups: Table, before: Sequence[Table], *, comparisons: int | None = None) -> list[Part]:

@@ -1,8 +1,9 @@
 """Explains why a draw or a put blocks: one reason as a sentence, and further facts.
 
 `diagnose` takes the wait and the circumstances, and finds the causes in the table of `causes`. The reason is the first
-that holds; the others follow as one fact. If several tasks lack groups, the sentence is about the task whose reason
-comes first in `Reason`. The sentence is the same in logs, errors and events, on the command line and on the page.
+that holds; the others follow as one fact. If several tasks lack groups, the sentence is about one for which no more can
+come, or else the one whose reason comes first in `Reason`. It is the same in logs, errors and events, on the command
+line and on the page.
 
 Names, queries and error texts are shortened, and control characters in them escaped (`brief`).
 """
@@ -35,7 +36,6 @@ from replaybuf.rules.transitions import Tally
 _TASKS_NAMED = 5
 # Of more tasks, only the first are explained: a wait for hundreds of tasks must not block the event loop.
 _TASKS_EXPLAINED = 20
-_ORDER = list(Reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def diagnose(wait: Wait, about: Circumstances) -> Diagnosis:
     if not lacking:
         return _ready(needs, about)
     explained = [(need, causes_of(need, DRAWS)) for need in lacking[:_TASKS_EXPLAINED]]
-    (need, (first, *others)), *rest = sorted(explained, key=lambda one: _ORDER.index(one[1][0].cause.reason))
+    (need, (first, *others)), *rest = sorted(explained, key=lambda one: one[1][0].precedence)
     also = [(cause.text, cause.cause.reason) for cause in others]
     also += [(f"{other.head}: {cause.text}", cause.cause.reason) for other, (cause, *_) in rest[:_TASKS_NAMED]]
     facts = [Fact(line_of(need))]

@@ -72,12 +72,15 @@ class PostgresDialect(Dialect):
             tx.run(locks.TAKE_NAMED, name, kind)
 
     def clock(self, tx: Transaction) -> float:
-        [(seconds,)] = tx.run(f"SELECT {_NOW}")
+        [(seconds,)] = tx.run(f"SELECT {NOW}")
         return float(seconds)
 
     def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
         # In a subquery, evaluated once: a volatile function would rule out an index.
-        return func.coalesce(given, cast(select(literal_column(_NOW)).scalar_subquery(), Number))
+        return func.coalesce(given, cast(select(literal_column(NOW)).scalar_subquery(), Number))
+
+    def moment(self, given: ColumnElement[float]) -> ColumnElement[float]:
+        return cast(given, Number) * 0 + cast(literal_column(NOW), Number)
 
     def start_clock(self, tx: Transaction) -> float:
         return self.clock(tx)
@@ -180,7 +183,7 @@ def _indexes(node: dict[str, Any]) -> Iterator[str]:
         yield from _indexes(child)
 
 
-_NOW = "extract(epoch FROM clock_timestamp())"
+NOW = "extract(epoch FROM clock_timestamp())"
 _NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
 # Uncompressed values (`schema.create`) are read in part.
 _PARTS = """SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
@@ -189,7 +192,7 @@ _PARTS = """SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
         LEFT JOIN rb_payload USING (uid) ORDER BY number"""
 _REMOVE_TO_GARBAGE = f"""
     WITH gone AS (DELETE FROM rb_group WHERE uid = ANY(CAST($1 AS bigint[])) RETURNING uid)
-    INSERT INTO rb_garbage (uid, removed_at) SELECT uid, CAST((SELECT {_NOW}) AS float8) FROM gone"""  # noqa: S608
+    INSERT INTO rb_garbage (uid, removed_at) SELECT uid, CAST((SELECT {NOW}) AS float8) FROM gone"""  # noqa: S608
 
 
 @cache

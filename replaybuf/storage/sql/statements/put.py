@@ -38,7 +38,6 @@ from replaybuf.storage.sql.statements.new_rows import (
     group_row,
     insert_groups,
     most_bytes,
-    payload_row,
 )
 from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.presence import note_more
@@ -205,7 +204,7 @@ def store(
         group_row(uid, one, key, lanes, drawn.get(uid, {}), ticket_column(tx, uid), made.get(uid, ()))
         for uid, one, key in rows
     ]
-    insert_groups(tx, values, [payload_row(uid, one) for uid, one, _ in rows])
+    insert_groups(tx, values, [(uid, one) for uid, one, _ in rows])
     if evicting:
         evict(tx, {task for task, _ in lanes}, counts, leaving)
     add_counts(tx, counts)

@@ -26,9 +26,9 @@ from replaybuf.storage.sql.schema.tables import (
 )
 from replaybuf.storage.sql.statements.checkpoints import may_sweep, numbers_with_groups, silent
 from replaybuf.storage.sql.statements.counts import Step, apply, read_sizes
+from replaybuf.storage.sql.statements.files import count_gone
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.leases import overdue
-from replaybuf.storage.sql.statements.segments import count_gone
 
 
 def any_to_prune(tx: Transaction, now: float) -> bool:
@@ -85,7 +85,7 @@ def sweep(tx: Transaction, removed_before: float, limit: int) -> int:
         listed = tx.dialect.listed(uids)
         needed = {uid for (uid,) in (*tx.fetch(_STORED, listed), *tx.fetch(_IN_CHECKPOINTS, listed))}
         gone = tx.fetch(_DELETE, tx.dialect.listed(uid for uid in uids if uid not in needed))
-        count_gone(tx, gone)
+        count_gone(tx, (file for (file,) in gone))
         tx.fetch(_FORGET, listed)
     return len(uids)
 
@@ -106,10 +106,7 @@ _DUE = Prepared(_due, "before", "limit")
 _STORED = Prepared(lambda dialect: select(group.c.uid).where(dialect.one_of(group.c.uid, "uids")), "uids")
 _IN_CHECKPOINTS = Prepared(_kept, "uids")
 _DELETE = Prepared(
-    lambda dialect: (
-        delete(payload).where(dialect.one_of(payload.c.uid, "uids")).returning(payload.c.segment, payload.c.size)
-    ),
-    "uids",
+    lambda dialect: delete(payload).where(dialect.one_of(payload.c.uid, "uids")).returning(payload.c.file), "uids"
 )
 _FORGET = Prepared(lambda dialect: delete(garbage).where(dialect.one_of(garbage.c.uid, "uids")), "uids")
 
