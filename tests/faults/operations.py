@@ -17,7 +17,6 @@ from replaybuf import Lease, Prompt, PromptLedger, ReplayBuffer, Status
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.upkeep import sweep
-from replaybuf.storage.sql.tasks import incremental_checkpoint as making
 from tests.faults.copies import transact
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger

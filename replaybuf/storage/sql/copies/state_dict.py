@@ -259,13 +259,18 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
         (one.item.uid + shift, new, scoped_key(tx.scope.buffer, one.item.task_name, one.item.key), one.ticket)
         for one, new in zip(loaded.groups, encoded, strict=True)
     ]
-    groups = [group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None) for uid, one, key, ticket in keyed]
+    groups = [
+        group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None, 0) for uid, one, key, ticket in keyed
+    ]
     insert_groups(tx, groups, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
     for one in loaded.groups:
         rest = {name: getattr(one.item, name) for name in _REST} | {"archived_at": one.archived_at}
         rest |= {race: one.keys.get(race) for race in KEYS}
         tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(rest))
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}
+    for one in encoded:
+        home = lanes[(one.group.task_name, one.group.status)]
+        counts[(home.id, Tally.BYTES)] = counts.get((home.id, Tally.BYTES), 0) + one.nbytes
     add_counts(tx, counts)
     raise_uid(tx, loaded.next_uid - 1 + shift)
     set_next_ticket(tx, loaded.next_ticket)

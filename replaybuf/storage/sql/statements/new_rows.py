@@ -177,6 +177,7 @@ def group_row(
     lanes: Mapping[LaneName, Lane],
     keys: Mapping[str, float],
     ticket: int | None,
+    since: int,
     made_from: Sequence[int] = (),
 ) -> tuple[Any, ...]:
     """Return a new group as a row of `rb_group`."""
@@ -217,6 +218,7 @@ def group_row(
         new.put_step,
         None,  # holder
         new.trained_step,
+        since,
     )
 
 

@@ -22,7 +22,7 @@ from sqlalchemy import text
 
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
-from replaybuf.rules.transitions import LaneName
+from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.sql.engine.outage import MARK
 from replaybuf.storage.sql.engine.server_function import ServerFunction
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
@@ -152,6 +152,8 @@ def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) 
     numbers = Counter((one.group.task_name, one.group.status) for one in groups)
     for (task, status), n in numbers.items():
         add_step(counts, lanes, task, transitions.put(status), n)
+    for one in groups:
+        counts[(lanes[(one.group.task_name, one.group.status)].id, Tally.BYTES)] += one.nbytes
     values = [
         tx.scope.buffer,
         tx.scope.epoch,
@@ -160,7 +162,7 @@ def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) 
         [home.status.value for home in lanes.values()],
         [home.step for home in lanes.values()],
         len(groups),
-        *row_arrays.of_groups([group_row(0, one, None, lanes, {}, None) for one in groups], _MADE_GROUPS),
+        *row_arrays.of_groups([group_row(0, one, None, lanes, {}, None, 0) for one in groups], _MADE_GROUPS),
         [lane_id for lane_id, _ in counts],
         [name.value for _, name in counts],
         list(counts.values()),
@@ -182,7 +184,7 @@ def _evict(tx: Transaction, tasks: Collection[str]) -> None:
 # The statement.
 
 #: Columns whose values the statement computes.
-_MADE_GROUPS = {"uid": "unnest(uids)", "ticket": "unnest(uids) - shift"}
+_MADE_GROUPS = {"uid": "unnest(uids)", "ticket": "unnest(uids) - shift", "since": "newest"}
 _MADE_PAYLOADS = {"uid": "unnest(uids)"}
 
 
@@ -201,7 +203,8 @@ def _put(*, bounded: bool, together: bool) -> str:
     payloads = f", payloads AS ({_INSERT_PAYLOADS})" if together else ""
     return f"""
 WITH fence AS (
-    SELECT coalesce(max(epoch), 0) AS epoch, nullif(max(ticket_shift), 0) AS shift
+    SELECT coalesce(max(epoch), 0) AS epoch, nullif(max(ticket_shift), 0) AS shift,
+        (SELECT coalesce(max(id), 0) FROM rb_checkpoint WHERE buffer = CAST(:buffer AS varchar)) AS newest
     FROM rb_buffer WHERE name = CAST(:buffer AS varchar)
 ), unchanged AS (
     SELECT count(*) AS lanes
@@ -211,7 +214,7 @@ WITH fence AS (
     WHERE buffer = CAST(:buffer AS varchar) AND rb_lane.step IS NOT DISTINCT FROM known.step
         AND uniform_clock IS NULL AND prioritized_clock IS NULL
 ){room}, new AS (
-    SELECT shift, ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int))) AS uids
+    SELECT shift, newest, ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int))) AS uids
     FROM fence, unchanged{there_is} WHERE epoch = CAST(:epoch AS bigint) AND lanes = cardinality(CAST(:lanes AS int[]))
         {"AND is_enough" if bounded else ""}
 ), groups AS ({row_arrays.insertion(group, _MADE_GROUPS, "FROM new")}), counts AS (

@@ -22,7 +22,21 @@ from contextlib import closing
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, exists, func, insert, not_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal_column,
+    not_,
+    or_,
+    select,
+    update,
+)
 
 from replaybuf.segments.places import Home
 from replaybuf.segments.store import Extent, SegmentLostError
@@ -30,9 +44,8 @@ from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import (
     IDENTITY,
-    checkpoint_group,
-    garbage,
     group,
+    past,
     payload,
     place,
     segment,
@@ -287,7 +300,7 @@ def sparse(tx: Transaction, number: int, least: float, but: Sequence[int] = ()) 
 def movable(tx: Transaction, number: int, limit: int) -> list[tuple[int, bytes]]:
     """Return payloads of a segment that aren't being read, by uid, with their heads."""
     found = select(payload.c.uid, payload.c.data).where(payload.c.segment == number)
-    return [(row.uid, row.data) for row in tx.execute(_unread(found).order_by(payload.c.uid).limit(limit))]
+    return [(row.uid, row.data) for row in tx.execute(_unread(tx, found).order_by(payload.c.uid).limit(limit))]
 
 
 def move(tx: Transaction, heads: Mapping[int, tuple[bytes, Extent]], old: int) -> int:
@@ -297,7 +310,7 @@ def move(tx: Transaction, heads: Mapping[int, tuple[bytes, Extent]], old: int) -
     """
     check_open(tx, (extent.segment for _, extent in heads.values()))
     ours = select(payload.c.uid, payload.c.size).where(payload.c.segment == old, payload.c.uid.in_(list(heads)))
-    moved = tx.execute(_unread(ours)).all()
+    moved = tx.execute(_unread(tx, ours)).all()
     for row in moved:
         head, extent = heads[row.uid]
         values = {"data": head, "segment": extent.segment, "size": extent.size}
@@ -306,12 +319,14 @@ def move(tx: Transaction, heads: Mapping[int, tuple[bytes, Extent]], old: int) -
     return len(moved)
 
 
-def _unread(found: Select[object]) -> Select[object]:
+def _unread(tx: Transaction, found: Select[object]) -> Select[object]:
     """Narrow a query to payloads of existing groups without a lease, or only in checkpoints."""
     free = exists().where(group.c.uid == payload.c.uid, group.c.lease.is_(None))
     there = exists().where(group.c.uid == payload.c.uid)
-    kept = exists().where(checkpoint_group.c.uid == payload.c.uid)
-    leaving = exists().where(garbage.c.uid == payload.c.uid)
+    kept = exists().where(past.c.uid == payload.c.uid)
+    leaving = exists().where(
+        past.c.uid == payload.c.uid, or_(past.c.until.is_(None), past.c.removed_at > literal_column(tx.dialect.now))
+    )
     return found.where(free | (kept & ~there & ~leaving))
 
 
@@ -325,8 +340,8 @@ def keep_for_reading(tx: Transaction, uids: Sequence[int], seconds: float) -> No
 
 
 def _keep(dialect: Dialect) -> Any:
-    now, seconds = (bindparam(name, type_=garbage.c.removed_at.type) for name in ("now", "seconds"))
-    kept = update(garbage).where(dialect.one_of(garbage.c.uid, "uids"))
+    now, seconds = (bindparam(name, type_=past.c.removed_at.type) for name in ("now", "seconds"))
+    kept = update(past).where(dialect.one_of(past.c.uid, "uids"))
     return kept.values(removed_at=dialect.clock_value(now) + seconds)
 
 
