@@ -37,6 +37,7 @@ from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes, sta
 from replaybuf.storage.sql.statements.new_rows import (
     Apart,
     EncodedGroup,
+    bytes_of,
     check_size,
     describe,
     group_row,
@@ -268,10 +269,8 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
         rest |= {race: one.keys.get(race) for race in KEYS}
         tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(rest))
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}
-    for one in encoded:
-        home = lanes[(one.group.task_name, one.group.status)]
-        counts[(home.id, Tally.BYTES)] = counts.get((home.id, Tally.BYTES), 0) + one.nbytes
     add_counts(tx, counts)
+    add_counts(tx, bytes_of(encoded, lanes))
     raise_uid(tx, loaded.next_uid - 1 + shift)
     set_next_ticket(tx, loaded.next_ticket)
     write_cursors(tx, loaded.cursors)

@@ -102,7 +102,7 @@ class SqliteDialect(Dialect):
         return [session.read_blob(payload.name, payload.c.data.name, uid, at, size) for uid, at, size in ranges]
 
     def among(self, name: str) -> str:
-        return f"IN (SELECT value FROM json_each(:{name}))"
+        return f"IN (SELECT value FROM json_each(:{name}))"  # noqa: S608
 
     def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int) -> Sequence[Sequence[int]]:
         listed = self.listed(uids)

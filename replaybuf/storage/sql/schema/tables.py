@@ -34,7 +34,7 @@ A segment is open until it has a `size`. `live` are its bytes used by payloads, 
 user that may write to it, and overwrite it; empty segments without an owner are deleted. An overwritten segment gets a
 new row, but keeps the `file`, which is the id of its first one.
 
-A version of a group is its row between two changes. `since` is the buffer's newest checkpoint when it began, 0 for none,
+A version of a group is its row between two changes. `since` is the buffer's newest checkpoint when it began (0: none),
 and `until` the newest one when it ended, NULL if no checkpoint has it: a checkpoint has the versions with
 `since < id <= until`, and those in `rb_group` with `since < id`. So a checkpoint copies nothing (`statements.past`).
 

@@ -156,7 +156,7 @@ def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
     by_lane = _by_lane(tx, locked)
     rows = [{"of_uid": uid, "new_priority": priorities[uid]} for _, uids in by_lane for uid in uids]
     if rows:
-        keep(tx, [row["of_uid"] for row in rows])
+        keep(tx, [uid for uid, _ in locked])
         tx.execute(_SET_PRIORITY, rows)
     for home, uids in by_lane:
         enter_races(tx, home, uids)

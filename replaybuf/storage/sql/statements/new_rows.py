@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.circumstances import brief, listed
 from replaybuf.rules.policies import PRIORITIZED, UNIFORM
-from replaybuf.rules.transitions import LaneName
+from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.segments.store import EXTENT_BYTES, Extent
 from replaybuf.storage.sql.engine.transaction import Row, Transaction, insertion
 from replaybuf.storage.sql.schema.tables import group, payload
@@ -220,6 +221,14 @@ def group_row(
         new.trained_step,
         since,
     )
+
+
+def bytes_of(groups: Iterable[EncodedGroup], lanes: Mapping[LaneName, Lane]) -> Counter[tuple[int, Tally]]:
+    """Return the changes of the tallies of bytes by new groups."""
+    counts: Counter[tuple[int, Tally]] = Counter()
+    for one in groups:
+        counts[(lanes[(one.group.task_name, one.group.status)].id, Tally.BYTES)] += one.nbytes
+    return counts
 
 
 def aside_since(new: NewGroup) -> float | None:

@@ -106,7 +106,7 @@ _KNOWN = _of_uids("SELECT DISTINCT uid FROM rb_past WHERE {uids}", "uids")
 
 _OURS = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
 _VALID = f"until >= :checkpoint AND since < :checkpoint AND {_OURS}"
-#: The groups that have begun or changed since a checkpoint. Such a group is newer, or the checkpoint has a version of it.
+#: The groups put or changed since a checkpoint: such a group is newer, or the checkpoint has a version of it.
 _SINCE = f"""+lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND since >= :checkpoint
 AND uid IN (SELECT uid FROM rb_group WHERE uid > :last_uid UNION SELECT uid FROM rb_past WHERE {_VALID})"""  # noqa: S608
 

@@ -33,6 +33,7 @@ from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import (
     EncodedGroup,
+    bytes_of,
     check_size,
     group_row,
     insert_groups,
@@ -203,8 +204,7 @@ def store(
         group_row(uid, one, key, lanes, drawn.get(uid, {}), ticket_column(tx, uid), newest(tx), made.get(uid, ()))
         for uid, one, key in rows
     ]
-    for _, one, _ in rows:
-        counts[(lanes[(one.group.task_name, one.group.status)].id, Tally.BYTES)] += one.nbytes
+    counts.update(bytes_of((one for _, one, _ in rows), lanes))
     insert_groups(tx, values, [payload_row(uid, one) for uid, one, _ in rows])
     if evicting:
         evict(tx, {task for task, _ in lanes}, counts, leaving)

@@ -22,7 +22,7 @@ from sqlalchemy import text
 
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
-from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.engine.outage import MARK
 from replaybuf.storage.sql.engine.server_function import ServerFunction
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
@@ -32,7 +32,14 @@ from replaybuf.storage.sql.statements.counts import LOCK_TASKS, Counts, add_coun
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import KnownLanes, find_lanes
-from replaybuf.storage.sql.statements.new_rows import EncodedGroup, group_row, insert_payloads, most_bytes, payload_row
+from replaybuf.storage.sql.statements.new_rows import (
+    EncodedGroup,
+    bytes_of,
+    group_row,
+    insert_payloads,
+    most_bytes,
+    payload_row,
+)
 from replaybuf.storage.sql.statements.put import Outcome, put_groups
 from replaybuf.storage.sql.statements.segments import check_open
 
@@ -152,8 +159,7 @@ def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) 
     numbers = Counter((one.group.task_name, one.group.status) for one in groups)
     for (task, status), n in numbers.items():
         add_step(counts, lanes, task, transitions.put(status), n)
-    for one in groups:
-        counts[(lanes[(one.group.task_name, one.group.status)].id, Tally.BYTES)] += one.nbytes
+    counts.update(bytes_of(groups, lanes))
     values = [
         tx.scope.buffer,
         tx.scope.epoch,

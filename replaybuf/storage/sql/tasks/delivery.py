@@ -45,8 +45,8 @@ _Decoded = tuple[list[StorageItem], dict[int, str]]
 class Taken:
     """Drawn rows, and their groups by task; for a lease, its token and its end.
 
-    `epoch`, `checkpoint` (the newest one) and `database` are the store's at the draw; `train_step` is the step of the draw,
-    `named_step` the one that its caller named, and `batch` the key of its record in the table of batches.
+    `epoch`, `checkpoint` (the newest one) and `database` are the store's at the draw; `train_step` is the step of the
+    draw, `named_step` the one that its caller named, and `batch` the key of its record in the table of batches.
     """
 
     rows: list[GroupRow]

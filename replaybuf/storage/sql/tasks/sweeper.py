@@ -1,8 +1,8 @@
 """Background work in small transactions: sweeps, ends of leases, pruning of the archive and batches, heartbeats.
 
 Payloads of removed groups, and what only a dropped checkpoint had, are deleted later: that costs more than the rest of
-a take or a checkpoint, so it is deferred to idle times. A grace time keeps payloads of groups that may be returned by the
-undo of a cancelled take.
+a take or a checkpoint, so it is deferred to idle times. A grace time keeps payloads of groups that may be returned by
+the undo of a cancelled take.
 """
 
 from __future__ import annotations
