@@ -13,8 +13,7 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.measures import tallies_of, unreadable_rewards
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.statements.buffer_facts import find_last_uid, list_leased
-from replaybuf.storage.sql.statements.past import DROPPED
+from replaybuf.storage.sql.statements.buffer_facts import DROPPED, find_last_uid, list_leased
 from replaybuf.units import some
 
 MISSING = "its payload is missing"
@@ -81,7 +80,7 @@ LEAKED_PAYLOADS = """rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE
 
 def find_leaked(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether every payload belongs to a group, or waits for the sweep."""
-    if count := tx.value(f"SELECT count(*) FROM {LEAKED_PAYLOADS}"):
+    if count := tx.value(f"SELECT count(*) FROM {LEAKED_PAYLOADS}"):  # noqa: S608
         return [repairable(f"{count:,} payloads of groups that are gone, which nobody would delete")]
     return [fine("none")]
 

@@ -118,7 +118,7 @@ _BATCH_GROUPS = 2000
 _GROUPS = """
 SELECT uid, bytes FROM rb_group
 UNION ALL SELECT DISTINCT uid, bytes FROM rb_past p
-    WHERE until IS NOT NULL AND NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = p.uid)
+    WHERE until IN (SELECT id FROM rb_checkpoint) AND NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = p.uid)
 ORDER BY uid"""
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from replaybuf.web.apart import run_apart
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import UnreachableError
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.web.apart import run_apart
 from tests.bad_input.calls import refused_put
 from tests.bad_input.test_passwords import all_logs, shown
 from tests.cli.conftest import run

@@ -14,7 +14,7 @@ import pytest
 
 from replaybuf.doctor import check_places
 from replaybuf.segments.store import MARKER
-from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks import open_segments
 from tests.cli.conftest import new_url, run, run_json
 from tests.cli.doctored import examine, wrong

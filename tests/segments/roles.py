@@ -17,7 +17,7 @@ from replaybuf import LeaseLostError, ReplayBuffer, load_all
 from replaybuf.errors import StorageError
 from replaybuf.segments import folder, objects
 from replaybuf.storage.sql.statements import segments as statements
-from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks import buffer_segments as tasks
 from replaybuf.storage.sql.tasks import open_segments, sweeper
 from tests.faults.failpoints import FailPoints

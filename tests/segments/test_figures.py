@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import ReplayBuffer, RolloutState, units
-from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks import open_segments
 from tests.cli.conftest import run, run_json
 from tests.observe.test_exposition import numbers

@@ -16,8 +16,8 @@ from sqlalchemy import select, update
 
 from replaybuf import ArrayHandle, LeaseLostError, ReplayBuffer, load_all, load_into
 from replaybuf.errors import DecodeError, InputError
-from replaybuf.storage.sql.schema.tables import garbage, payload
-from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.schema.tables import past, payload
+from replaybuf.storage.sql.statements.past import sweep
 from tests.segments.deferred import LARGE, Kept, experts, lent, rollout, same
 from tests.stores import TASK
 
@@ -162,7 +162,7 @@ async def sweep_all(buffer: ReplayBuffer[Any]) -> None:
 async def _sweep(storage: Any) -> None:
 
     def forget(tx: Any) -> None:
-        tx.execute(update(garbage).values(removed_at=0.0))
+        tx.execute(update(past).values(removed_at=0.0))
 
     await storage.sweeper.stop()  # which would be in the way
     await storage.engine.write(forget, fenced=False)

@@ -165,7 +165,7 @@ async def test_the_id_of_a_lane_that_is_gone_is_of_no_use(postgres_database: str
         for number in range(3):  # so that both puts and takes know the lane
             await buffer.put(group(number), TASK)
         assert len(await buffer.get(1, TASK)) == 1
-        execute(postgres_database, "TRUNCATE rb_lane, rb_group, rb_payload, rb_tally, rb_garbage RESTART IDENTITY")
+        execute(postgres_database, "TRUNCATE rb_lane, rb_group, rb_payload, rb_tally, rb_past RESTART IDENTITY")
         await other.put(group(10), "code")
         await buffer.put(group(4), TASK)
         assert await take_all(buffer) == [4]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from replaybuf import ReplayBuffer, Status
+from replaybuf import ReplayBuffer
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import past, payload

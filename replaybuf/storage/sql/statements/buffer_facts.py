@@ -62,6 +62,15 @@ def list_checkpoints(tx: ReadTransaction, buffer: str | None) -> list[StoredChec
     return [StoredCheckpoint(*row) for row in tx.tuples(_CHECKPOINTS, buffer=buffer)]
 
 
+#: The query of the ids of dropped checkpoints that still have versions of groups: an index look-up for each checkpoint.
+DROPPED = """WITH RECURSIVE found(id) AS (
+    SELECT min(until) FROM rb_past WHERE until IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(p.until) FROM rb_past p WHERE p.until IS NOT NULL AND p.until > found.id)
+    FROM found WHERE found.id IS NOT NULL)
+SELECT id FROM found WHERE id IS NOT NULL AND id NOT IN (SELECT id FROM rb_checkpoint)"""
+
+
 @dataclass(frozen=True, slots=True)
 class LeasedCount:
     """The leased groups of a buffer, task and status: their number, the first and last end of their leases in seconds

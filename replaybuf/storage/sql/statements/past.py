@@ -18,6 +18,7 @@ from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import group
+from replaybuf.storage.sql.statements.buffer_facts import DROPPED
 from replaybuf.storage.sql.statements.segments import count_gone
 
 _COLUMNS = ", ".join(column.name for column in group.columns)
@@ -194,16 +195,6 @@ _DELETE = _of_uids(
 AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid) RETURNING segment, size""",
     "uids",
 )
-
-#: The ids of checkpoints that have past versions: an index look-up for each. Also dropped ones.
-CHECKPOINTS = """WITH RECURSIVE found(id) AS (
-    SELECT min(until) FROM rb_past WHERE until IS NOT NULL
-    UNION ALL
-    SELECT (SELECT min(p.until) FROM rb_past p WHERE p.until IS NOT NULL AND p.until > found.id)
-    FROM found WHERE found.id IS NOT NULL)"""
-#: Those of dropped checkpoints.
-DROPPED = f"""{CHECKPOINTS}
-SELECT id FROM found WHERE id IS NOT NULL AND id NOT IN (SELECT id FROM rb_checkpoint)"""  # noqa: S608
 
 
 def pass_on(tx: Transaction, limit: int) -> int:

@@ -14,10 +14,10 @@ from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.outage import PREFIX
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import Number, counter, group, info, lane, past
+from replaybuf.storage.sql.statements.buffer_facts import DROPPED
 from replaybuf.storage.sql.statements.counts import Step, apply, read_sizes
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.leases import overdue
-from replaybuf.storage.sql.statements.past import DROPPED
 
 
 def any_to_prune(tx: Transaction, now: float) -> bool:
