@@ -123,10 +123,16 @@ def put_since(tx: Transaction, checkpoint: int, last_uid: int) -> list[int]:
 
 
 def bring_back(tx: Transaction, checkpoint: int) -> None:
-    """Insert the versions of a checkpoint whose groups have left or changed since; the present ones have left."""
-    tx.fetch(_RETURN, newest(tx), tx.scope.buffer, checkpoint)
+    """Return the versions of a checkpoint whose groups have left or changed since; the present ones have left.
+
+    A version that the newest checkpoint has, too, goes on as it was: restoring it again costs nothing. A copy of
+    another one begins now.
+    """
+    key = newest(tx), tx.scope.buffer, checkpoint
+    tx.fetch(_RETURN, *key)
     # Of the same groups, versions that no checkpoint has: another change would leave one with the same key.
-    tx.fetch(_SUPERSEDED, newest(tx), tx.scope.buffer, checkpoint)
+    tx.fetch(_SUPERSEDED, *key)
+    tx.fetch(_GO_ON, *key)
 
 
 _KEY = ("buffer", "checkpoint", "last_uid")
@@ -138,23 +144,23 @@ AND uid NOT IN (SELECT uid FROM rb_past WHERE {_VALID}) ORDER BY uid"""  # noqa:
     ),
     *_KEY,
 )
-_BACK = ", ".join("CAST(:newest AS bigint)" if column.name == "since" else column.name for column in group.columns)
-_RETURN = Prepared(
-    lambda _: text(
-        f"INSERT INTO rb_group ({_COLUMNS}) SELECT {_BACK} FROM rb_past WHERE {_VALID} ORDER BY uid"  # noqa: S608
-    ),
-    "newest",
-    "buffer",
-    "checkpoint",
+_BACK = ", ".join(
+    "CASE WHEN until < CAST(:newest AS bigint) THEN CAST(:newest AS bigint) ELSE since END"
+    if column.name == "since"
+    else column.name
+    for column in group.columns
 )
-_SUPERSEDED = Prepared(
-    lambda _: text(
-        f"DELETE FROM rb_past WHERE since >= :newest AND uid IN (SELECT uid FROM rb_past WHERE {_VALID})"  # noqa: S608
-    ),
-    "newest",
-    "buffer",
-    "checkpoint",
+
+
+def _returning(statement: str) -> Prepared:
+    return Prepared(lambda _: text(statement), "newest", "buffer", "checkpoint")
+
+
+_RETURN = _returning(f"INSERT INTO rb_group ({_COLUMNS}) SELECT {_BACK} FROM rb_past WHERE {_VALID} ORDER BY uid")  # noqa: S608
+_SUPERSEDED = _returning(
+    f"DELETE FROM rb_past WHERE since >= :newest AND uid IN (SELECT uid FROM rb_past WHERE {_VALID})"  # noqa: S608
 )
+_GO_ON = _returning(f"DELETE FROM rb_past WHERE {_VALID} AND until >= :newest")  # noqa: S608
 
 
 # The sweep
