@@ -30,14 +30,14 @@ from benchmarks.databases import (
 )
 from benchmarks.million import multiply
 from benchmarks.table import Pairs, Row, Settings, cost, in_turn, number
-from replaybuf import ReplayBuffer, RolloutState, Status, load_all
-from replaybuf.storage.sql.tasks.open_segments import SEGMENT_BYTES
+from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf.places.store import FILES, file_name
+from replaybuf.storage.sql.tasks.file_batch import FILE_BYTES
+from replaybuf.storage.sql.tasks.handles import load_all
 
 BATCH = 64
 SIZES = {"100 KB": 100, "2 MB": 2000}
 COUNTS = {"100 KB": 1024, "2 MB": 64}
-#: Rounds of a segment each, until all that are kept have been written over.
-_UNTIL_STEADY = 16
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
@@ -76,13 +76,8 @@ async def _folder(settings: Settings, kind: str, size: str) -> AsyncIterator[Row
     async with _apart(kind) as apart, new_database(kind) as url, open_buffer(url) as whole, new_folder() as folder:
         with BareFile(folder / "bare", count * (kilobytes + 8) * 1000) as bare:
             parts = [groups.CODEC.encode_split(make()).tail for _ in range(count)]
-            for state in ("new segments", "segments written over"):
-                pairs = await _puts(
-                    settings, apart, make, count, lambda: bare.put(parts), swept=state != "new segments"
-                )
-                yield _row(
-                    kind, f"{size} put, {state}", count, pairs, "a bare file, fdatasync every 64", _AIMS_PUT, size
-                )
+            pairs = await _puts(settings, apart, make, count, lambda: bare.put(parts))
+            yield _row(kind, f"{size} put", count, pairs, "a bare file, fdatasync every 64", _AIMS_PUT, size)
         fresh = await _beside(settings, apart, whole, make, count)
         yield _row(kind, f"{size} put", count, fresh[0], "in the database", _AIMS_DATABASE, size)
         yield _row(
@@ -112,29 +107,23 @@ def _row(
 
 
 async def _puts(
-    settings: Settings,
-    buffer: ReplayBuffer,
-    make: Callable[[], Any],
-    count: int,
-    theirs: Callable[[], object],
-    *,
-    swept: bool,
+    settings: Settings, buffer: ReplayBuffer, make: Callable[[], Any], count: int, theirs: Callable[[], object]
 ) -> Pairs:
-    """Measure puts beside a yardstick; `swept` removes everything between rounds, so that segments are written over."""
+    """Measure puts beside a yardstick; everything is removed between rounds."""
     fresh: list[list[Any]] = []
 
+    async def empty() -> None:
+        await drain(buffer, lambda: buffer.get(512, TASK))
+        await until_swept(buffer)
+        await buffer.storage.thread.run(buffer.storage.encoding.tend)
+
     async def before() -> None:
-        if swept:
-            await drain(buffer, lambda: buffer.get(512, TASK))
-            await until_swept(buffer)
-            await buffer.storage.thread.run(buffer.storage.encoding.tend)
+        await empty()
         if not fresh:
             fresh.append([make() for _ in range(count)])
 
-    warm_up = settings.size(_UNTIL_STEADY, 2) if swept else 2
-    pairs = await in_turn(lambda: put_all(buffer, fresh.pop()), theirs, settings.rounds, before=before, warm_up=warm_up)
-    await drain(buffer, lambda: buffer.get(512, TASK))
-    await until_swept(buffer)
+    pairs = await in_turn(lambda: put_all(buffer, fresh.pop()), theirs, settings.rounds, before=before, warm_up=2)
+    await empty()
     return pairs
 
 
@@ -219,7 +208,7 @@ async def _deferred(settings: Settings, kind: str) -> Row:
 
 
 async def _large(settings: Settings) -> AsyncIterator[Row]:
-    """Yield the same calls with 200 GB in segments, by sparse files, beside an empty folder."""
+    """Yield the same calls with 200 GB in sparse files, beside an empty folder."""
     count, seed = settings.size(1_000_000, 100_000), 1000
     calls: dict[str, Pairs] = {}
     async with (
@@ -253,20 +242,18 @@ async def _large(settings: Settings) -> AsyncIterator[Row]:
 
 
 async def _spread(buffer: ReplayBuffer, folder: Path, count: int) -> None:
-    """Spread the rows over segments of 128 MiB, whose files are sparse. What the rows say is where it was put."""
-    segments = count * 200_000 // SEGMENT_BYTES
+    """Spread the rows over files of 4 MiB, which are sparse. What the rows say is where it was put."""
+    files = count * 200_000 // FILE_BYTES
     async with engine_of(buffer).connect() as connection:
-        for one in range(segments):
+        [place] = (await connection.execute(text("SELECT id FROM rb_place"))).scalars()
+        for number in range(files):
             await connection.execute(
-                text("INSERT INTO rb_segment (place, size, live) VALUES (1, :size, :size)"), {"size": SEGMENT_BYTES}
+                text("INSERT INTO rb_file (id, place, bytes, groups) VALUES (:id, :place, :bytes, 20)"),
+                {"id": number, "place": place, "bytes": FILE_BYTES},
             )
-            with (folder / "segments" / f"sparse-{one}").open("wb") as file:
-                file.truncate(SEGMENT_BYTES)
-        last = (await connection.execute(text("SELECT max(id) FROM rb_segment"))).scalar_one()
-        await connection.execute(
-            text("UPDATE rb_payload SET segment = :last - uid % :segments WHERE uid > 1000"),
-            {"last": last, "segments": segments},
-        )
+            with (folder / FILES / file_name(number)).open("wb") as file:
+                file.truncate(FILE_BYTES)
+        await connection.execute(text("UPDATE rb_payload SET file = uid % :files WHERE uid > 1000"), {"files": files})
         await connection.commit()
 
 
@@ -299,18 +286,17 @@ async def _objects(settings: Settings) -> AsyncIterator[Row]:
     with object_server() as endpoint:
         bare = S3Store("bench", endpoint=endpoint, client_options={"allow_http": True})
         async with new_database("sqlite") as url, open_buffer(url, payloads="s3://bench/run") as buffer:
-            store = buffer.storage.segments._here
-            requests: list[list[Any]] = []
+            [store] = buffer.storage.files.reader.stores.values()
+            bodies: list[bytes] = []
 
-            def record(members: Sequence[Any]) -> None:
-                requests.append([bytes(buffer) for one in members for buffer in one.buffers])
-                write(members)
+            def record(files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
+                bodies.extend(b"".join(buffers) for _, buffers in files)
+                write(files, sync=sync)
 
             write = store.write
             store.write = record  # type: ignore[method-assign]
             await put_all(buffer, [groups.arrays() for _ in range(count)])
             store.write = write  # type: ignore[method-assign]
-            bodies = [b"".join(one) for one in requests]
             await drain(buffer, lambda: buffer.get(BATCH, TASK))
 
             async def put_bare() -> None:

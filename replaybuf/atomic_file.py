@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import itertools
 import os
@@ -12,10 +13,26 @@ from pathlib import Path
 
 
 def publish(partial: str, path: str) -> None:
-    """Rename a complete file, with fsync, so that it is whole even after a power cut."""
+    """Rename a complete file, with fsync of file and folder, so that it is there and whole even after a power cut."""
     with open(partial, "rb") as file:
         os.fsync(file.fileno())
     os.replace(partial, path)
+    folder = Path(path).absolute().parent
+    sync_folder(folder)
+    sync_folder(folder.parent)  # the folder may be new
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Make the names in a folder durable, where its file system can."""
+    with contextlib.suppress(PermissionError):  # a folder that may be written to, but not read
+        number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(number)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(number)
 
 
 @contextlib.contextmanager

@@ -151,12 +151,14 @@ def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
     )
 
 
-def check_priority(priority: Any) -> float:
-    """Check a priority: a finite number that isn't negative."""
+def check_priority(priority: Any, what: str = "priority") -> float:
+    """Check a priority: a finite number that isn't negative, also as an array or tensor with one element."""
     number = _number(priority)
+    if number is None and math.prod(getattr(priority, "shape", (0,))) == 1:
+        number = _number(priority.item())
     if number is not None and 0 <= number <= _HIGHEST:
         return float(number)
-    raise InputError(f"priority must be a finite number of at least 0, got {priority!r:.100}")
+    raise InputError(f"{what} must be a finite number of at least 0, got {priority!r:.100}")
 
 
 def check_priorities(priorities: Any) -> dict[int, float]:
@@ -164,7 +166,10 @@ def check_priorities(priorities: Any) -> dict[int, float]:
     if not isinstance(priorities, Mapping):
         raise InputError(f"expected a dict of uids and priorities, got {type(priorities).__name__}")
     uids = check_uids(priorities, "uids")
-    return dict(zip(uids, map(check_priority, priorities.values()), strict=True))
+    return {
+        uid: check_priority(priority, f"the priority of group {uid}")
+        for uid, priority in zip(uids, priorities.values(), strict=True)
+    }
 
 
 def check_uids(uids: Any, what: str) -> tuple[int, ...]:
@@ -327,7 +332,7 @@ def check_list(values: Any, what: str) -> list[Any]:
 
 
 def check_folder(path: Any) -> Path:
-    """Check the path of a folder."""
+    """Check the path of a folder, which is no URL, and return it absolute: the working directory may change."""
     try:
         folder = Path(path)
         good = _storable(os.fspath(folder))
@@ -335,18 +340,19 @@ def check_folder(path: Any) -> Path:
         good = False
     if not good:
         raise InputError(f"expected the path of a folder, got {path!r:.100}")
-    return folder
+    check_no_url(folder)
+    return folder.absolute()
 
 
 def check_source(source: Any) -> str:
-    """Check the path of a file."""
+    """Check the path of a file, and return it absolute: the working directory may change."""
     try:
         text = os.fspath(source)
     except TypeError:
         text = None
     if type(text) is not str or not text or not _storable(text):
         raise InputError(f"expected the path of a file, got {source!r:.100}")
-    return text
+    return os.path.abspath(text)
 
 
 def check_no_url(folder: Path) -> None:

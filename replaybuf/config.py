@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ImportString, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ImportString, TypeAdapter, ValidationError, field_validator
 from typing_extensions import TypeVar
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_history, check_seconds, check_task_name
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ConfigError, InputError
+from replaybuf.errors import ConfigError, InputError, MissingDriverError
 from replaybuf.passwords import PasswordFunction, password_function
+from replaybuf.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rewards import SCORE
 from replaybuf.rollouts.rollout import RolloutState
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
-from replaybuf.segments.places import IN_DATABASE, PAYLOAD_THRESHOLD
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import HISTORY, KEEP_CHECKPOINTS, LOCK_SECONDS, RECONNECT_SECONDS
 from replaybuf.sync import SyncReplayBuffer
@@ -112,7 +113,7 @@ _OF_LIMITS = (
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """The database of a buffer, the order of its draws, and its limits on sizes, reuse and rates.
 
-    `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` (also `pandas://`) for a SQLite
+    `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` for a SQLite
     database in memory, which is private to this buffer and ends with it. `name` distinguishes several buffers in one
     database. `policy` is a name (`fifo`, `lifo`, `staleness`, `uniform`, `prioritized`) or a ReplayPolicy; `seed` makes
     random ones reproducible.
@@ -199,6 +200,20 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     converters: Annotated[dict[Any, Any] | None, BeforeValidator(_converters)] = None
     worker: str | None = None
     history: int | None = HISTORY
+
+    @field_validator("url")
+    @classmethod
+    def _names_a_database(cls, url: str) -> str:
+        """Refuse a wrong url where the config is made. (Its driver may be installed only where the buffer is built.)"""
+        with suppress(MissingDriverError):
+            SQLStorage.check_url(url)
+        return url
+
+    @field_validator("policy", "remover")
+    @classmethod
+    def _is_a_policy(cls, policy: str | ReplayPolicy | type[ReplayPolicy]) -> Any:
+        resolve_policy(policy)
+        return policy
 
     def __hash__(self) -> int:
         return hash((type(self), self.url, self.name))  # other fields may have unhashable values

@@ -8,7 +8,7 @@ doesn't know replaybuf catches it too. Errors of database drivers are translated
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -48,6 +48,17 @@ class QueryError(ReplayBufError, ValueError):
 
 class RolloutError(ReplayBufError, ValueError):
     """The rollouts given to put lack something that it needs."""
+
+
+class GroupError(ReplayBufError):
+    """Some groups of a batch can't be used; `uids` names them.
+
+    Raised by a consumer in the block of a lease, it is a failed delivery of these groups alone.
+    """
+
+    def __init__(self, message: str | None = None, *, uids: int | Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.uids = frozenset(uids if isinstance(uids, Iterable) else [uids])
 
 
 class PartlyStoredError(ReplayBufError):
@@ -246,10 +257,6 @@ class FileError(ReplayBufError, ValueError):
 
 class FileEndsError(FileError):
     """The file ends in the middle of a row or a group; it was cut short."""
-
-
-class UnsafePickleError(FileError):
-    """The pickle holds more than data: it was to import or call something, which was not done."""
 
 
 class FileThereError(ReplayBufError, FileExistsError):

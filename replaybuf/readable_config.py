@@ -46,9 +46,6 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 
     env_prefix: ClassVar[str] = "REPLAYBUF_"
 
-    #: Environment variables of the command line with names similar to those of fields.
-    not_misspelt: ClassVar[frozenset[str]] = frozenset({"REPLAYBUF_STATUS", "REPLAYBUF_FIELD", "REPLAYBUF_WORKERS"})
-
     @field_validator("*", mode="before")
     @classmethod
     def _no_booleans_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
@@ -113,17 +110,21 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
         """Read the config from environment variables, such as REPLAYBUF_URL. Raises ConfigError.
 
-        Other variables with this prefix are ignored, except that a name similar to a field's raises ConfigError.
+        `none` is None for the fields that take it. Other variables with this prefix are ignored, except that a name
+        similar to a field's raises ConfigError.
         """
         environ = os.environ if environ is None else environ
         names = {name: cls.env_prefix + name.upper() for name in cls.model_fields}
         for key in environ:
             name = key.removeprefix(cls.env_prefix).lower()
-            if key in cls.not_misspelt or name == key.lower() or name in names:
+            if name.startswith("cli_") or name == key.lower() or name in names:
                 continue
             if near := nearest(name, names):
                 raise ConfigError(f"the environment variable {key} is unknown; did you mean {names[near]}?")
-        values = {name: environ[key] for name, key in names.items() if key in environ}
+        values: dict[str, str | None] = {name: environ[key] for name, key in names.items() if key in environ}
+        for name, text in values.items():
+            if text == "none" and NoneType in get_args(cls.model_fields[name].annotation):
+                values[name] = None
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -17,7 +17,7 @@ _PLACE = r"(?:\[[^\]]*\]|[^:/?,]*)(?::\d{1,5})?"
 _HOST = re.compile(rf"{_PLACE}(?:,{_PLACE})*(?:[/?].*)?", re.DOTALL)
 # The user before the @: up to a colon, if any.
 _USER = re.compile(r"(?i)(?:[^:/?#%\s]|%(?!3a))*(?::|$)")
-_PATHS = ("sqlite", "memory", "pandas")
+_PATHS = ("sqlite", "memory")
 # In a sentence: a word with a colon, and everything up to the last @; or a word that begins like a server's URL.
 _IN_WORDS = re.compile(r"[^\s'\"(]*:[^\s].*@[^\s'\")]*", re.DOTALL)
 _SERVER = re.compile(r"postgres\w*[:/]")
@@ -31,6 +31,8 @@ def redact(text: str) -> str:
     """
     text = _OPTION.sub(r"\1***", text)
     scheme, separator, rest = text.partition("://")
+    if text.startswith(_PATHS) and "@" not in text:
+        return text
     if not separator or not re.fullmatch(r"[\w+.-]+", scheme):
         if "@" in text:
             return re.sub(r"^.*@", "***@", text, flags=re.DOTALL)

@@ -140,13 +140,32 @@ def bins(
 
 
 def as_text(value: Any, indent: int | None = None) -> str:
-    """Return a text as it is, anything else as JSON, or as its repr() if JSON can't encode it."""
+    """Return a text as it is, anything else as JSON, with times, arrays and images in it as `described`."""
     if isinstance(value, str):
         return value
     try:
-        return json.dumps(value, ensure_ascii=False, default=repr, indent=indent)
+        text = json.dumps(value, ensure_ascii=False, default=described, indent=indent)
     except (TypeError, ValueError):  # such as dict keys that JSON doesn't support
         return repr(value)
+    return str(json.loads(text)) if text.startswith('"') else text
+
+
+#: Arrays of so many numbers in a row, and fewer, are shown.
+_FEW_NUMBERS = 32
+
+
+def described(value: Any) -> Any:
+    """Describe a value that JSON lacks: `float32 (32, 16)`, few numbers themselves, ISO times, `RGB 16x16`."""
+    if isinstance(value, date):  # or a datetime
+        return value.isoformat()
+    if hasattr(value, "dtype") and hasattr(value, "shape"):  # of numpy or torch
+        shape = tuple(value.shape)
+        if hasattr(value, "tolist") and len(shape) < 2 and math.prod(shape) <= _FEW_NUMBERS:
+            return value.tolist()
+        return f"{str(value.dtype).removeprefix('torch.')} {shape}"
+    if hasattr(value, "mode") and hasattr(value, "size") and hasattr(value, "getbands"):  # of Pillow
+        return f"{value.mode} {value.size[0]}x{value.size[1]}"
+    return repr(value)
 
 
 def cell(value: Any) -> str:

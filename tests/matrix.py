@@ -129,6 +129,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
         (f"storage/test_circumstances.py::*{law}*", ("sqlite",))
         for law in ("second_short", "dead_producer", "spurts", "steady_puts", "young_buffer", "not_kept")
     ),
+    ("buffer/test_waits.py::*a_dataset*", _DATABASES),
     ("buffer/test_waits.py::*", ("sqlite",)),
     ("faults/test_steady.py::*", ("sqlite",)),
     ("faults/test_restored.py::*postgresql-prioritized-*", _DATABASES),
@@ -181,15 +182,15 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
     ("demo/test_worker.py::*", ("sqlite",)),
-    *((f"segments/test_{law}*", _PLACES) for law in ("buffers.py::test_every_byte", "dead_writers.py::test_a_put_of")),
-    *((f"segments/test_kills.py::test_{law}*", _PLACES) for law in ("a_process_that_is_killed_at", "processes_that")),
-    ("segments/test_space.py::test_space_comes_back*", _PLACES),
-    *((f"segments/test_{name}.py::*", ("sqlite",)) for name in ("buffers", "dead_writers", "kills", "lost_places")),
-    *((f"segments/test_{name}.py::*", ("sqlite",)) for name in ("settings", "space")),
-    *((f"segments/test_originals.py::*{law}*", _DATABASES) for law in ("takes_nothing", "has_moved")),
-    ("segments/test_reading.py::*found_by_sql*", _DATABASES),
-    ("segments/test_reading.py::*an_export*", _DATABASES),
-    *((f"segments/test_{name}.py::*", ("sqlite",)) for name in ("originals", "reading")),
+    *((f"places/test_{law}*", _PLACES) for law in ("buffers.py::test_every_byte", "files.py::test_a_writer_that")),
+    *((f"places/test_kills.py::test_{law}*", _PLACES) for law in ("a_process_that_is_killed_at", "processes_that")),
+    ("places/test_files.py::test_space_comes_back*", _PLACES),
+    *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("buffers", "files", "kills", "lost_places")),
+    ("places/test_settings.py::*", ("sqlite",)),
+    *((f"places/test_originals.py::*{law}*", _DATABASES) for law in ("takes_nothing", "has_moved")),
+    ("places/test_reading.py::*found_by_sql*", _DATABASES),
+    ("places/test_reading.py::*an_export*", _DATABASES),
+    *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("originals", "reading")),
     ("storage/test_draws.py::*any_order*", ("postgresql",)),  # compared with SQLite in memory
     ("torch/test_loading.py::*every_group*none*", ("sqlite",)),
     ("torch/test_loading.py::*every_group*spawned*", ("sqlite",)),
@@ -247,16 +248,14 @@ _LONG = (
     "query/test_sql.py::test_the_largest_queries_run*wide tags*",  # wide and
     "query/test_sql.py::test_lists_of_100_000*postgresql-*not_in*",  # in; the predicates' law has both
     "query/test_sql.py::test_lists_of_100_000*sqlite-tags*not_in*",
-    "segments/test_buffers.py::test_cancelled_puts_and_takes*-0.0?",
-    "segments/test_buffers.py::test_cancelled_puts_and_takes*-0.01?",
-    "segments/test_dead_writers.py::test_a_put_of_a_writer*False*",  # True
-    "segments/test_kills.py::test_a_process_that_is_killed_at_any_point*postgresql*",
-    "segments/test_kills.py::test_processes_that_are_killed*sqlite*",
-    "segments/test_lost_places.py::test_an_object_store_that_is_down*?03*",  # away
-    "segments/test_lost_places.py::test_damaged_groups_are_set_aside*empty*",  # cut short
-    "segments/test_lost_places.py::test_damaged_groups_are_set_aside*header*",
-    "segments/test_objects.py::test_a_store_that_is_down*503*",  # away
-    "segments/test_objects.py::test_an_answer_that_it_cannot*500*",
+    "places/test_buffers.py::test_cancelled_puts_and_takes*-0.0?",
+    "places/test_buffers.py::test_cancelled_puts_and_takes*-0.01?",
+    "places/test_kills.py::test_a_process_that_is_killed_at_any_point*postgresql*",
+    "places/test_kills.py::test_processes_that_are_killed*sqlite*",
+    "places/test_lost_places.py::test_an_object_store_that_is_down*?03*",  # away
+    "places/test_lost_places.py::test_damaged_groups_are_set_aside*empty*",  # cut short
+    "places/test_objects.py::test_a_store_that_is_down*503*",  # away
+    "places/test_objects.py::test_an_answer_that_it_cannot*500*",
     "sync/test_sync_processes.py::*multiprocessing*spawn*",  # buffer/test_forks.py
     "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
     "web/test_sql.py::test_too_many_rows*postgres*",  # on SQLite

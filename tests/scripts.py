@@ -116,6 +116,6 @@ def run(script: str, *arguments: object, expect: int = 0, send: signal.Signals |
         assert process.stdout.readline() == "ready\n"
         process.send_signal(send)
     code, out, problems = process.end()
-    assert problems == "" or send is not None
+    assert problems == "" or send is not None, problems
     assert code == expect, problems
     return out + (problems if send is not None else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -58,6 +59,21 @@ async def until(holds: Callable[[], Awaitable[bool]], seconds: float = 10) -> No
     async with asyncio.timeout(seconds):
         while not await holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def set_by(event: asyncio.Event | threading.Event, task: asyncio.Future[Any], seconds: float = 60) -> None:
+    """Wait until an event is set by a task; raise an AssertionError if that ends first, or TimeoutError."""
+    in_loop = isinstance(event, asyncio.Event)
+    waiting = asyncio.ensure_future(event.wait() if in_loop else asyncio.to_thread(event.wait, seconds))
+    try:
+        await asyncio.wait({waiting, task}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not event.is_set():
+            if not task.done():
+                raise TimeoutError(f"the event isn't set after {seconds:g} s by {task!r:.200}")
+            raise AssertionError("the task ended before it set the event") from task.exception()
+    finally:
+        waiting.cancel()
+        event.set()  # ends a thread that waits for it
 
 
 @contextmanager

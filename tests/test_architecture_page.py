@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "replaybuf"
 _ROW = re.compile(r"^\| `([a-z_/]+)/` \| (.*) \|$", re.M)
 _NAME = re.compile(r"`([a-z_]+)`")
-#: `sql/engine/locks.py`, `tests/segments/`: the end of a path.
+#: `sql/engine/locks.py`, `tests/places/`: the end of a path.
 _PLACE = re.compile(r"`([\w.-]+/[\w./-]*|[\w/-]+\.(?:py|md|json|toml|yml))`")
 _FOLDERS = ("replaybuf", "tests", "docs", "benchmarks", "migrations", ".ci")
 

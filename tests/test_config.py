@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+import os
 import pickle
 from datetime import timedelta
 from fractions import Fraction
@@ -13,18 +15,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from replaybuf import (
-    AsyncReplayBufferConfig,
-    ConfigError,
-    FIFOPolicy,
-    ReplayBufferConfig,
-    RolloutState,
-    StalenessPolicy,
-    SyncReplayBufferConfig,
-)
+from replaybuf import AsyncReplayBufferConfig, ConfigError, ReplayBufferConfig, RolloutState, SyncReplayBufferConfig
 from replaybuf.produce import SyncProduceStrategy
+from replaybuf.rules.policies import FIFOPolicy, StalenessPolicy
 from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.test_help import commands
+from tests.stores import build, fill
 
 
 def test_a_section_of_a_yaml_file(tmp_path: Path) -> None:
@@ -72,6 +69,36 @@ def test_yes_and_no_are_no_numbers(name: str, value: bool) -> None:
         ReplayBufferConfig.from_mapping({"url": "sqlite://", name: value})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"url": "memory://", "policy": "lru"}, "policy: unknown policy 'lru'"),
+        ({"url": "memory://", "remover": "fif"}, "remover: unknown policy 'fif'; did you mean 'fifo'"),
+        ({"url": "mysql://user:geheim@host/db"}, "url: 'mysql' is not supported"),
+        ({"url": "run.db"}, "url: can't read the database url: .*sqlite:///run.db"),
+    ],
+)
+def test_wrong_policies_and_urls_are_refused_where_the_config_is_made(wrong: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        ReplayBufferConfig(**wrong)  # type: ignore[arg-type]
+    assert "geheim" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["sqlite:///~/run.db", "sqlite:///~/run.db\n"])
+async def test_a_url_may_begin_at_home_and_end_with_a_newline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """As a shell would have it, and a block of YAML."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    async with ReplayBufferConfig(url=url).build() as buffer:
+        await buffer.count("math", "completed")
+    assert (tmp_path / "run.db").exists()
+    assert not (tmp_path / "~").exists()
+    for named in (url, "~/run.db"):
+        assert open_reader(named).path == tmp_path / "run.db"
+
+
 def test_an_empty_section_has_all_defaults(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text("produce:\n")
     assert SyncProduceStrategy.from_file(tmp_path / "train.yaml", section="produce") == SyncProduceStrategy()
@@ -102,6 +129,14 @@ def test_the_environment() -> None:
     assert (config.url, config.lock_timeout, config.policy) == ("sqlite:///run.db", 2.5, "staleness")
 
 
+def test_none_in_the_environment_is_none_where_a_field_takes_it() -> None:
+    environ = {"REPLAYBUF_URL": "memory://", "REPLAYBUF_HISTORY": "none", "REPLAYBUF_COMPRESSION": "none"}
+    config = ReplayBufferConfig.from_env(environ)
+    assert (config.history, config.compression) == (None, "none")
+    with pytest.raises(ConfigError, match="REPLAYBUF_LOCK_TIMEOUT"):
+        ReplayBufferConfig.from_env(environ | {"REPLAYBUF_LOCK_TIMEOUT": "none"})
+
+
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
@@ -121,7 +156,7 @@ def test_what_is_wrong_in_the_environment_names_the_variable(environ: dict[str, 
 
 def test_variables_of_the_command_line_are_no_typos() -> None:
     variables = {parameter.envvar for _, command in commands() for parameter in command.params if parameter.envvar}
-    assert "REPLAYBUF_TIMEOUT" in variables
+    assert "REPLAYBUF_CLI_TIMEOUT" in variables
     environ = dict.fromkeys(variables, "1") | {"REPLAYBUF_URL": "memory://"}
     assert ReplayBufferConfig.from_env(environ).url == "memory://"
 
@@ -329,3 +364,39 @@ def test_a_target_of_another_class_is_refused() -> None:
 def test_what_is_no_section_is_refused(section: Any) -> None:
     with pytest.raises(ConfigError, match="expected a mapping or a dataclass, got"):
         ReplayBufferConfig.from_mapping(section)
+
+
+async def test_a_change_of_the_working_directory_leads_to_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative URL, and relative paths of payloads, snapshots, exports and datasets, mean those of their call."""
+    for name in ("here", "there", "here/payloads"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    async with build("sqlite:///run.db") as other:
+        await fill(other, 1)
+    monkeypatch.chdir(tmp_path / "here")
+    buffer = build("sqlite:///run.db", payloads="payloads", payload_threshold=0)
+    monkeypatch.chdir(tmp_path / "there")
+    async with buffer:
+        await fill(buffer, 30)
+        assert buffer.storage.database == str(tmp_path / "here" / "run.db")
+        assert await asyncio.gather(*(buffer.count_where({}) for _ in range(20))) == [30] * 20
+        assert buffer.storage.engine._log._path == str(tmp_path / "here" / "run.db-wal")  # type: ignore[attr-defined]
+        calls = (buffer.save("saved"), buffer.export("all.jsonl"), buffer.to_pandas())
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0)  # they have begun
+        monkeypatch.chdir(tmp_path / "here")
+        saved, *_ = await asyncio.gather(*tasks)
+        assert saved.parent == tmp_path / "there" / "saved"
+        assert (tmp_path / "there" / "all.jsonl").exists()
+        monkeypatch.chdir(tmp_path / "there")
+    assert sorted(os.listdir(tmp_path / "here")) == ["payloads", "run.db"]
+    assert sorted(os.listdir(tmp_path / "there")) == ["all.jsonl", "run.db", "saved"]
+
+
+def test_files_that_a_url_names_stay_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Password files, also after a change of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pass").touch(0o600)
+    assert parse_url("postgresql://user@host/db?passfile=pass").query["passfile"] == str(tmp_path / "pass")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import inspect
 import re
 
 import pytest
 
-import replaybuf
 from replaybuf import errors
-from replaybuf.errors import ReplayBufError, StorageError
+from replaybuf.errors import StorageError
 from replaybuf.storage.sql.engine import outage, postgres  # noqa: F401 (all modules that define more errors)
 from tests.pages import DOCS
 
@@ -47,11 +45,3 @@ def test_the_page_says_what_else_each_is() -> None:
 def test_errors_are_of_one_module_but_for_those_with_a_question_of_their_own() -> None:
     elsewhere = {name for name, one in below(StorageError).items() if one.__module__ != errors.__name__}
     assert elsewhere - _INSIDE == {"OutcomeUnknownError", "NotReplicatedError"}
-
-
-def test_a_name_of_an_error_says_where_it_is() -> None:
-    of_the_module = {
-        name for name, one in vars(errors).items() if inspect.isclass(one) and issubclass(one, ReplayBufError)
-    }
-    listed = {*replaybuf._ELSEWHERE["errors"].split(), *replaybuf._PUBLIC["errors"].split()}
-    assert listed == of_the_module

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.segments.places import PAYLOAD_THRESHOLD
-from replaybuf.storage.sql.tasks.open_segments import SEGMENT_BYTES
+from replaybuf.places.owners import PAYLOAD_THRESHOLD
+from replaybuf.storage.sql.tasks.file_batch import FILE_BYTES, FILE_GROUPS
 from tests.pages import Page
 
 SAMPLING, PRODUCTION, CALLING = Page("sampling.md"), Page("production.md"), Page("calling.md")
@@ -60,7 +60,7 @@ def test_every_block_of_code_is_an_example(name: str) -> None:
 
 def test_the_page_of_payloads_has_the_sizes_of_the_code() -> None:
     [page] = [one for one in APART if one.path.stem == "payloads"]
-    assert f"{SEGMENT_BYTES >> 20} MiB" in page.text
+    assert f"{FILE_BYTES >> 20} MiB and {FILE_GROUPS} groups" in page.text
     assert f"({PAYLOAD_THRESHOLD >> 10} KiB)" in page.text
 
 

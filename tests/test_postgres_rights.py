@@ -22,9 +22,9 @@ from tests.bad_input.calls import refused_put
 from tests.cli.conftest import run
 from tests.cli.doctored import examine
 from tests.pages import DOCS
+from tests.places.arrays import apart, heavy, numbers_in
 from tests.postgres import execute, new_database
 from tests.produce.scripted import ScriptedLoop, prompts
-from tests.segments.arrays import apart, heavy, numbers_in
 from tests.stores import TASK, build, fill, group, numbers_of
 from tests.web.conftest import client_of
 from tests.web.example import fill as fill_example

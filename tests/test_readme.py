@@ -52,7 +52,7 @@ def test_the_examples_of_the_backend_docs_run() -> None:
 
 
 def test_the_error_in_the_query_docs_is_the_real_one() -> None:
-    with pytest.raises(replaybuf.QueryError) as caught:
+    with pytest.raises(replaybuf.errors.QueryError) as caught:
         parse({"$and": [{"uid": 1}, {"staleness": {"$gt": "five"}}]})
     assert str(caught.value) in (ROOT / "docs/queries.md").read_text("utf-8")
 

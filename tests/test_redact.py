@@ -18,7 +18,16 @@ def test_what_follows_a_mistyped_colon_is_not_shown(sign: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["postgresql://rl@db/run", "postgresql://r%40l@db/run", "postgresql://@db", "a.b://h:1/"]
+    "url",
+    [
+        "postgresql://rl@db/run",
+        "sqlite:///run.db",
+        "sqlite:run.db",
+        "sqlite:/run.db",
+        "postgresql://r%40l@db/run",
+        "postgresql://@db",
+        "a.b://h:1/",
+    ],
 )
 def test_a_url_without_a_password_is_shown_as_it_is(url: str) -> None:
     assert redact(url) == url

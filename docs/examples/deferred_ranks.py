@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status, StorageItem, load_into
-from replaybuf.torch import GroupDataset, balance, leased_steps, split_steps
+from replaybuf.integrations.torch import GroupDataset, balance, leased_steps, split_steps
 
 FILE, PAYLOADS = Path("deferred.db"), Path("deferred-payloads")
 CONFIG = ReplayBufferConfig(url=f"sqlite:///{FILE}", payloads=str(PAYLOADS), policy="fifo")

@@ -1,4 +1,4 @@
-"""The parent process of a load: it starts the others, collects their counters, and cleans up."""
+"""The parent process of a load: it starts the others, collects their reports, watches the database, and cleans up."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 import multiprocessing
 import os
 import signal
-import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,21 +16,23 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any
 
-from replaybuf.bench.counted import ActivitySampler, Histogram, Report, Said, UidSums, figures, refuse_others, uids_left
-from replaybuf.bench.loads import TASK, BenchSettings
+from replaybuf import units
+from replaybuf.bench.load import TASK, BenchSettings, Report
 from replaybuf.bench.process import GO_ON, PAUSE, READY, STOP, Failed, Go, Role, main
-from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql.inspection.measures import count_unswept
-from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.errors import InputError, NotADatabaseError, ReplayBufError, UnreachableError
+from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.inspection.measures import count_unswept, tallies_of
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.writer import forget_buffer
 
+#: Prefix of the names of loads' buffers; other buffers may hold a user's groups.
+PREFIX = "replaybuf-bench-"
 #: Timeouts in seconds: for the processes to open the buffer (in all, and more for each), and to end after `STOP`.
 _OPENING, _OPENING_EACH, _ENDING = 60.0, 1.0, 60.0
 _SOON = 0.3  # seconds from when all processes are ready to the first call
-#: At the beginning of a load all processes connect and prepare statements at once. Latencies of this warm-up don't
-#: count: seconds, or seconds per process if that is more, but at most this fraction of the load.
-_WARM_UP, _WARM_UP_EACH, _WARM_UP_PART = 3.0, 0.1, 0.15
-_LOOK_SECONDS = 0.2
+#: Seconds between looks at the processes, and between samples of the database.
+_LOOK_SECONDS, _SAMPLE_SECONDS = 0.2, 1.0
 _SWEEP_SECONDS = 60.0
 #: Modules that the fork server imports once, before it forks the processes.
 PRELOADED = ["replaybuf.bench.process"]
@@ -39,7 +42,7 @@ Tell = Callable[[str], object]
 
 @dataclass(slots=True)
 class Child:
-    """A process: its last report, and the reason of its end (`why`; None after a normal one)."""
+    """A process: whether it is ready, whether it has ended, and the reason (`why`; None after a normal end)."""
 
     role: Role
     number: int
@@ -48,9 +51,7 @@ class Child:
     ready: bool = False
     ended: bool = False
     why: str | None = None
-    report: Report = field(default_factory=Report)
-    first_memory: int = 0
-    most_memory: int = 0
+    cpu: float = 0.0
 
     @property
     def name(self) -> str:
@@ -58,39 +59,25 @@ class Child:
 
 
 @dataclass(slots=True)
-class Second:
-    """A second of a load: its end, the totals until then, and the latencies within it, by call."""
-
-    at: float
-    put: int
-    taken: int
-    latencies: dict[str, Histogram] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class Outcome:
     """The measurements of a load.
 
-    `began` is in seconds since the epoch; `seconds` is the time in which puts were begun. `left` are the groups in the
-    buffer at the end, None if they can't be read, with the reason in `notes`. `signalled`: the number of the signal
-    that ended the load early, 0 for none. `busy`: the used fraction of this machine's processors, None if unknown.
-    `load`: the system's load average at the end.
+    `began` is in seconds since the epoch; `seconds` is the time in which puts were begun. `reports` are the sums of the
+    workers' and the trainers' reports. `left` are the uids in the buffer at the end, None if they can't be read, with
+    the reason in `notes`. `signalled`: the number of the signal that ended the load early, 0 for none.
     """
 
     settings: BenchSettings
     where: str
     began: float = 0.0
     seconds: float = 0.0
-    counts_after: float = 0.0
     children: list[Child] = field(default_factory=list)
-    latencies: dict[str, Histogram] = field(default_factory=dict)
-    over_time: list[Second] = field(default_factory=list)
-    left: UidSums | None = None
+    reports: dict[Role, Report] = field(default_factory=lambda: {"worker": Report(), "trainer": Report()})
+    left: list[int] | None = None
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
-    seen: dict[str, Any] = field(default_factory=dict)
-    busy: float | None = None
-    load: float | None = None
+    waits: Counter[str] = field(default_factory=Counter)
+    load: float = 0.0
     signalled: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -103,29 +90,35 @@ def run(settings: BenchSettings, tell: Tell) -> Outcome:
     """
     settings.check()
     refuse_others(settings.url)
-    _open(settings)
+    asyncio.run(_open(settings))
     reader = open_reader(settings.url)
     outcome = Outcome(settings, reader.where)
     with _signals(outcome):
         try:
             _measure(outcome, reader, tell)
         finally:
-            if not settings.keep and not settings.joined:
+            if not settings.keep:
                 try:
-                    _clean_up(settings, reader, tell)
+                    asyncio.run(_remove(settings, reader))
+                    forget_buffer(reader, settings.buffer)
                 except ReplayBufError as error:
                     outcome.notes.append(f"the groups of this load, in buffer {settings.buffer}, are left: {error}")
     return outcome
 
 
-def _open(settings: BenchSettings) -> None:
+async def _open(settings: BenchSettings) -> None:
     """Create the database and its schema if they don't exist."""
+    async with settings.config("bench").build() as buffer:
+        await buffer.count(TASK, "completed")
 
-    async def look() -> None:
-        async with settings.config("bench").build() as buffer:
-            await buffer.count(TASK, "completed")
 
-    asyncio.run(look())
+async def _remove(settings: BenchSettings, reader: Reader) -> None:
+    """Delete the groups of the load, and wait until their payloads are swept."""
+    async with settings.config("bench").build() as buffer:
+        await buffer.delete({})
+        deadline = time.monotonic() + _SWEEP_SECONDS
+        while await asyncio.to_thread(reader.read, count_unswept) and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 @contextmanager
@@ -151,21 +144,18 @@ def _signals(outcome: Outcome) -> Iterator[None]:
 
 
 def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
-    settings = outcome.settings
-    outcome.children = _start(settings)
+    outcome.children = _start(outcome.settings)
     try:
         _until_ready(outcome, tell)
         outcome.before = figures(reader)
-        busy = _processor_times()
-        with ActivitySampler(reader, settings.buffer) as sampler:
+        with DatabaseSampler(reader, outcome.settings.buffer, outcome.waits) as sampler:
             _let_go(outcome, sampler, tell)
-        outcome.busy, outcome.load = _busy_since(busy), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        outcome.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     finally:
         _end(outcome.children)
-    outcome.seen = sampler.figures()
     try:
         outcome.after = figures(reader)
-        outcome.left = UidSums().add(*uids_left(reader, settings.buffer))
+        outcome.left = reader.read(lambda tx: [int(uid) for uid in tx.values(_LEFT, buffer=outcome.settings.buffer)])
     except ReplayBufError as error:
         outcome.notes.append(f"the database can't be read any more: {error}")
 
@@ -193,37 +183,31 @@ def _start(settings: BenchSettings) -> list[Child]:
 def _until_ready(outcome: Outcome, tell: Tell) -> None:
     """Wait until all processes have opened the buffer. Raises ReplayBufError if one can't, or takes too long."""
     children = outcome.children
+    tell(f"{len(children)} processes open the buffer")
     deadline = time.monotonic() + _OPENING + _OPENING_EACH * len(children)
-    told = time.monotonic()
     while not all(child.ready for child in children):
         _hear(outcome)
         if failed := [child for child in children if child.ended]:
             raise ReplayBufError(f"{failed[0].name} can't begin: {failed[0].why}")
         if outcome.signalled:
             raise KeyboardInterrupt
-        waiting = sum(not child.ready for child in children)
         if time.monotonic() > deadline:
+            waiting = sum(not child.ready for child in children)
             raise ReplayBufError(f"{waiting} of {len(children)} processes haven't opened {outcome.where} in time")
-        if time.monotonic() - told > 2:
-            told = time.monotonic()
-            tell(f"{len(children) - waiting} of {len(children)} processes have opened the buffer")
 
 
-def _let_go(outcome: Outcome, sampler: ActivitySampler, tell: Tell) -> None:
+def _let_go(outcome: Outcome, sampler: DatabaseSampler, tell: Tell) -> None:
     """Run the load: first until the workers have ended, then until the trainers have."""
     settings = outcome.settings
     start = time.monotonic() + _SOON
     until = start + settings.seconds
-    warm_up = max(_WARM_UP, _WARM_UP_EACH * len(outcome.children))
-    outcome.counts_after = 0.0 if settings.groups else min(warm_up, _WARM_UP_PART * settings.seconds)
     outcome.began = time.time() + _SOON
     for child in outcome.children:
-        _send(child, Go(start, until, start + outcome.counts_after))
+        _send(child, Go(start, until))
     workers, trainers = ([one for one in outcome.children if one.role == role] for role in ("worker", "trainer"))
     told, paused = time.monotonic(), False
-    while time.monotonic() < until and not outcome.signalled and not all(one.ended for one in workers or trainers):
+    while time.monotonic() < until and not outcome.signalled and not all(one.ended for one in workers):
         _hear(outcome)
-        _note_second(outcome, start)
         if settings.most and paused != (sampler.groups > settings.most):
             paused = not paused
             for child in workers:
@@ -242,7 +226,6 @@ def _let_go(outcome: Outcome, sampler: ActivitySampler, tell: Tell) -> None:
                 for child in (one for one in some if not one.ended):
                     child.process.kill()
                     child.why, child.ended = f"it didn't end within {_ENDING:g} s, and was killed", True
-    _note_second(outcome, start, last=True)
 
 
 def _send(child: Child, message: Any) -> None:
@@ -260,48 +243,33 @@ def _hear(outcome: Outcome) -> None:
         except (EOFError, OSError):
             child.process.join(5)
             code = child.process.exitcode
-            child.ended = True
             killed = code is not None and code < 0
             how = f"was killed ({signal.Signals(-code).name})" if killed else f"ended with exit code {code}"
-            child.why = child.why or f"it {how}, without a word"
+            child.ended, child.why = True, child.why or f"it {how}, without a word"
             continue
         if message == READY:
             child.ready = True
         elif isinstance(message, Failed):
             child.why, child.ended = message.why, True
         else:
-            child.ended = message.last
-            _take_in(outcome, child, message)
+            child.ended, child.cpu = message.last, message.cpu
+            _add(outcome.reports[child.role], message)
 
 
-def _take_in(outcome: Outcome, child: Child, report: Report) -> None:
-    child.report = report
-    child.first_memory = child.first_memory or report.memory
-    child.most_memory = max(child.most_memory, report.memory)
-    for call, found in report.latencies.items():
-        for to in (outcome.latencies, outcome.over_time[-1].latencies if outcome.over_time else {}):
-            to.setdefault(call, Histogram()).merge(found)
-
-
-def _note_second(outcome: Outcome, start: float, *, last: bool = False) -> None:
-    """Update the current second of the load, and begin the next one when it is over."""
-    at, seconds = time.monotonic() - start, outcome.over_time
-    if seconds:
-        seconds[-1].put, seconds[-1].taken = totals(outcome)
-        seconds[-1].at = at
-    if not last and at >= 0 and (not seconds or at >= len(seconds)):
-        seconds.append(Second(at, *totals(outcome)))
-
-
-def totals(outcome: Outcome) -> tuple[int, int]:
-    """Return the numbers of groups put and taken so far."""
-    reports = [child.report for child in outcome.children]
-    return sum(one.put.count for one in reports), sum(one.taken.count for one in reports)
+def _add(total: Report, one: Report) -> None:
+    total.put += one.put
+    total.taken += one.taken
+    for call, seconds in one.latencies.items():
+        total.latencies[call] += seconds
+    total.errors.update(one.errors)
+    total.waited += one.waited
+    total.late += one.late
+    total.in_doubt += one.in_doubt
 
 
 def _progress(outcome: Outcome, at: float) -> str:
-    put, taken = totals(outcome)
-    errors = sum(said.count for child in outcome.children for said in child.report.errors.values())
+    put, taken = len(outcome.reports["worker"].put), len(outcome.reports["trainer"].taken)
+    errors = sum(report.errors.total() for report in outcome.reports.values())
     clock, length = (f"{int(seconds) // 60}:{int(seconds) % 60:02d}" for seconds in (at, outcome.settings.seconds))
     line = f"{clock} of {length}: {put:,} groups put, {taken:,} taken, {put - taken:,} in the buffer"
     return line + (f", {errors:,} errors" if errors else "")
@@ -320,50 +288,79 @@ def _end(children: Sequence[Child]) -> None:
         child.connection.close()
 
 
-def said(outcome: Outcome, what: str) -> dict[Any, Said]:
-    """Return the `errors` or `warnings` of all processes."""
-    every: dict[Any, Said] = {}
-    for child in outcome.children:
-        for key, one in getattr(child.report, what).items():
-            every.setdefault(key, Said(0, one.first)).count += one.count
-    return every
+# The database
+
+_OTHERS = """
+SELECT buffer FROM rb_lane l
+WHERE buffer NOT LIKE :ours AND EXISTS (SELECT 1 FROM rb_group g WHERE g.lane = l.id)
+UNION SELECT buffer FROM rb_checkpoint WHERE buffer NOT LIKE :ours ORDER BY 1"""
+_LEFT = "SELECT g.uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer"
+_SERVER = """
+SELECT 'postgresql' AS kind, current_setting('server_version') AS version,
+    pg_database_size(current_database()) AS bytes,
+    pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint AS wal_position, xact_commit AS commits
+FROM pg_stat_database WHERE datname = current_database()"""
+_FILE = """
+SELECT 'sqlite' AS kind, sqlite_version() AS version, p.page_size * c.page_count AS bytes
+FROM pragma_page_size AS p, pragma_page_count AS c"""
+# Active sessions and those in a transaction, by wait event.
+_SESSIONS = """
+SELECT CASE WHEN state LIKE 'idle in transaction%' THEN 'the client (in a transaction)'
+    ELSE coalesce(wait_event_type || ' ' || wait_event, 'nothing (it runs)') END AS wait, count(*) AS sessions
+FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+    AND backend_type = 'client backend' AND state <> 'idle' GROUP BY 1"""
 
 
-# Afterwards
-
-
-def _clean_up(settings: BenchSettings, reader: Reader, tell: Tell) -> None:
-    """Remove the groups of the load, wait until their payloads are swept, and remove the buffer's records."""
-
-    async def remove() -> None:
-        async with settings.config("bench").build() as buffer:
-            if await buffer.delete({}):
-                tell("removing the groups of this load")
-            deadline = time.monotonic() + _SWEEP_SECONDS
-            while await asyncio.to_thread(reader.read, count_unswept) and time.monotonic() < deadline:  # noqa: ASYNC110
-                await asyncio.sleep(_LOOK_SECONDS)
-
-    asyncio.run(remove())
-    forget_buffer(reader, settings.buffer)
-
-
-# This machine
-
-
-def _processor_times() -> tuple[int, int] | None:
-    """Return the idle time of all processors, and their total time, in ticks; None if unknown."""
-    if not sys.platform.startswith("linux"):
-        return None
+def refuse_others(url: str) -> None:
+    """Raise InputError for a database with groups or checkpoints in buffers other than those of loads."""
     try:
-        with open("/proc/stat") as file:
-            ticks = [int(text) for text in file.readline().split()[1:9]]
-    except (OSError, ValueError):
-        return None
-    return ticks[3] + ticks[4], sum(ticks)
+        reader = open_reader(url)
+    except UnreachableError:
+        return  # a file that will be created
+    try:
+        found = reader.read(lambda tx: tx.values(_OTHERS, ours=f"{PREFIX}%"))
+    except NotADatabaseError:
+        return  # without tables, or invalid, which opening the buffer reports
+    if found:
+        raise InputError(
+            f"{reader.where} holds groups or checkpoints of buffer {units.some(found)}: a load would take disk and "
+            "locks from them. Give it a database of its own on the same server or disk (createdb, or another file)"
+        )
 
 
-def _busy_since(before: tuple[int, int] | None) -> float | None:
-    now = _processor_times()
-    if before is None or now is None or now[1] <= before[1]:
-        return None
-    return 1 - (now[0] - before[0]) / (now[1] - before[1])
+def figures(reader: Reader) -> dict[str, Any]:
+    """Return the kind, version and size of the database; on PostgreSQL its WAL position and commits, too."""
+    return reader.read(lambda tx: tx.rows(_SERVER if reader.path is None else _FILE)[0])
+
+
+class DatabaseSampler:
+    """Samples the database every second in a thread, inside a `with` block.
+
+    `groups` is the number of groups available to take in the last sample. The wait events of PostgreSQL's sessions are
+    counted in `waits`.
+    """
+
+    def __init__(self, reader: Reader, buffer: str, waits: Counter[str]) -> None:
+        self._reader, self._buffer, self._waits = reader, buffer, waits
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replaybuf-bench-sampler", daemon=True)
+        self.groups = 0
+
+    def __enter__(self) -> DatabaseSampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_SAMPLE_SECONDS):
+            with suppress(ReplayBufError):  # the processes count their own errors
+                self._reader.read_any(self._look, timeout=5)
+
+    def _look(self, tx: ReadTransaction) -> None:
+        tallies = tallies_of(tx, self._buffer)[self._buffer]
+        self.groups = sum(n for (_, *name), n in tallies.items() if name == [Status.COMPLETED, Tally.SIZE])
+        if self._reader.path is None:
+            self._waits.update({str(wait): int(count) for wait, count in tx.tuples(_SESSIONS)})

@@ -27,7 +27,7 @@ from replaybuf.tracing import traced
 from replaybuf.worker_name import working_as
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
-#: Whether a snapshot includes payloads of segments, or refers to them.
+#: Whether a snapshot includes payloads that are kept apart, or refers to them.
 SavedPayloads = Literal["copy", "keep"]
 
 
@@ -149,7 +149,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
 
         The limits hold, without waiting for room: FullError is raised, and groups already put are kept. `progress` is
         called as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises
-        FileError with the position of a fault in the file, FileEndsError, UnsafePickleError, AccessError, InputError,
+        FileError with the position of a fault in the file, FileEndsError, AccessError, InputError,
         ConflictError while another process imports the same file, MissingDriverError, and the errors of `put`.
         """
         self._check_open()
@@ -159,9 +159,9 @@ class BufferCopies(BufferReader[R], Generic[R]):
         known = None if issubclass(cls, dict) else FIELDS | names
         mapped = ColumnMapping({} if fields is None else fields, as_task, statuses[1], key, as_they_are, known)
         wanted = ImportOptions(task, statuses[0], partial, again, dry_run)
-        read = RolloutFile(check_source(source), mapped).read
+        file = RolloutFile(check_source(source), mapped)
         with working_as(self.worker):
-            return await import_from(self.storage, read, wanted, progress)
+            return await import_from(self.storage, file, wanted, progress)
 
     def _chosen(self, where: Query | None, order_by: Any, limit: int | None, rows: RowsOf) -> ExportQuery:
         self._check_open()
@@ -226,7 +226,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
         Payloads outside the database (`payloads` in the config) are in the snapshot, too. With `payloads="keep"` the
         snapshot only refers to them: it is small and quickly made, to move a stopped run to another database. It
         doesn't retain them, and is valid until the run continues, since groups are then removed, and kept ones may move
-        to other segments. `resume` copies them, or refuses.
+        to other files. `resume` copies them, or refuses.
 
         The file gets its name only when it is complete. `progress(Progress(groups, total, bytes))` is called at the
         beginning, at the end, and at most five times a second in between. It is called in the database's thread, not

@@ -17,10 +17,18 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Unpack
 
 from replaybuf import notebook
 from replaybuf.buffer import spans
-from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.putting import PutOptions, Putting
+from replaybuf.cancellation import to_its_end
 from replaybuf.checks import check_list, check_reason, check_seconds, check_train_step, check_uids, refused
-from replaybuf.errors import ClosedError, FencedError, InputError, LeaseLostError, LeaseNotBegunError, ReplayBufError
+from replaybuf.errors import (
+    ClosedError,
+    FencedError,
+    GroupError,
+    InputError,
+    LeaseLostError,
+    LeaseNotBegunError,
+    ReplayBufError,
+)
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Cursor, Leased, NewGroup, R, StorageItem, Unset
@@ -275,8 +283,28 @@ class Lease(Generic[R]):
         """Release these groups, or all open ones, to be drawn again in their old order. Return the number still held.
 
         `failed` is the reason why the consumer could not use them; the delivery then counts towards `max_deliveries`.
+        A caller that is cancelled waits until they are released.
         """
-        chosen, reason = self._chosen(uids), check_reason(failed)
+        return await to_its_end(self._give_back(self._chosen(uids), check_reason(failed)))
+
+    async def give_back_after(self, error: BaseException) -> None:
+        """Release all open groups after an error of their consumer.
+
+        A GroupError is a failed delivery of the groups that it names, any other Exception one of all groups, and a
+        cancellation or an interrupt of none.
+        """
+        await to_its_end(self._give_back_after(error))
+
+    async def _give_back_after(self, error: BaseException) -> None:
+        failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
+        if named := _named(error):
+            if chosen := self._open & named:
+                await self.give_back(chosen, failed=failed)
+            failed = None
+        if self._open:
+            await self.give_back(failed=failed)
+
+    async def _give_back(self, chosen: Sequence[int], reason: str | None) -> int:
         count = await self._storage.give_back(self._leased, chosen, counts=reason is not None, reason=reason or "")
         self._settle(chosen)
         self._given_back += len(chosen)
@@ -382,15 +410,20 @@ class Leasing(Generic[R]):
         assert lease is not None
         try:
             if error is None:
-                await lease.acknowledge(lease.open)
+                await to_its_end(lease.acknowledge(lease.open))
                 return
-            # A cancellation isn't the fault of the groups; an exception may be.
-            failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
             # On errors they are released when the lease ends, also if the event loop was closed inside the block.
             with contextlib.suppress(ReplayBufError, RuntimeError):
-                await lease.give_back(failed=failed)
+                await lease.give_back_after(error)
         finally:
             lease.stop()
+
+
+def _named(error: BaseException) -> frozenset[int]:
+    """Return the uids that a GroupError names, or those in an exception group."""
+    if isinstance(error, BaseExceptionGroup):
+        return frozenset[int]().union(*map(_named, error.exceptions))
+    return error.uids if isinstance(error, GroupError) else frozenset()
 
 
 class Cursors:

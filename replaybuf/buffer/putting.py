@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.waits import Waits
+from replaybuf.cancellation import to_its_end
 from replaybuf.checks import (
     Tags,
     check_key,
@@ -31,7 +31,7 @@ from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.rules.circumstances import named
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import UNSET, Leased, NewGroup, StorageItem, Unset
+from replaybuf.storage.values import UNSET, Leased, NewGroup, Refresh, StorageItem, Unset
 from replaybuf.worker_name import worker_name
 
 T = TypeVar("T")
@@ -80,6 +80,10 @@ def _fetch(codec: Codec, groups: Sequence[NewGroup], met: Sequence[Any]) -> None
 
 
 _logger = logging.getLogger("replaybuf.puts")
+_LOOK_COMPLETE = (
+    "has responses and rewards, but its status is init: draws take completed groups only; set its rollouts' status "
+    "to COMPLETED, or put it with status='completed'"
+)
 
 #: Seconds that a put waits for room by default.
 PUT_TIMEOUT = 600.0
@@ -128,7 +132,7 @@ class Putting:
         self._timeout = check_timeout(timeout)
         self._free = free_object_refs
         self._worker = worker
-        self._warned_of_init = False
+        self._said: set[str] = set()  # kinds of warnings
 
     @property
     def worker(self) -> str:
@@ -268,8 +272,10 @@ class Putting:
         created_at = time.time()
         said = None if status is None else self.rollout_type.statuses.check(status)
         normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
-        if normal.status == Status.INIT and said is None and lease is None and not self._warned_of_init:
-            self._warn_of_init(rollouts, task_name)
+        if normal.status == Status.INIT and said is None and lease is None and self._look_complete(rollouts):
+            normal.doubts["init"] = _LOOK_COMPLETE
+        for kind in normal.doubts:
+            self._warn(kind, f"a group of task {named(task_name)} {normal.doubts[kind]}")
         new = NewGroup(
             task_name=task_name,
             status=normal.status,
@@ -289,20 +295,29 @@ class Putting:
         )
         return new, normal.dropped or (normal.status in UNFIT and not keep_unfit)
 
-    def _warn_of_init(self, rollouts: Sequence[Any], task_name: str) -> None:
-        """Warn once of a group that looks complete but is INIT, so that it would never be drawn."""
-        kind = self.rollout_type
-        for one in rollouts:
-            response = kind.get(one, "response")
-            response = kind.get(one, "response_ids") if response is None else response
-            if response is None or kind.get(one, "reward") is None:
-                return
-        self._warned_of_init = True
-        _logger.warning(
-            "a group of task %s has responses and rewards, but its status is init: draws take completed groups only; "
-            "set its rollouts' status to COMPLETED, or put it with status='completed' (said once)",
-            named(task_name),
+    def _look_complete(self, rollouts: Sequence[Any]) -> bool:
+        """Return whether all rollouts have a response and a reward."""
+        read = self.rollout_type.reader(("reward", "response", "response_ids"))
+        return all(
+            reward is not None and not (text is None and tokens is None) for reward, text, tokens in map(read, rollouts)
         )
+
+    def warn_of_going_back(self, refresh: Refresh) -> None:
+        """Warn once if a refresh went back to an earlier train step than the last one."""
+        for task, step in refresh.earlier.items():
+            if step > refresh.train_step:
+                self._warn(
+                    "refresh",
+                    f"refresh_staleness of task {named(task)} went back from train step {step} to "
+                    f"{refresh.train_step}, so its groups look fresher than they are; a run that goes on from a "
+                    "checkpoint restores the buffer to it, and a new run has a buffer of its own",
+                )
+
+    def _warn(self, kind: str, sentence: str) -> None:
+        """Log a warning, once for each kind."""
+        if kind not in self._said:
+            self._said.add(kind)
+            _logger.warning("%s (said once)", sentence)
 
     def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         """Return the result of `store()`, which stores the groups, after fetching the ObjectRefs in them."""

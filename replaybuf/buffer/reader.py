@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from replaybuf import notebook
 from replaybuf.buffer.metrics import Meter
@@ -22,6 +22,9 @@ from replaybuf.rules.transitions import Tally, levels, sizes_of
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import KEEP_CHECKPOINTS, R, StorageItem
 from replaybuf.worker_name import check_worker, worker_name
+
+#: A status as it was given.
+S = TypeVar("S", bound=StatusLike)
 
 
 class BufferReader(Generic[R]):
@@ -118,15 +121,13 @@ class BufferReader(Generic[R]):
         lane = (check_task_name(task_name), self.rollout_type.statuses.check(group_status))
         return sizes_of(await self.storage.tallies()).get(lane, 0)
 
-    async def count_statuses(
-        self, tasks: Iterable[str], statuses: Iterable[StatusLike]
-    ) -> dict[str, dict[Status, int]]:
-        """Return the number of groups of each task and status."""
+    async def count_statuses(self, tasks: Iterable[str], statuses: Iterable[S]) -> dict[str, dict[S, int]]:
+        """Return the number of groups of each task and status, by the statuses as they were given."""
         self._check_open()
         tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
-        wanted = [self.rollout_type.statuses.check(status) for status in check_list(statuses, "statuses")]
+        wanted = {status: self.rollout_type.statuses.check(status) for status in check_list(statuses, "statuses")}
         counts = sizes_of(await self.storage.tallies())
-        return {task: {status: counts.get((task, status), 0) for status in wanted} for task in tasks}
+        return {task: {given: counts.get((task, status), 0) for given, status in wanted.items()} for task in tasks}
 
     async def count_where(self, query: Query) -> int:
         """Return the number of groups that match a query."""
@@ -171,6 +172,7 @@ class BufferReader(Generic[R]):
         order_by: str | OrderTerm | Iterable[str | OrderTerm] | None = None,
         limit: int | None = None,
         deferred: Iterable[str] = (),
+        payloads: bool = True,
     ) -> AsyncIterator[StorageItem[R]]:
         """Yield the groups that match as `StorageItem`s, without consuming them.
 
@@ -180,11 +182,13 @@ class BufferReader(Generic[R]):
 
         `ArrayHandle`s take the place of the arrays and tensors in the fields `deferred` of the rollouts. They are valid
         as long as the group is in the buffer.
+
+        With `payloads=False` only the metadata is read, and each `item` is empty.
         """
         self._check_open()
         later = self.rollout_type.deferrable(check_list(deferred, "deferred"))
         order, most = parse_order(order_by), check_limit(limit)
-        return self.storage.find(self._parsed(query), order=order, limit=most, deferred=later)
+        return self.storage.find(self._parsed(query), order=order, limit=most, deferred=later, payloads=payloads)
 
     async def check_fence(self) -> None:
         """Raise FencedError if another process has restored the buffer since it was opened here."""

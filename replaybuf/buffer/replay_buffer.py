@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import Generic, Unpack
 
 from replaybuf.buffer import spans
-from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.copies import BufferCopies
 from replaybuf.buffer.drawing import AtLeast, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.putting import PUT_TIMEOUT, PutOptions, Putting, check_dropped
 from replaybuf.buffer.task_names import TaskNames
+from replaybuf.cancellation import to_its_end
 from replaybuf.checks import (
     Tags,
     check_by_task,
@@ -382,6 +382,8 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         Order, staleness and rollouts stay. A new status clears the `error` and the deliveries of a FAILED group.
         """
         self._check_open()
+        if isinstance(status, Unset) and isinstance(priority, Unset) and isinstance(tags, Unset):
+            raise InputError("there is nothing to set: give status=, priority= or tags=")
         changes = Changes(
             status=status if isinstance(status, Unset) else self.rollout_type.statuses.check(status),
             priority=priority if isinstance(priority, Unset) else check_priority(priority),
@@ -432,8 +434,10 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         check = self.rollout_type.statuses.check
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check, check_list(statuses, "statuses")))
         check_dropped(dropped)
-        refreshing = self.storage.refresh(Refresh(step, rules, chosen, dropped))
+        refresh = Refresh(step, rules, chosen, dropped)
+        refreshing = self.storage.refresh(refresh)
         expired = await (refreshing if dropped is None else to_its_end(refreshing))
+        self.putting.warn_of_going_back(refresh)
         with suppress(ReplayBufError):  # the refresh is committed, whatever becomes of the warning
             await self.task_names.check(rules, "refresh_staleness")
         return expired

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.cancellation import to_its_end
 from replaybuf.errors import FullError, InputError
 from replaybuf.storage.values import UNSET, NewGroup, Unset
 

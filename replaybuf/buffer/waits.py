@@ -19,7 +19,7 @@ from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.query import LogicNode, ScalarNode, to_text
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.causes import Reason
-from replaybuf.rules.circumstances import Circumstances, Wait
+from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, levels
@@ -71,6 +71,7 @@ _LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
 _READ_AGAIN_SECONDS = 1.0
 _COUNTING_SECONDS = 2.0
+_STILL_SECONDS = 2.0  # longer than it takes to publish the end of a dataset
 _NOTHING_STORED = "nothing was stored (is the consumer running?)"
 
 
@@ -115,16 +116,13 @@ class Waits:
     async def changed(self, since: int, seconds: float) -> None:
         """Return soon after a change of the store since `version()` was `since`, or after `seconds` at the latest.
 
-        It may also return early without a change. Raises FencedError if the buffer was restored.
+        It may also return early without a change. No statement is sent for it: what its callers read then is `tallies`,
+        or else they check the fence.
         """
-        await self.check_fence()
-        await self._changed(since, seconds)
-
-    async def _changed(self, since: int, seconds: float) -> None:
         await self._storage.changed(min(seconds, _LONGEST_WAIT), since)
 
-    async def _tallies(self) -> Tallies:
-        """Return the tallies. Raises FencedError, so that a poll for a change needs one statement."""
+    async def tallies(self) -> Tallies:
+        """Return the tallies. Raises FencedError, so that a look for a change needs one statement."""
         return await self._storage.fenced_tallies()
 
     async def check_fence(self) -> None:
@@ -154,10 +152,11 @@ class Waits:
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> bool:
         """Wait until the groups that the draw needs are available; return whether they were missing before.
 
-        Raises NotReadyError, with what is missing.
+        Raises NotReadyError, with what is missing, at the end of the timeout, and before it when a dataset has ended,
+        nothing of its task is being generated, and the wait could never end.
         """
         check_possible(draw, self._storage.rules.limits)
-        waited = False
+        waited, still = False, _Stillness()
         began = _began(deadline, timeout)
 
         def described() -> Wait:
@@ -170,24 +169,28 @@ class Waits:
             while True:
                 self.check_open()
                 seen = self.version()
-                tallies = await self._tallies()
+                tallies = await self.tallies()
                 there = await self._there(draw, tallies)
-                if draw.is_met_by(self._available(draw, tallies, there)):
+                available = self._available(draw, tallies, there)
+                if draw.is_met_by(available):
                     return waited
                 remaining = deadline - time.monotonic()
-                if remaining <= 0 or report.due:
+                rest = still.rest(_without_more(draw, tallies, available))
+                if remaining <= 0 or report.due or (rest <= 0 and not still.examined):
+                    still.examined = rest <= 0
                     why = await self.why(
                         report.wait, tallies, None if draw.where is None else there, over=remaining <= 0
                     )
-                    if remaining <= 0:
-                        error = NotReadyError(f"after {timeout:g} s: {why}; nothing was taken")
+                    if remaining <= 0 or (why.final and rest <= 0):
+                        after = min(timeout, time.time() - began)
+                        error = NotReadyError(f"after {after:.3g} s: {why}; nothing was taken")
                         error.diagnosis = why
                         await report.timed_out(why.recorded, why.task_name)
                         raise error
                     report.update(why.recorded, str(why))
                 begin()
                 waited = True
-                await self._changed(seen, min(remaining, report.pause))
+                await self.changed(seen, min(remaining, report.pause, rest if rest > 0 else math.inf))
 
     async def report_timeout(self, wait: Wait, why: Diagnosis | None = None) -> None:
         """Record the timeout of a wait and its reason; by default, that other processes hold some of the groups."""
@@ -242,7 +245,7 @@ class Waits:
 
     async def why_not(self, draw: Draw) -> Diagnosis:
         """Return the diagnosis of a draw if it were issued now."""
-        tallies = await self._tallies()
+        tallies = await self.tallies()
         matches = None if draw.where is None else await self._there(draw, tallies)
         return await self.why(wait_of(draw, time.time(), 0), tallies, matches)
 
@@ -264,8 +267,11 @@ class Waits:
     # For room
 
     async def put(self, new: NewGroup, timeout: float, store: Callable[[NewGroup], Awaitable[T]]) -> T:
-        """Return the result of `store(new)`, which stores a group, once there is room for it. Raises FullError."""
-        limits = self._storage.rules.limits
+        """Return the result of `store(new)`, which stores a group, once there is room for it. Raises FullError.
+
+        The timeout includes the first attempt, which may wait for a lock or a connection.
+        """
+        limits, deadline, began = self._storage.rules.limits, time.monotonic() + timeout, time.time()
         queue = self._queue((new.task_name, new.status))
         if not queue.waiting:
             try:
@@ -273,7 +279,6 @@ class Waits:
             except FullError as error:
                 if limits.on_full == "reject" or timeout <= 0:
                     await self._refuse(new, f"{error}; nothing was stored", error)
-        deadline, began = time.monotonic() + timeout, time.time()
 
         def described() -> Wait:
             return wait_for_room(new, queue.waiting, began, timeout)
@@ -288,7 +293,7 @@ class Waits:
                 except TimeoutError as error:
                     why, found = f"task {new.task_name}: others wait for room, too", None
                     if timeout >= SHOW_SECONDS:
-                        found = await self.why(described(), await self._tallies(), over=True)
+                        found = await self.why(described(), await self.tallies(), over=True)
                         await report_timeout(self._storage, described(), self._worker(), found.recorded, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error, found)
                 try:
@@ -311,7 +316,7 @@ class Waits:
         while True:
             self.check_open()
             seen = self.version()
-            tallies = await self._tallies()
+            tallies = await self.tallies()
             level = levels(tallies, [new.task_name])[new.task_name]
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
@@ -329,7 +334,7 @@ class Waits:
                     await report.timed_out(sentence, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {all_of_it}; nothing was stored", found=found)
                 report.update(sentence, all_of_it)
-            await self._changed(seen, min(remaining, report.pause))
+            await self.changed(seen, min(remaining, report.pause))
 
     async def _refuse(
         self, new: NewGroup, why: str, cause: BaseException | None = None, found: Diagnosis | None = None
@@ -343,6 +348,35 @@ class Waits:
 
     def _queue(self, lane: LaneName) -> _WaitQueue:
         return self._queues.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _WaitQueue())
+
+
+class _Stillness:
+    """Since when the counts of tasks without groups to come are the same; `examined` says whether the reason is known.
+
+    Somebody else may still report, a moment later, that their dataset has ended.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Tallies = {}
+        self._since = math.inf
+        self.examined = False
+
+    def rest(self, counts: Tallies) -> float:
+        """Return the seconds until these counts were the same for long enough, at most 0 if they were."""
+        now = time.monotonic()
+        if counts != self._counts:
+            self._counts, self._since, self.examined = counts, now if counts else math.inf, False
+        return self._since + _STILL_SECONDS - now
+
+
+def _without_more(draw: Draw, tallies: Tallies, available: Mapping[str, int]) -> Tallies:
+    """Return the tallies of the tasks of a draw that lack completed groups, of which none is leased or unfinished."""
+    if draw.status != Status.COMPLETED:
+        return {}
+    lacking = {task for task, least in draw.at_least.items() if available[task] < least}
+    to_come = (*((Tally.SIZE, status) for status in IN_FLIGHT), *((Tally.LEASED, status) for status in Status))
+    over = {task for task in lacking if not any(tallies.get((task, status, name)) for name, status in to_come)}
+    return {key: count for key, count in tallies.items() if key[0] in over}
 
 
 @contextmanager

@@ -53,7 +53,7 @@ COMMANDS = {
     "resume": ("replaybuf.cli.checkpoint:resume", "Load a snapshot into a buffer that is empty."),
     "export": ("replaybuf.cli.files:export", "Write groups with their full texts and tokens to a file."),
     "import": ("replaybuf.cli.files:import_", "Put the groups of a file into a buffer, each exactly once."),
-    "checkpoint": ("replaybuf.cli.checkpoint:app", "List, restore or drop step checkpoints."),
+    "checkpoint": ("replaybuf.cli.checkpoint:app", "List, make, restore or drop step checkpoints."),
     "rm": ("replaybuf.cli.changes:rm", "Delete groups, by a query."),
     "requeue": ("replaybuf.cli.changes:requeue", "Bring back failed, filtered and expired groups, by a query."),
     "explain": ("replaybuf.cli.queries:explain", "Show a query as SQL, with its plan and the index that it uses."),
@@ -104,6 +104,7 @@ class Commands(TyperGroup):
             error.message = redact_words(error.message)
             if not error.message and getattr(getattr(error, "param", None), "envvar", None) == URL_VARIABLE:
                 error.message = f"Name the database here, or in the environment variable {URL_VARIABLE}."
+            error.message = " ".join([error.message, *_from_variables(error.ctx, getattr(error, "param", None))])
             raise
         except ReplayBufError as error:
             typer.echo(f"Error: {escape_line(str(error))}", err=True)
@@ -145,8 +146,8 @@ def replaybuf(
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
     file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "bench", "resume", "import",
-    "rm", "requeue", "checkpoint restore", "checkpoint drop", "db upgrade" and "doctor --repair" only read; they don't
-    create a database and don't wait for the run.
+    "rm", "requeue", "checkpoint make", "checkpoint restore", "checkpoint drop", "db upgrade" and "doctor --repair" only
+    read; they don't create a database and don't wait for the run.
 
     \b
     Examples:
@@ -169,7 +170,6 @@ def run() -> None:
 
 
 URL_VARIABLE = "REPLAYBUF_URL"
-_NAME_VARIABLE = "REPLAYBUF_NAME"
 _MISSING = f"it is missing. It comes after the URL, which may be in the environment variable {URL_VARIABLE} instead."
 
 Url = Annotated[
@@ -183,8 +183,30 @@ Url = Annotated[
 ]
 
 
+def _from_variables(ctx: Any, only: Any = None) -> list[str]:
+    """Return a sentence for each parameter of a command (or for this one) that an environment variable has set."""
+    return [
+        f"({one.opts[0] if one.param_type_name == 'option' else one.metavar} is from the environment variable "
+        f"{one.envvar}.)"
+        for one in (ctx.command.params if ctx else ())
+        if only in (None, one) and one.envvar and (source := ctx.get_parameter_source(one.name))
+        if source.name == "ENVIRONMENT"
+    ]
+
+
 class Command(TyperCommand):
-    """A command whose usage line shows that the URL may come from its variable, and that a FILE after it may not."""
+    """A command whose usage line shows that the URL may come from its variable, and that a FILE after it may not.
+
+    Its errors tell which options came from variables, where nobody sees them.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ReplayBufError as error:
+            if found := _from_variables(ctx):
+                error.add_note(" ".join(found))
+            raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
@@ -192,17 +214,27 @@ class Command(TyperCommand):
         return [str(self.options_metavar), *names]
 
 
+#: The prefix of options' variables, which configs (`REPLAYBUF_...`) don't read.
+COMMAND_PREFIX = "REPLAYBUF_CLI_"
+#: What these options do is said in each call anew: they confirm or widen what is deleted or replaced.
+ONLY_TYPED = frozenset({"--again", "--all", "--force", "--fresh", "--keep-new", "--repair", "--take-over", "--yes"})
+
+
 def option(name: str, help: str, variable: str | None = None, **settings: Any) -> Any:
-    """Return an option with its environment variable: REPLAYBUF_ORDER_BY for --order-by. A number's metavar is N."""
-    variable = variable or "REPLAYBUF_" + name.removeprefix("--").replace("-", "_").upper()
+    """Return an option with its environment variable, REPLAYBUF_CLI_ORDER_BY for --order-by. A number's metavar is N.
+
+    The prefix isn't that of configs, so that a program's settings steer no command. ONLY_TYPED have no variable.
+    """
+    if variable is None and name not in ONLY_TYPED:
+        variable = COMMAND_PREFIX + name.removeprefix("--").replace("-", "_").upper()
     if "min" in settings:
         settings.setdefault("metavar", "N")
-    return typer.Option(name, help=help, envvar=variable, show_envvar=variable == _NAME_VARIABLE, **settings)
+    return typer.Option(name, help=help, envvar=variable, show_envvar=False, **settings)
 
 
 def buffer_option(help: str) -> Any:
-    """Return the option --buffer, with the environment variable of configs."""
-    return option("--buffer", help, metavar="NAME", variable=_NAME_VARIABLE)
+    """Return the option --buffer."""
+    return option("--buffer", help, metavar="NAME")
 
 
 Buffer = Annotated[str | None, buffer_option("Only this buffer of the database; all unless given.")]

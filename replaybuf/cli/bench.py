@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import sys
 import uuid
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from replaybuf.cli.app import Url, listing, option, read_size
-from replaybuf.cli.output import Output, write
+from replaybuf.cli.app import Url, option, read_size
+from replaybuf.cli.output import Output
 from replaybuf.redact import escape_line
 
-_FAILED = 1
 
-
-@listing
 def bench(
     url: Url,
-    output: Output,
-    workers: Annotated[int, option("--workers", "Processes that put groups.", min=0, max=1024)] = 8,
+    workers: Annotated[int, option("--workers", "Processes that put groups.", min=1, max=1024)] = 8,
     trainers: Annotated[int, option("--trainers", "Processes that take batches.", min=0, max=256)] = 1,
     group: Annotated[
         str, option("--group", "Rollouts in a group, and response tokens of each.", metavar="NxTOKENS")
@@ -43,19 +38,14 @@ def bench(
     payloads: Annotated[
         str, option("--payloads", "Keep large payloads in this folder or object store.", metavar="PLACE")
     ] = "database",
-    join: Annotated[
-        str | None, option("--join", "One load from several hosts: all that give this name.", metavar="NAME")
-    ] = None,
     keep: Annotated[bool, option("--keep", "Leave the groups and the buffer behind.")] = False,
-    picture: Annotated[
-        Path | None, option("--picture", "Write a picture (SVG) of rates and latencies.", metavar="FILE")
-    ] = None,
+    as_json: Annotated[bool, option("--json", "Print the results as JSON.")] = False,
 ) -> None:
     """Put load on a database: processes that put and take groups, as workers and trainers do.
 
     It says how many groups a second went in and out, how long puts and takes took (p50, p90, p99), what the processes
-    waited for, what the database said of itself before and after, and what was the limit. Every group is accounted for.
-    It ends by itself, and removes what it has put. A database that holds groups of anybody else is refused.
+    waited for, and what was the limit. Every group is accounted for. It ends by itself, and removes what it has put. A
+    database that holds groups of anybody else is refused.
 
     Ctrl-C ends it early. Exit status 1: errors, a process that died, or groups that were lost or doubled.
 
@@ -64,21 +54,16 @@ def bench(
       replaybuf bench bench.db
       replaybuf bench postgresql://trainer@db.cluster/bench --workers 64 --trainers 4 --minutes 5
       replaybuf bench URL --workers 64 --rate 2 --group 16x8000 --leases --step-seconds 10
-      replaybuf bench URL --json --picture bench.svg > bench.json
-      replaybuf bench URL --join cluster --trainers 0     # on each of several hosts
+      replaybuf bench URL --json > bench.json
     """
-    from replaybuf.bench import page
-    from replaybuf.bench.counted import PREFIX
-    from replaybuf.bench.loads import BenchSettings, parse_group
-    from replaybuf.bench.results import passed, results_of
-    from replaybuf.bench.run import run
+    from replaybuf.bench.load import BenchSettings, parse_group
+    from replaybuf.bench.report import passed, results_of, text_of
+    from replaybuf.bench.run import PREFIX, run
 
-    if picture is not None:
-        page.check_picture()
     rollouts, tokens = parse_group(group)
     settings = BenchSettings(
         url=url if "://" in url else f"sqlite:///{url}",
-        buffer=PREFIX + (join or uuid.uuid4().hex[:8]),
+        buffer=PREFIX + uuid.uuid4().hex[:8],
         workers=workers,
         trainers=trainers,
         rollouts=rollouts,
@@ -95,21 +80,18 @@ def bench(
         most=most,
         capacity=capacity,
         payloads=payloads,
-        joined=join is not None,
         keep=keep,
     )
     outcome = run(settings, _tell)
     results = results_of(outcome)
-    if picture is not None:
-        picture.write_text(page.picture_of(results), "utf-8")
-    if not output.printed(
-        lambda: results, lambda: [{"call": call, **found} for call, found in results["calls"].items()]
-    ):
-        write([page.text_of(results)])
+    if as_json:
+        Output("json").value(results)
+    else:
+        typer.echo(text_of(results), nl=False)
     if outcome.signalled:
         raise typer.Exit(128 + outcome.signalled)
     if not passed(results):
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(1)
 
 
 def _tell(line: str) -> None:

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from replaybuf import units
+from replaybuf.checks import check_step
 from replaybuf.cli.app import (
     YES,
     Buffer,
@@ -32,13 +33,14 @@ from replaybuf.cli.app import (
 from replaybuf.cli.groups import columns
 from replaybuf.cli.output import Column, Output, iso
 from replaybuf.errors import ConfigError
-from replaybuf.storage.sql.inspection.groups import DEFAULT, choose
+from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint, find_stored, read_checkpoints, since
 from replaybuf.units import time_of
 
 if TYPE_CHECKING:
     from replaybuf.progress import OnProgress
+    from replaybuf.storage.sql.backend import SQLStorage
 
 #: The columns of the list of checkpoints.
 COLUMNS = [
@@ -90,7 +92,26 @@ _Yes = Annotated[bool, YES]
 
 @app.callback()
 def checkpoint() -> None:
-    """List, restore or drop the step checkpoints in a database."""
+    """List, make, restore or drop the step checkpoints in a database."""
+
+
+@app.command("make", cls=Command)
+@listing
+def make(url: Url, output: Output, step: _Step = None, buffer: OneBuffer = None) -> None:
+    """Make a checkpoint of a buffer at a train step, as buffer.checkpoint() does; others go on meanwhile.
+
+    It replaces an older one of the same step, and drops no other.
+
+    \b
+    Examples:
+      replaybuf checkpoint make run.db 400
+    """
+    url, number = url_and(url, step, "STEP")
+    wanted = check_step(whole_number(number, "STEP"), "STEP")
+    reader = open_reader(url)
+    name = reader.read(lambda tx: choose(tx, buffer))
+    on_storage(reader.url, name, lambda storage: storage.checkpoint(wanted, None))
+    _tell(output, reader, reader.read(lambda tx: find_stored(tx, name, wanted)))
 
 
 @app.command("restore", cls=Command)
@@ -174,7 +195,7 @@ def _tell(output: Output, reader: Reader, made: StoredCheckpoint) -> None:
 # Copies in files
 
 Folder = Annotated[str | None, argument("FOLDER", "The folder of the snapshot.")]
-_Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into the one named default.")]
+_Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into that of its own.")]
 _COPIES = columns("buffer", "file", "groups", "bytes")
 _NAMES = "fifo, lifo, staleness, uniform, prioritized, or module:Class."
 _Of = Annotated[str | None, option("--policy", f"Only for buffers of this policy: {_NAMES}", metavar="NAME")]
@@ -237,11 +258,17 @@ def resume(
     buffer: _Loaded = None,
     policy: _For = None,
     payloads: _Place = "database",
+    step: Annotated[
+        int | None, option("--step", "Make it the checkpoint of this train step, for buffer.restore(N).", min=0)
+    ] = None,
 ) -> None:
     """Load a snapshot into a buffer that is empty.
 
     All of it or nothing: a snapshot that was cut short or damaged is refused. Snapshots go from any database to any. A
-    SQLite file that isn't there is made.
+    SQLite file that isn't there is made. The buffer has the name that it was saved with, unless --buffer says another.
+
+    A snapshot has no step checkpoints. --step N makes one of what was loaded, so that a trainer with the weights of
+    step N goes on by buffer.restore(N).
 
     The snapshot's own policy is taken, whatever it is, and goes on as it would have; build the buffer with it.
     --policy is for a run that goes on with another one.
@@ -251,18 +278,18 @@ def resume(
 
     \b
     Examples:
-      replaybuf resume new.db backup
+      replaybuf resume new.db backup --step 400
       replaybuf resume postgresql://rl@db/run8 backup --buffer train
     """
     from replaybuf.buffer.copies import snapshot_file
     from replaybuf.rules.limits import Rules
     from replaybuf.rules.policies import resolve_policy
-    from replaybuf.storage.sql.inspection.writer import Target, policy_of
+    from replaybuf.storage.sql.inspection.writer import Target, saved_buffer
 
     url, folder = url_and(url, folder, "FOLDER")
-    target, name = Target.at(url), buffer or DEFAULT
-    file = str(snapshot_file(Path(folder)))
-    saved = policy_of(file)
+    target, file = Target.at(url), str(snapshot_file(Path(folder)))
+    own_name, saved = saved_buffer(file)
+    name = buffer or own_name
     try:
         rules = Rules(resolve_policy(wanted)) if (wanted := policy or saved) else Rules()
     except ConfigError:
@@ -270,8 +297,13 @@ def resume(
             raise
         rules = Rules()  # only the name of a user's own policy is known, which is enough
 
+    async def loaded(storage: SQLStorage, tell: OnProgress) -> None:
+        await storage.resume(file, {}, tell)
+        if step is not None:
+            await storage.checkpoint(step, None)
+
     def load(tell: OnProgress) -> None:
-        on_storage(target.url, name, lambda storage: storage.resume(file, {}, tell), rules=rules, payloads=payloads)
+        on_storage(target.url, name, lambda storage: loaded(storage, tell), rules=rules, payloads=payloads)
 
     _, done = with_bar("loaded", load)
     row = {"url": target.where, "buffer": name, "file": file, "groups": done.groups, "bytes": done.bytes}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ def print_rollouts(rollouts: Sequence[Row], decoded: Sequence[dict[Any, Any]], l
             _print_fields(fields_of(rollout))
         return
     prompts = [rollout.get("message") for rollout in decoded]
-    shared = len({units.as_text(prompt) for prompt in prompts}) == 1  # as texts, since prompts may be arrays
+    shared = len({json.dumps(units.plain(prompt)) for prompt in prompts}) == 1  # as texts: prompts may be arrays
     if shared:
         print_prompt(prompts[0])
     if layout is not None:

@@ -8,15 +8,12 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replaybuf.cli.app import Command, Url, listing, option
-from replaybuf.cli.groups import columns
 from replaybuf.cli.output import Column, Output
-from replaybuf.errors import InputError
 from replaybuf.progress import progress_bar
 from replaybuf.redact import escape
 from replaybuf.storage.sql.inspection.reader import HEAD, Reader, State, open_reader, state_of
@@ -40,10 +37,6 @@ def doctor(
     take_over: Annotated[
         bool, option("--take-over", "Make places for payloads this copy's: nobody may use the original any more.")
     ] = False,
-    rescue: Annotated[
-        Path | None,
-        option("--rescue", "Save what can be read of a damaged SQLite file into this folder.", metavar="FOLDER"),
-    ] = None,
 ) -> None:
     """Check a database: schema, integrity, orphans, checksums, counts, leases, places of payloads, disk, settings.
 
@@ -53,30 +46,20 @@ def doctor(
 
     --repair mends what is safe to mend, and says what it did: payloads that nobody needs are left to the sweep, groups
     whose payloads are damaged are set aside as failed with the reason, leases that are over end, counts and the counter
-    of uids are corrected, missing indexes and views are made, segments that nothing names are deleted. It never deletes
-    a group.
+    of uids are corrected, missing indexes and views are made, files of payloads that nothing names are deleted, a lost
+    replaybuf.json is written anew. It never deletes a group.
 
     --take-over is for a copy of a database that is used in place of the original, such as one that was moved to another
     host: until then it reads payloads in the original's folder or object store, and neither writes nor deletes there.
-
-    --rescue is for SQLite files that are cut short or damaged. It reads around what is damaged, group by group, and
-    writes what it found to a snapshot in FOLDER that "replaybuf resume" loads into a new database. The damaged file is
-    only read.
 
     \b
     Examples:
       replaybuf doctor run.db
       replaybuf doctor postgresql://rl@db/run7 --repair
-      replaybuf doctor run.db --rescue rescued && replaybuf resume new.db rescued
     """
     from replaybuf.doctor import Severity
 
-    if rescue is not None and (repair or quick or take_over):
-        raise typer.BadParameter("--rescue only reads, and reads everything: leave out the other options")
     reader = open_reader(url)
-    if rescue is not None:
-        _rescue(reader, rescue, output)
-        return
     if take_over:
         from replaybuf.doctor.check_places import take_over_places
 
@@ -90,18 +73,6 @@ def doctor(
     if not output.for_people:
         output.rows(rows, [])
     if any(row["level"] == Severity.PROBLEM for row in rows):
-        raise typer.Exit(1)
-
-
-def _rescue(reader: Reader, folder: Path, output: Output) -> None:
-    from replaybuf.doctor.rescue import rescue
-
-    if reader.path is None:
-        raise InputError("--rescue is for SQLite files; a PostgreSQL server is restored from its backups")
-    with progress_bar("groups") as bar:
-        found = rescue(reader.path, folder, bar)
-    output.rows([asdict(one) for one in found], columns("buffer", "file", "groups", "bytes", "lost"))
-    if any(one.lost for one in found):
         raise typer.Exit(1)
 
 

@@ -118,9 +118,7 @@ def export(
         output.rows(files, columns("buffer", "file", "groups", "rollouts", "bytes"))
 
 
-_FromFile = Annotated[
-    str | None, argument("FILE", "JSONL, Parquet, Arrow, or xtuner's saved buffer; - for JSONL on stdin.")
-]
+_FromFile = Annotated[str | None, argument("FILE", "JSONL, Parquet or Arrow; - for JSONL on stdin.")]
 _Imported = Annotated[
     str | None, buffer_option("Put the groups into the buffer of this name; else into the one named default.")
 ]
@@ -158,14 +156,12 @@ def import_(
     """Put the groups of a file into a buffer, each exactly once.
 
     The file is read to its end first, and nothing is put of one that is damaged. An import that was interrupted goes on
-    when it is called again; a second one of the same rollouts finds nothing to do. Pickles are read as data: nothing in
-    them is run or imported. A SQLite file that isn't there is made.
+    when it is called again; a second one of the same file finds nothing to do. A SQLite file that isn't there is made.
 
     \b
     Examples:
       replaybuf import run.db rollouts.jsonl --dry-run
       replaybuf import run.db completions.parquet --as-task math --field response=completion
-      replaybuf import postgresql://rl@db/run8 work_dir/replay_buffer.pth
       zcat old.jsonl.gz | replaybuf import run.db -
     """
     url, file = url_and(url, file, "FILE")
@@ -174,13 +170,13 @@ def import_(
     target, name = Target.at(url), buffer or DEFAULT
     _check_order(url, file)
     with _file(file) as path:
-        read = RolloutFile(path, mapped).read
+        source = RolloutFile(path, mapped)
         there = exists(target)
 
         def work(tell: OnProgress) -> Imported:
             # A dry run without a database imports into an empty one in memory.
             into = target.url if there or not dry_run else "memory://"
-            return on_storage(into, name, lambda storage: import_from(storage, read, wanted, tell))
+            return on_storage(into, name, lambda storage: import_from(storage, source, wanted, tell))
 
         found = with_bar("imported", work, counting="read")[0].found
     _tell(found, output, file)

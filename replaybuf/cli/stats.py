@@ -17,9 +17,9 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.measures import (
     BufferMeasures,
     count_unswept,
+    list_places,
     measure,
     rows_of_lanes,
-    segments_of_places,
 )
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 
@@ -45,8 +45,7 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
     line below says how many were of which status. "expired" counts those that became too old in the buffer. Below are
     the prompts that were drawn from each dataset, where the trainer says that it is, and the steps of the checkpoints.
 
-    Where payloads are kept apart, "live" are the bytes of groups, leases and checkpoints, "dead" those of groups that
-    are gone, until their segment is written over or deleted.
+    Where payloads are kept apart, the bytes are those of the files, each of which goes with its last group.
 
     With --json all of it is there, for each buffer what buffer.metrics() gives; --nl and --csv give the rows of the
     first table.
@@ -62,7 +61,7 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
     def read(tx: ReadTransaction) -> dict[str, Any]:
         sizes = {"database_bytes": tx.database_bytes(), "unswept_payloads": count_unswept(tx)}
         return {
-            "database": {"url": reader.where, "schema": tx.revision(), **sizes, "places": segments_of_places(tx)},
+            "database": {"url": reader.where, "schema": tx.revision(), **sizes, "places": list_places(tx)},
             "groups": rows_of_lanes(tx, buffer),
             "buffers": {name: _metrics(measures) for name, measures in measure(tx, buffer).items()},
         }
@@ -114,10 +113,9 @@ def _print(found: dict[str, Any], now: datetime) -> None:
 
 
 def place_text(place: dict[str, Any]) -> str:
-    """Return a line about the segments in a place."""
-    live, dead = (units.size(place[name]) for name in ("live_bytes", "dead_bytes"))
-    number = units.number_of(place["segments"], "segment")
-    return f"payloads in {escape(place['url'])}: {live} live, {dead} dead, {number}"
+    """Return a line about the files in a place."""
+    groups, files = (units.number_of(place[f"{name}s"], name) for name in ("group", "file"))
+    return f"payloads in {escape(place['url'])}: {units.size(place['bytes'])} of {groups}, {files}"
 
 
 def _puts(put_of: dict[str, dict[str, int]], of: str) -> list[str]:

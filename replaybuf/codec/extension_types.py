@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgpack  # type: ignore[import-untyped]
 
 TUPLE, SET, FROZENSET, BYTEARRAY, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 13)
-RANGE, DEQUE, PATH, MEMORYVIEW, ORDERED_DICT, DEFAULT_DICT, COUNTER = range(13, 20)
-ENUM, ARRAY, SCALAR, NUMPY_STR, NUMPY_BYTES, PLAIN_ARRAY, OUT_OF_BAND_ARRAY, STATUS = range(20, 28)
+DEQUE, PATH, MEMORYVIEW, ORDERED_DICT, DEFAULT_DICT, COUNTER = range(13, 19)
+ENUM, SCALAR, NUMPY_STR, NUMPY_BYTES, SMALL_ARRAY, ARRAY_IN_BLOCK, STATUS = range(19, 26)
 OBJECT, NAMEDTUPLE = range(30, 32)
 OBJECT_ARRAY, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(40, 45)
 
@@ -142,7 +142,7 @@ def wrapped(value: Any) -> Any:
 TAG_NAMES: Final[dict[int, str]] = {
     code: name.strip("_").lower()
     for name, code in list(globals().items())
-    if type(code) is int and name[0] != "_" and code not in (PLAIN_ARRAY, OUT_OF_BAND_ARRAY, STATUS, TENSOR)
+    if type(code) is int and name[0] != "_" and code not in (SMALL_ARRAY, ARRAY_IN_BLOCK, STATUS, TENSOR)
 }
 
 

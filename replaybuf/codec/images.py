@@ -1,4 +1,4 @@
-"""PIL images in payloads: `[mode, [width, height], bytes, palette, info]`, with unchanged pixels.
+"""PIL images in payloads: `[mode, [width, height], pixels, info]`; the pixels are an array of bytes (`codec.blocks`).
 
 An image that was opened from a file is restored as a plain `PIL.Image.Image`. PIL is never imported for writing: a
 value can't be an image unless PIL was imported.
@@ -12,24 +12,26 @@ from collections.abc import Mapping
 from numbers import Rational
 from typing import Any, Final
 
+import numpy as np
+
+from replaybuf.codec.blocks import RawBytes
 from replaybuf.codec.extension_types import IMAGE, Decoder, Encoder, type_tag
 from replaybuf.errors import DecodeError
 
 #: The modes that can be stored, with the bytes of a pixel ("1" packs eight into one).
 _PIXELS: Final = {
-    **dict.fromkeys(("1", "L", "P"), 1),
-    **dict.fromkeys(("LA", "La", "PA", "I;16", "I;16L", "I;16B"), 2),
+    **dict.fromkeys(("1", "L"), 1),
+    **dict.fromkeys(("LA", "La", "I;16", "I;16L", "I;16B"), 2),
     **dict.fromkeys(("RGB", "YCbCr", "LAB", "HSV"), 3),
     **dict.fromkeys(("RGBA", "RGBa", "RGBX", "CMYK", "I", "F"), 4),
 }
 #: The largest dimension of an image without pixels; PIL allocates memory for each of its lines.
 _LONGEST_EMPTY: Final = 1 << 16
-_PALETTES: Final = ("RGB", "RGBA")
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Images:
-    """Encodes PIL images, with mode, size, pixels, palette, and the text, bytes and numbers of `info`.
+    """Encodes PIL images, with mode, size, pixels, and the text, bytes and numbers of `info`.
 
     With `as_plain` an image is read as its mode and size where PIL isn't installed.
     """
@@ -43,21 +45,18 @@ class Images:
         return (type_tag(IMAGE), _take_apart) if image is not None and issubclass(kind, image) else None
 
     def _restore(self, content: Any) -> Any:
-        mode, (width, height), raw, palette, info = content
-        if _nbytes(mode, width, height) != len(raw) or type(raw) is not bytes or type(info) is not dict:
-            raise ValueError(f"an image of mode {mode!r:.80} can't have {len(raw)} bytes")
+        mode, (width, height), raw, info = content
+        if type(raw) is not np.ndarray or raw.dtype != np.uint8 or type(info) is not dict:
+            raise ValueError("no pixels of an image")
+        if _nbytes(mode, width, height) != raw.size:
+            raise ValueError(f"an image of mode {mode!r:.80} can't have {raw.size} bytes")
         try:
             pil: Any = importlib.import_module("PIL.Image")
         except ImportError as error:
             if self._as_plain:
                 return {"mode": mode, "size": (width, height)}
             raise DecodeError("it holds a PIL image, and PIL isn't installed here: pip install pillow") from error
-        image = pil.frombytes(mode, (width, height), raw)
-        if palette is not None:
-            palette_mode, colours = palette
-            if palette_mode not in _PALETTES or type(colours) is not bytes or len(colours) > 256 * len(palette_mode):
-                raise ValueError(f"no palette: {palette_mode!r:.80}")
-            image.putpalette(colours, palette_mode)
+        image = pil.frombytes(mode, (width, height), raw.data if raw.size else b"")
         image.info = info
         return image
 
@@ -71,14 +70,10 @@ def _take_apart(image: Any) -> list[Any]:
     if image.mode not in _PIXELS:
         raise TypeError(f"an image of mode {image.mode} can't be stored: convert it to one of {', '.join(_PIXELS)}")
     _nbytes(image.mode, *image.size)
-    raw = image.tobytes()
-    palette = None
-    if image.palette is not None and image.mode in ("P", "PA"):
-        palette_mode = image.palette.mode if image.palette.mode in _PALETTES else "RGB"
-        palette = [palette_mode, bytes(image.getpalette(palette_mode))]
+    raw = np.frombuffer(image.tobytes(), np.uint8).view(RawBytes)
     info = {key: _number(value) for key, value in image.info.items() if type(key) is str}
     info = {key: value for key, value in info.items() if _is_plain(value)}
-    return [image.mode, list(image.size), raw, palette, info]
+    return [image.mode, list(image.size), raw, info]
 
 
 def _nbytes(mode: Any, width: Any, height: Any) -> int:

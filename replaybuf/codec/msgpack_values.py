@@ -1,10 +1,9 @@
 """Values as msgpack, and back: native types of msgpack directly, others with a type tag.
 
-Tuples, sets, enums, datetimes, arrays and the like are stored as a map of one entry whose key is a *type tag*, an empty
-msgpack extension object with the code of the type: `{tag: content}`. msgpack itself packs and unpacks the content, so
-nesting costs no Python recursion, and a tag can't be mistaken for a user's key. Only plain arrays and our statuses are
-extension objects with content: the array's head and bytes, or only its head if the bytes are out of band
-(`codec.numpy_arrays`); and the status.
+Tuples, sets, enums, datetimes and the like are stored as a map of one entry whose key is a *type tag*, an empty msgpack
+extension object with the code of the type: `{tag: content}`. msgpack itself packs and unpacks the content, so nesting
+costs no Python recursion, and a tag can't be mistaken for a user's key. Only arrays and our statuses are extension
+objects with content: the array or a reference to its block (`codec.blocks`); and the status.
 
 Payloads may be damaged or hostile: content is checked before it reaches a constructor that could allocate more memory
 than the payload, and nothing named in a payload is imported or called.
@@ -17,12 +16,14 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from replaybuf.codec import extension_types as ext
+from replaybuf.codec.blocks import BlockReader, BlockWriter, RawBytes, block_of
+from replaybuf.codec.columns import ROWS, ColumnReader, ColumnWriter
 from replaybuf.codec.extension_types import (
     HOLDERS,
     LONG,
@@ -36,12 +37,6 @@ from replaybuf.codec.extension_types import (
     type_tag,
     wrapped,
 )
-from replaybuf.codec.numpy_arrays import (
-    RawBytes,
-    array_reference,
-    decode_plain_array,
-    encode_objects,
-)
 from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.codec.standard_types import DECODERS, ENCODERS
 from replaybuf.codec.user_classes import Converters, name_of
@@ -50,25 +45,29 @@ from replaybuf.rollouts.rollout import Status
 
 _STATUS_EXTENSIONS: Final = {status.value: msgpack.ExtType(ext.STATUS, status.value.encode()) for status in Status}
 _ENCODERS: Final = ENCODERS | {Status: (None, lambda status: _STATUS_EXTENSIONS[status._value_])}
-_ARRAY: Final = ENCODERS[np.ndarray]
-_OBJECT_ARRAY: Final[Encoder] = (type_tag(ext.OBJECT_ARRAY), encode_objects)
 _DICTS: Final = frozenset({dict, OrderedDict, defaultdict, Counter})
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset, deque})
 _HOLDERS: Final = frozenset(map(type_tag, HOLDERS))
 # Module globals, since they are compared for every extension object.
-_PLAIN_ARRAY: Final = ext.PLAIN_ARRAY
-_OUT_OF_BAND_ARRAY: Final = ext.OUT_OF_BAND_ARRAY
+_SMALL_ARRAY: Final = ext.SMALL_ARRAY
+_ARRAY_IN_BLOCK: Final = ext.ARRAY_IN_BLOCK
 _STATUS: Final = ext.STATUS
 _STATUSES: Final = {status.value.encode(): status for status in Status}
 
 
+#: Values that consist of one array, the third part of their content: one object comes back as one.
+_OF_ONE_ARRAY: Final = frozenset({ext.TENSOR, ext.IMAGE})
+#: Values that are made of arrays by code which doesn't support handles.
+_EAGER: Final = frozenset({ext.CONVERTED, ext.IMAGE})
+
+
 @dataclass(slots=True)
 class Packed:
-    """Packed values: the msgpack length of each, the msgpack of all, and the out-of-band buffers of arrays."""
+    """A packed group: the msgpack of its columns, their number of values, and the blocks of its arrays."""
 
-    lengths: list[int]
     msgpack: memoryview
-    out_of_band: list[Any]
+    values: int
+    blocks: BlockWriter
 
 
 class Packing:
@@ -81,20 +80,20 @@ class Packing:
         self._handlers = (converters, *handlers)
         self._converters = converters
         self._encoders = _ENCODERS | converters.encoders  # extended by `_find`
-        self._arrays = frozenset({np.ndarray, RawBytes} - converters.encoders.keys())
+        self._arrays = frozenset({np.ndarray, np.memmap, RawBytes} - converters.encoders.keys())
 
-    def pack(self, values: Sequence[Any]) -> Packed:
-        """Pack values; out-of-band buffers may share their memory.
+    def pack(
+        self, rows: Sequence[dict[str, Any]], omitted: frozenset[str] = frozenset(), *, declared: bool = False
+    ) -> Packed:
+        """Pack the fields of rollouts, without those `omitted` that are None; blocks may share their memory.
 
         Raises TypeError, ValueError, RecursionError or the like for a value that can't be stored; `explain` then
         locates it.
         """
-        held: list[Any] = []
-        packed = self._pack(values, partial(self._stand_in, held))
-        # After packing, which would have failed on a value that contains itself.
-        if needs_wrapping(values) or (held and needs_wrapping(held)):
-            packed = self._pack([wrapped(value) for value in values], self._wrapped_stand_in)
-        return packed
+        group = _Group(self, BlockWriter())
+        columns = ColumnWriter(group.blocks, group.pack_alone, arrays=np.ndarray in self._arrays)
+        flat = columns.rollouts(rows, omitted, declared=declared) if rows else []
+        return Packed(group.pack(flat, columns.held), columns.values, group.blocks)
 
     def explain(self, value: Any, path: str) -> EncodeError | None:
         """Return the EncodeError of the innermost unstorable part of the value at `path`; None if it can be packed."""
@@ -112,7 +111,7 @@ class Packing:
 
     def _packing_error(self, value: Any) -> Exception | None:
         try:
-            self.pack([value])
+            self.pack([{"": value}])
         except UnfetchedError:  # only not fetched yet
             return None
         except Exception as error:
@@ -135,47 +134,15 @@ class Packing:
             if isinstance(handler, NestingHandler):
                 yield from handler.parts(value)
 
-    def _pack(self, values: Sequence[Any], stand_in: Callable[[list[Any], Any], Any]) -> Packed:
-        out_of_band: list[Any] = []
-        # One growing buffer, read in place, halves the copies that packing value by value would make.
-        packer = msgpack.Packer(
-            default=partial(stand_in, out_of_band),
-            strict_types=True,
-            unicode_errors="surrogatepass",
-            autoreset=False,
-            buf_size=4096,
-        )
-        lengths, end = [], 0
-        for value in values:
-            packer.pack(value)
-            start, end = end, len(packer.getbuffer())
-            lengths.append(end - start)
-        return Packed(lengths, packer.getbuffer(), out_of_band)
+    def stored_as_array(self, value: Any) -> bool:
+        """Return whether a value is an array, of numbers or the like, for which there is no converter."""
+        return type(value) in self._arrays and value.dtype.char != "O"
 
-    def _stand_in(self, held: list[Any], out_of_band: list[Any], value: Any) -> Any:
-        """Return the object packed in place of a value; the content of instances is appended to `held`."""
-        kind = type(value)
-        if kind in self._arrays and (reference := array_reference(value, out_of_band)) is not None:
-            return reference
-        encoder = self._encoders.get(kind) or self._find(kind)
-        if encoder is None:
-            raise TypeError(self._refusal(value.value if kind is PackedStandIn else value))
-        if encoder is _ARRAY and value.dtype.char == "O":
-            encoder = _OBJECT_ARRAY
-        tag, encode = encoder
-        content = encode(value)
-        if tag is None:
-            return content
-        if tag in _HOLDERS:
-            held.append(content[1])
-        return {tag: content}
-
-    def _wrapped_stand_in(self, out_of_band: list[Any], value: Any) -> Any:
-        held: list[Any] = []
-        stand_in = self._stand_in(held, out_of_band, value)
-        return {key: wrapped(content) for key, content in stand_in.items()} if held else stand_in
-
-    def _find(self, kind: type) -> Encoder | None:
+    def encoder(self, kind: type) -> Encoder | None:
+        """Return the encoder of a class; None if its instances can't be stored."""
+        encoder: Encoder | None = self._encoders.get(kind)
+        if encoder is not None:
+            return encoder
         encoder = next(filter(None, (handler.encoder(kind) for handler in self._handlers)), None)
         if encoder is None and issubclass(kind, np.generic):
             encoder = _ENCODERS[np.generic]
@@ -183,10 +150,12 @@ class Packing:
             self._encoders[kind] = encoder
         return encoder
 
-    def _refusal(self, value: Any) -> str:
+    def refusal(self, value: Any) -> str:
         """Return the reason why a value can't be stored, with advice."""
         kind = type(value)
         name, advice = name_of(kind), self._converters.advice(kind)
+        if kind is range:
+            return f"a range can't be stored: convert it to a list, or {advice}"
         for plain in (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float):
             if isinstance(value, plain):
                 plain_name = "numpy.ndarray (np.asarray)" if plain is np.ndarray else plain.__name__
@@ -194,12 +163,74 @@ class Packing:
         return f"a value of type {name} can't be stored: {advice}"
 
 
+class _Group:
+    """Packs the values of one group, which share the numbers of arrays."""
+
+    __slots__ = ("_contents", "_packing", "blocks")
+
+    def __init__(self, packing: Packing, blocks: BlockWriter) -> None:
+        self._packing = packing
+        self.blocks = blocks
+        # By id: the content of a tensor or image, and the value itself.
+        self._contents: dict[int, tuple[Any, Any]] = {}
+
+    def pack(self, value: Any, looked_into: Iterable[Any]) -> memoryview:
+        """Return the msgpack of a value, in whose parts `looked_into` others may need a stand-in."""
+        held: list[Any] = []
+        packed = _packed(value, partial(self._stand_in, held))
+        # After packing, which would have failed on a value that contains itself.
+        if needs_wrapping(looked_into) or (held and needs_wrapping(held)):
+            packed = _packed(wrapped(value), self._wrapped_stand_in)
+        return packed
+
+    def pack_alone(self, value: Any) -> bytes:
+        """Return the msgpack of a value of a column."""
+        return bytes(self.pack(value, (value,)))
+
+    def _stand_in(self, held: list[Any], value: Any) -> Any:
+        """Return the object packed in place of a value; the content of instances is appended to `held`."""
+        packing, kind = self._packing, type(value)
+        if packing.stored_as_array(value):
+            return self.blocks.reference(value)
+        known = self._contents.get(id(value))
+        if known is not None:
+            return known[0]
+        encoder = packing.encoder(kind)
+        if encoder is None:
+            raise TypeError(packing.refusal(value.value if kind is PackedStandIn else value))
+        tag, encode = encoder
+        content = encode(value)
+        if tag is None:
+            return content
+        if tag in _HOLDERS:
+            held.append(content[1])
+        elif tag.code in _OF_ONE_ARRAY:
+            self._contents[id(value)] = {tag: content}, value
+        return {tag: content}
+
+    def _wrapped_stand_in(self, value: Any) -> Any:
+        held: list[Any] = []
+        stand_in = self._stand_in(held, value)
+        return {key: wrapped(content) for key, content in stand_in.items()} if held else stand_in
+
+
+def _packed(value: Any, stand_in: Callable[[Any], Any]) -> memoryview:
+    # One growing buffer, read in place, halves the copies that msgpack.packb would make.
+    packer = msgpack.Packer(
+        default=stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
+    )
+    packer.pack(value)
+    packed: memoryview = packer.getbuffer()
+    return packed
+
+
 class _TypeTag:
     """A type tag in unpacked data; `decode(content)` returns the value."""
 
-    __slots__ = ("decode",)
+    __slots__ = ("code", "decode")
 
-    def __init__(self, decode: Decoder) -> None:
+    def __init__(self, code: int, decode: Decoder) -> None:
+        self.code = code
         self.decode = decode
 
 
@@ -212,7 +243,7 @@ def type_tags(handlers: Iterable[TypeHandler]) -> TypeTags:
     decoders = dict(DECODERS)
     for handler in handlers:
         decoders.update(handler.decoders)
-    return {code: _TypeTag(decode) for code, decode in decoders.items()}
+    return {code: _TypeTag(code, decode) for code, decode in decoders.items()}
 
 
 def lenient(tags: TypeTags) -> TypeTags:
@@ -224,23 +255,7 @@ def lenient(tags: TypeTags) -> TypeTags:
         except Exception:
             return None
 
-    return {code: _TypeTag(partial(or_none, tag.decode)) for code, tag in tags.items()}
-
-
-class ArrayReader(Protocol):
-    """Reads out-of-band arrays, in the order of their references in the msgpack."""
-
-    def read(self, head: bytes) -> Any:
-        """Return the next array, with the dtype and shape in `head`."""
-
-    def small(self, array: Any) -> Any:
-        """Return the replacement of an array stored in the msgpack."""
-
-    def defer(self, deferred: bool) -> None:
-        """Switch handles in place of the following arrays on or off."""
-
-    def finish(self) -> None:
-        """Raise ValueError unless all arrays were read."""
+    return {code: _TypeTag(code, partial(or_none, tag.decode)) for code, tag in tags.items()}
 
 
 def _untracking() -> Callable[[list[Any]], object] | None:
@@ -263,38 +278,94 @@ def _left_alone(items: list[Any]) -> list[Any]:
     return items
 
 
+#: The values of each field.
+Columns = dict[str, Sequence[Any]]
+
+
 class Unpacking:
-    """Unpacks one payload: `unpack` the fields of each rollout in order, then `finish`. Invalid data raises."""
+    """Unpacks one payload: the columns of its rollouts, then `finish`. Invalid data raises any exception.
 
-    __slots__ = ("_open_tags", "_out_of_band", "_tags")
+    In the fields `deferred`, the reader of blocks puts handles in the place of arrays, except in what users' converters
+    get. ObjectRefs there are replaced by their values, since a handle serves the same purpose.
+    """
 
-    def __init__(self, tags: TypeTags, out_of_band: ArrayReader) -> None:
+    __slots__ = ("_blocks", "_deferred", "_deferring", "_eager", "_made", "_open_tags", "_tags")
+
+    def __init__(self, tags: TypeTags, blocks: BlockReader, deferred: Collection[str] = frozenset()) -> None:
         self._tags = tags
-        self._out_of_band = out_of_band
+        self._blocks = blocks
+        self._deferred = deferred
         self._open_tags = 0
+        self._eager = 0  # nesting depth of values that need arrays
+        self._deferring = False
+        self._made: dict[int, Any] = {}  # tensors and images, by the id of their array
 
-    def unpack(self, packed: memoryview) -> Any:
-        """Return the next value."""
-        return msgpack.unpackb(
-            packed,
-            object_hook=self._decode_map,
-            ext_hook=self._extension,
-            list_hook=_left_alone,
-            strict_map_key=False,
-            unicode_errors="surrogatepass",
-        )
-
-    def finish(self) -> None:
-        """Raise ValueError if there were type tags without content, or unreferenced buffers."""
+    def rollouts(self, packed: memoryview, rows: int, budget: int) -> Columns | list[dict[str, Any]]:
+        """Return the values of each field, or the rollouts as dicts. Columns have at most `budget` values."""
+        columns = ColumnReader(self._unpack, self._blocks.column, budget)
+        columns.spend(rows)
+        found = (self._read_deferring if self._deferred else self._read)(packed, rows, columns)
         if self._open_tags:
             raise ValueError("it holds type tags without content")
-        self._out_of_band.finish()
+        self._blocks.finish()
+        return columns.dicts(found, rows) if columns.partial and isinstance(found, dict) else found
+
+    def _unpack(self, packed: Any) -> Any:
+        return msgpack.unpackb(packed, **self._hooks())
+
+    def _hooks(self) -> dict[str, Any]:
+        deferred = self._deferred
+        return {
+            "object_hook": self._decode_deferred_map if deferred else self._decode_map,
+            "ext_hook": self._deferred_extension if deferred else self._extension,
+            "list_hook": _left_alone,
+            "strict_map_key": False,
+            "unicode_errors": "surrogatepass",
+        }
+
+    def _read(self, packed: memoryview, rows: int, columns: ColumnReader) -> Columns | list[dict[str, Any]]:
+        flat = self._unpack(packed)
+        if type(flat) is not list:
+            raise ValueError(f"a {type(flat).__name__} where columns belong")
+        if flat[1:2] == [ROWS]:
+            return _as_rows(flat[2:], rows)
+        found = dict(columns.columns(flat, rows))
+        if 3 * len(found) != len(flat):
+            raise ValueError("it has a field twice")
+        return found
+
+    def _read_deferring(self, packed: memoryview, rows: int, columns: ColumnReader) -> Columns | list[dict[str, Any]]:
+        unpacker = msgpack.Unpacker(max_buffer_size=len(packed), **self._hooks())
+        unpacker.feed(packed)
+        found: Columns = {}
+        values = unpacker.read_array_header()
+        for _ in range((values + 2) // 3):
+            name = unpacker.unpack()
+            self._defer(name in self._deferred)
+            kind = unpacker.unpack()
+            if kind == ROWS:
+                return _as_rows([self._row(unpacker) for _ in range(values - 2)], rows)
+            found[name] = columns.column(kind, unpacker.unpack(), rows)
+        self._defer(False)
+        return found
+
+    def _row(self, unpacker: Any) -> dict[str, Any]:
+        fields = {}
+        for _ in range(unpacker.read_map_header()):
+            name = unpacker.unpack()
+            self._defer(name in self._deferred)
+            fields[name] = unpacker.unpack()
+        self._defer(False)
+        return fields
+
+    def _defer(self, deferring: bool) -> None:
+        self._deferring = self._blocks.deferring = deferring
 
     def _extension(self, code: int, content: bytes) -> Any:
-        if code == _OUT_OF_BAND_ARRAY:
-            return self._out_of_band.read(content)
-        if code == _PLAIN_ARRAY:
-            return self._out_of_band.small(decode_plain_array(content))
+        if code == _ARRAY_IN_BLOCK:
+            return self._blocks.large(content)
+        if code == _SMALL_ARRAY:
+            return self._blocks.small(content)
         if code == _STATUS:
             return _STATUSES[content]
         tag = self._tags.get(code)
@@ -308,66 +379,75 @@ class Unpacking:
             for tag in fields:
                 if type(tag) is _TypeTag:
                     self._open_tags -= 1
+                    if tag.code in _OF_ONE_ARRAY:
+                        return self._of_one_array(tag, fields[tag])
                     return tag.decode(fields[tag])
         return fields
 
+    def _of_one_array(self, tag: _TypeTag, content: Any) -> Any:
+        key = id(content[2]) if type(content) is list and len(content) > 2 and content[2] is not None else None
+        if key is None:
+            return tag.decode(content)
+        if key not in self._made:
+            self._made[key] = tag.decode(content), content[2]
+        return self._made[key][0]
 
-class DeferredUnpacking(Unpacking):
-    """Unpacks one payload with handles in place of the arrays in the fields `deferred` of its rollouts.
-
-    Converters get arrays, since users' code doesn't support handles. ObjectRefs are replaced by their values, since a
-    handle serves the same purpose.
-    """
-
-    __slots__ = ("_arrays", "_converted", "_converters", "_deferred", "_deferring", "_refs")
-
-    def __init__(self, tags: Mapping[int, _TypeTag], out_of_band: ArrayReader, deferred: Collection[str]) -> None:
-        super().__init__(tags, out_of_band)
-        self._deferred = deferred
-        self._deferring = False
-        self._converters, self._arrays, self._refs = map(tags.get, (ext.CONVERTED, ext.ARRAY, ext.OBJECT_REF))
-        self._converted = 0  # nesting depth of converters' values
-
-    def unpack(self, packed: memoryview) -> Any:
-        unpacker = msgpack.Unpacker(
-            object_hook=self._decode_map,
-            ext_hook=self._extension,
-            list_hook=_left_alone,
-            strict_map_key=False,
-            unicode_errors="surrogatepass",
-            max_buffer_size=len(packed),
-        )
-        unpacker.feed(packed)
-        fields = {}
-        for _ in range(unpacker.read_map_header()):
-            name = unpacker.unpack()
-            self._defer(name in self._deferred)
-            fields[name] = unpacker.unpack()
-        self._defer(False)
-        return fields
-
-    def _defer(self, deferring: bool) -> None:
-        self._deferring = deferring
-        self._out_of_band.defer(deferring)
-
-    def _extension(self, code: int, content: bytes) -> Any:
-        found = super()._extension(code, content)
-        if code == ext.CONVERTED and self._deferring:  # the tag is read before its content
-            self._converted += 1
-            self._out_of_band.defer(False)
+    def _deferred_extension(self, code: int, content: bytes) -> Any:
+        found = self._extension(code, content)
+        if code in _EAGER and self._deferring:  # the tag is read before its content
+            self._eager += 1
+            self._blocks.deferring = False
         return found
 
-    def _decode_map(self, fields: dict[Any, Any]) -> Any:
+    def _decode_deferred_map(self, fields: dict[Any, Any]) -> Any:
         tag = next(iter(fields)) if self._deferring and len(fields) == 1 else None
         if type(tag) is not _TypeTag:
-            return super()._decode_map(fields)
-        if tag is self._refs and not self._converted:
+            return self._decode_map(fields)
+        if tag.code == ext.OBJECT_REF and not self._eager:
             self._open_tags -= 1
             return fields[tag]
-        found = super()._decode_map(fields)
-        if tag is self._converters:
-            self._converted -= 1
-            self._out_of_band.defer(not self._converted)
-        elif tag is self._arrays and not self._converted:
-            return self._out_of_band.small(found)
+        found = self._decode_map(fields)
+        if tag.code in _EAGER:
+            self._eager -= 1
+            self._blocks.deferring = not self._eager
         return found
+
+
+def _as_rows(found: Any, rows: int) -> list[dict[str, Any]]:
+    if type(found) is not list or len(found) != rows or any(type(row) is not dict for row in found):
+        raise ValueError("no rollouts where rollouts belong")
+    return found
+
+
+class _Needs:
+    """Takes the place of a reader of blocks, and notes which blocks would be read."""
+
+    def __init__(self) -> None:
+        self.deferring = False
+        self.blocks: set[int] = set()
+
+    def small(self, content: bytes) -> None:
+        return None
+
+    def large(self, content: bytes) -> None:
+        self._note(block_of(content))
+
+    def column(self, content: Any, rows: int) -> list[None]:
+        self._note(content[2])
+        return [None] * rows
+
+    def finish(self) -> None:
+        pass
+
+    def _note(self, block: int) -> None:
+        if not self.deferring:
+            self.blocks.add(block)
+
+
+def needed_blocks(tags: TypeTags, packed: memoryview, rows: int, budget: int, deferred: Collection[str]) -> set[int]:
+    """Return the numbers of the blocks with arrays outside the fields `deferred`. Invalid data raises any exception."""
+    needs: Any = _Needs()
+    nothing = {code: _TypeTag(code, lambda _: None) for code in tags}
+    Unpacking(nothing, needs, deferred or frozenset({""})).rollouts(packed, rows, budget)
+    needed: set[int] = needs.blocks
+    return needed

@@ -1,4 +1,4 @@
-"""Encoding of groups of rollouts as bytes, and decoding (format: `codec.payload_header`).
+"""Encoding of groups of rollouts as bytes, and decoding (format: `codec.payload_header`, `codec.columns`).
 
 Types that msgpack doesn't know are described in `codec.msgpack_values`, `codec.numpy_arrays` and the type handlers
 (`codec.extension_types`). Nothing is pickled, and nothing that a payload names is imported or called.
@@ -7,43 +7,26 @@ Types that msgpack doesn't know are described in `codec.msgpack_values`, `codec.
 from __future__ import annotations
 
 import copy
-import struct
-from collections.abc import Collection, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from replaybuf.codec import payload_format as form
 from replaybuf.codec import payload_header as header
-from replaybuf.codec.arrays_apart import (
-    DeferredReader,
-    Deferring,
-    FactsReader,
-    HoldingReader,
-    MissingReader,
-    Pieces,
-    Replacing,
-    wanted_arrays,
-)
+from replaybuf.codec.blocks import BlockReader, Deferring, Facts, Nothing, as_writable
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
 from replaybuf.codec.images import Images
-from replaybuf.codec.msgpack_values import (
-    ArrayReader,
-    DeferredUnpacking,
-    Packed,
-    Packing,
-    TypeTags,
-    Unpacking,
-    lenient,
-    type_tags,
-)
-from replaybuf.codec.numpy_arrays import OutOfBandReader, sizes_of
+from replaybuf.codec.msgpack_values import Packed, Packing, TypeTags, Unpacking, lenient, needed_blocks, type_tags
 from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, UnfetchedError, at_hand, is_ref
-from replaybuf.codec.payload_format import TAIL_BYTES, Compression, SplitPayload
-from replaybuf.codec.payload_header import ArrayTable, Buffer
+from replaybuf.codec.payload_format import Compression, SplitPayload
+from replaybuf.codec.payload_header import Buffer, Head, Header
+from replaybuf.codec.replacing import Replacing
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
 from replaybuf.errors import ConfigError, EncodeError
 from replaybuf.rollouts.rollout_type import RolloutType
+
+#: The bytes of loaded blocks, by their number in the payload.
+Pieces = Mapping[int, Any]
 
 
 class Codec:
@@ -54,8 +37,8 @@ class Codec:
 
     Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes,
     bytearray, memoryview (read-only), list, tuple, set, frozenset, dict (order and any hashable keys), OrderedDict,
-    defaultdict (of a built-in type), Counter, deque, range, complex, Decimal, UUID, datetime, date, time, timedelta,
-    paths, numpy arrays (of objects too) and scalars, torch tensors, PIL images, Ray ObjectRefs, instances of the
+    defaultdict (of a built-in type), Counter, deque, complex, Decimal, UUID, datetime, date, time, timedelta,
+    POSIX paths, numpy arrays (of objects too) and scalars, torch tensors, PIL images, Ray ObjectRefs, instances of the
     classes that `rollout_type` knows (enums, named tuples, pydantic models, dataclasses, attrs classes, msgspec
     Structs), and of the exact classes that have `converters`. Anything else is refused. One exception: a bytearray or
     memoryview inside a list of more than 32 items that begins and ends with a number is restored as bytes.
@@ -137,17 +120,19 @@ class Codec:
 
         Without `sealed`, the checksums of a payload with a tail are computed only by `joined`.
         """
-        fields = [self.rollout_type.to_fields(rollout) for rollout in rollouts]
+        kind = self.rollout_type
+        fields = kind.rows(rollouts)
         try:
             plain = None if fetched else self._pack(fields)
         except UnfetchedError:
             plain = None
         packed = plain or self._pack_refs(fields, fetched or {}, wait=fetched is None)
-        lengths = struct.pack(f"<{len(fields)}Q", *packed.lengths)
-        sizes = sizes_of(packed.out_of_band) if packed.out_of_band else []
-        if self.compression == "none" and sum(sizes) >= TAIL_BYTES:
-            return form.in_two_parts(len(fields), lengths, packed, sizes, sealed)
-        return form.in_one_part(len(fields), lengths, packed, sizes, self.compression)
+        blocks = packed.blocks
+        plainly = self.compression == "none"
+        payload = form.written(
+            len(fields), packed.msgpack, blocks.blocks, blocks.sizes, packed.values, sealed=sealed and plainly
+        )
+        return payload if plainly else form.compressed(payload)
 
     def decode(
         self, payload: Buffer, *, verified: bool = False, owned: bool = False, tail: Buffer | None = None
@@ -158,86 +143,81 @@ class Codec:
         decoding itself never changes. Each view keeps the whole payload alive, so an array of less than a 64th of its
         size is copied.
 
-        A payload stored in two parts is given as its head and its `tail`, which is always verified.
+        A payload stored in two parts is given as its head and its blocks, the `tail`, which are always verified.
 
         Raises DecodeError for a damaged payload, a newer version or another rollout type, and MissingDriverError when
         zstd is needed and not installed. Memory use is proportional to the payload.
         """
-        found = header.opened(payload, verified)
-        lends = owned and not self.runs_code and not found.flags & header.ZSTD  # the payload may be needed again
         with header.AS_DAMAGE:
-            body = form.plain_body(found)
-            table = found.table(body)
-            there = len(body) + (0 if tail is None else len(tail))
-            if there != found.size:
-                raise ValueError(f"it holds {there} bytes where {found.size} belong")
+            head, blocks = self._opened(payload, verified)
+            lends = owned and not self.runs_code and not head.header.flags  # the payload may be needed again
             if tail is not None:
-                table.verify(memoryview(tail))
-                reader = OutOfBandReader(tail, table.end, table.end, lends=lends and type(tail) is not memoryview)
+                blocks = memoryview(tail)
+                lends = lends and not blocks.readonly and type(tail) is not memoryview
+            elif lends and head.header.has_blocks and type(payload) is bytes:
+                blocks = as_writable(payload).data[head.header.head :]
             else:
-                if found.has_tail and not verified:
-                    table.verify(body[table.end - header.BODY_AT :])
-                own = lends and type(payload) is bytes and table.msgpack_end < header.BODY_AT + len(body)
-                memory, base = (payload, 0) if own else (body, header.BODY_AT)
-                reader = OutOfBandReader(memory, base, table.msgpack_end, lends=own)
-            return self._unpack(body, table, reader)
+                lends = False
+            if not head.header.flags and not (verified and tail is None):
+                head.verify(blocks)
+            kept = head.header.size if tail is None else len(blocks)
+            return self._unpack(head, BlockReader(head, blocks, kept=kept, lends=lends))
 
     def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Deferring) -> list[Any]:
         """Return the rollouts of a payload with handles in place of the arrays in these fields, at any depth.
 
-        For a payload with a tail, `head` is its head, and `pieces` has the bytes of the other arrays (`wanted`), which
-        are verified; otherwise `head` is the whole payload. Raises the errors of `decode`.
+        For a payload with blocks, `head` is its head, and `pieces` has the other blocks (`wanted`), which are verified;
+        otherwise `head` is the whole payload. Raises the errors of `decode`.
         """
-        found = header.opened(head)
-        reader: ArrayReader
         with header.AS_DAMAGE:
-            body = form.plain_body(found)
-            table = found.table(body)
-            if not found.has_tail:
-                reader = HoldingReader(body, header.BODY_AT, table.msgpack_end, handles)
-            elif table.end + table.tail_size == header.BODY_AT + found.size:
-                reader = DeferredReader(table, pieces, handles)
-            else:
-                raise ValueError("its lengths don't add up")
-            return self._unpack(body, table, reader, frozenset(deferred))
+            found, blocks = self._opened(head)
+            apart = found.header.has_blocks
+            reader = BlockReader(found, None if apart else blocks, pieces=pieces, instead=handles)
+            return self._unpack(found, reader, frozenset(deferred))
 
     def decode_head(self, head: Buffer) -> list[Any]:
-        """Return the rollouts of a payload without its tail, with None for its arrays. Raises DecodeError."""
-        found = header.opened(head)
+        """Return the rollouts of a payload without its blocks, with None for their arrays. Raises DecodeError."""
         with header.AS_DAMAGE:
-            return self._unpack(found.stored, found.table(), MissingReader(), tags=lenient(self._tags))
+            found, _ = self._opened(head)
+            reader = BlockReader(found, instead=Nothing(), deferring=True)
+            return self._unpack(found, reader, tags=lenient(self._tags))
 
     def decode_facts(self, payload: Buffer) -> list[Any]:
         """Return the rollouts of a payload, or of its head, with ArrayFacts for its arrays. Raises DecodeError."""
-        found = header.opened(payload)
         with header.AS_DAMAGE:
-            body = form.plain_body(found)
-            return self._unpack(body, found.table(body), FactsReader(), tags=lenient(self._tags))
+            found, _ = self._opened(payload)
+            reader = BlockReader(found, instead=Facts(), deferring=True)
+            return self._unpack(found, reader, tags=lenient(self._tags))
 
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts; the tail shares its memory."""
-        table = self.array_table(payload) if len(payload) > header.BODY_AT else None
-        if table is None:
+        if not header.has_blocks(payload):
             return SplitPayload(payload)
-        tail = memoryview(payload)[table.end :]
-        return SplitPayload(payload[: table.end], (tail,), len(tail))
+        end = header.head_size(payload)
+        tail = memoryview(payload)[end:]
+        return SplitPayload(payload[:end], (tail,), len(tail))
 
     def wanted(self, head: Buffer, deferred: Collection[str]) -> list[tuple[int, int, int]]:
-        """Return the index, the offset in the tail and the size of each array outside the fields `deferred`.
+        """Return the number, the offset in the tail and the size of each block with arrays outside these fields.
 
         Raises DecodeError when the head is damaged.
         """
-        found = header.opened(head)
         with header.AS_DAMAGE:
-            return wanted_arrays(found.table(), head, deferred)
+            found, _ = self._opened(head)
+            places = [*found.places()]
+            budget = header.MOST_VALUES * found.header.head
+            needed = needed_blocks(self._tags, found.msgpack, found.header.rollouts, budget, deferred)
+            return [(number, *places[number]) for number in sorted(needed)]
 
-    def array_table(self, head: Buffer) -> ArrayTable | None:
-        """Return the array table of a payload; None without a tail. Raises DecodeError."""
-        found = header.opened(head, verified=True)
-        if found.flags or not found.has_tail:
-            return None
-        with header.AS_DAMAGE:
-            return found.table()
+    def _opened(self, payload: Buffer, verified: bool = False) -> tuple[Head, memoryview]:
+        """Return the head of a payload, verified unless it was before, and its blocks, if they are there."""
+        found = Header.read(header.as_buffer(payload))
+        if not found.flags & header.ZSTD:
+            return Head.read(payload, verified=verified), memoryview(payload)[found.head :]
+        if not verified:
+            header.verify(payload)
+        plain = form.decompressed(payload)
+        return Head.parsed(Header.read(plain), plain), plain[found.head :]
 
     def fetch(self, refs: Sequence[Any]) -> Fetched:
         """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`, raises nothing."""
@@ -256,15 +236,16 @@ class Codec:
         """
         header.verify(payload, tail)
 
-    def _pack(self, fields: list[dict[str, Any]]) -> Packed:
+    def _pack(self, fields: Sequence[dict[str, Any]]) -> Packed:
         try:
-            return self._packing.pack(fields)
+            kind = self.rollout_type
+            return self._packing.pack(fields, kind.omitted, declared=not kind.is_dict)
         except UnfetchedError:
             raise
         except Exception as error:
             raise self._explain(fields, error) from error
 
-    def _pack_refs(self, fields: list[dict[str, Any]], fetched: Fetched, *, wait: bool = False) -> Packed:
+    def _pack_refs(self, fields: Sequence[dict[str, Any]], fetched: Fetched, *, wait: bool = False) -> Packed:
         """Pack with the values of ObjectRefs, which may contain further ObjectRefs."""
         while True:
             with at_hand(fetched) as missing:
@@ -275,7 +256,7 @@ class Codec:
                 raise UnfetchedError(tuple(missing))
             fetched = fetched | self.fetch(tuple(missing))
 
-    def _explain(self, group: list[dict[str, Any]], error: Exception) -> EncodeError:
+    def _explain(self, group: Sequence[dict[str, Any]], error: Exception) -> EncodeError:
         for index, fields in enumerate(group):
             for name, value in fields.items():
                 step = f"[{name!r}]" if issubclass(self.rollout_type.cls, dict) else f".{name}"
@@ -285,20 +266,11 @@ class Codec:
         return EncodeError(f"the rollouts can't be stored: {error}")
 
     def _unpack(
-        self,
-        body: memoryview,
-        table: ArrayTable,
-        reader: ArrayReader,
-        deferred: Collection[str] = (),
-        tags: TypeTags | None = None,
+        self, head: Head, blocks: BlockReader, deferred: Collection[str] = (), tags: TypeTags | None = None
     ) -> list[Any]:
-        known = tags or self._tags
-        unpacking = DeferredUnpacking(known, reader, deferred) if deferred else Unpacking(known, reader)
-        rollouts = []
-        for start, end in pairwise(table.rollouts):
-            fields = unpacking.unpack(body[start - header.BODY_AT : end - header.BODY_AT])
-            if type(fields) is not dict:
-                raise ValueError(f"a {type(fields).__name__} where a rollout belongs")
-            rollouts.append(self.rollout_type.from_fields(fields))
-        unpacking.finish()
-        return rollouts
+        rows = head.header.rollouts
+        unpacking = Unpacking(tags or self._tags, blocks, deferred)
+        found = unpacking.rollouts(head.msgpack, rows, header.MOST_VALUES * head.header.head)
+        if isinstance(found, list):
+            return [self.rollout_type.from_fields(fields) for fields in found]
+        return self.rollout_type.from_columns(found, rows)

@@ -4,45 +4,41 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from replaybuf.codec.msgpack_values import Packed
-from replaybuf.codec.numpy_arrays import aligned, as_writable
+from replaybuf.codec.blocks import as_writable
 from replaybuf.codec.payload_header import (
     ALIGNMENT,
     BODY_AT,
     CHECKSUM,
-    COUNT_AT,
-    HEAD,
-    MAGIC,
-    VERSION,
-    WHOLE,
+    HEADER,
+    MOST_VALUES,
     ZSTD,
-    OpenPayload,
+    Buffer,
+    Head,
+    Header,
     digest,
-    table_of,
-    xxh3,
+    digest_of_parts,
+    head_digest,
 )
 from replaybuf.errors import MissingDriverError
 
 Compression = Literal["none", "zstd"]
-#: bytes, or objects with the buffer protocol, in the memory of the group or of msgpack.
-Parts = Sequence[Any]
 
-#: The bytes of arrays from which payloads have a head and a tail.
-TAIL_BYTES: Final = 16 << 10
 # The bound of the decompressed size: a hostile body can't make the reader allocate more. Bodies that compress better
 # than this are stored uncompressed, so that everything written can be read.
 _MAX_RATIO = 1000
 _ALWAYS_ALLOWED = 64 << 20
+_PADDING: Final = tuple(map(bytes, range(ALIGNMENT)))
+_MOST_MSGPACK: Final = 2**32 - 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPayload:
-    """A payload in two parts: `head`, and the buffers of the `tail`, which are the rollouts' arrays.
+    """A payload in two parts: `head`, and the buffers of the `tail`, which are its blocks, with padding in between.
 
-    The tail has `size` bytes. Without a tail the head is the whole payload.
+    The tail has `size` bytes, in the memory of the rollouts. Without a tail the head is the whole payload.
     """
 
     head: bytes
@@ -59,50 +55,70 @@ class SplitPayload:
         if not self.tail:
             return self.head
         payload = b"".join((self.head, *self.tail))
-        _seal(as_writable(payload).data)
+        view = as_writable(payload).data
+        head = Head.parsed(Header.read(payload), view)
+        end, blocks = head.header.head, head.header.blocks
+        digests = [digest(view[end + at : end + at + size]) for at, size in head.places()]
+        struct.pack_into(f"<{blocks}Q", view, BODY_AT + 8 * blocks, *digests)
+        CHECKSUM.pack_into(view, HEADER.size, head_digest(view[: HEADER.size], view[BODY_AT:end]))
         return payload
 
 
-def in_one_part(
-    count: int, lengths: bytes, packed: Packed, sizes: Sequence[int], compression: Compression
+def written(
+    rollouts: int, packed: Buffer, blocks: Sequence[Sequence[Any]], sizes: Sequence[int], values: int, *, sealed: bool
 ) -> SplitPayload:
-    """Return a payload without a tail, compressed if requested and smaller."""
-    out_of_band: Parts = ()
-    end = BODY_AT + len(lengths) + len(packed.msgpack)
-    if packed.out_of_band:
-        out_of_band, end = aligned(packed.out_of_band, sizes, end)
-    size = end - BODY_AT
-    flags, stored = _compressed((lengths, packed.msgpack, *out_of_band), size, compression)
-    head = HEAD.pack(MAGIC, WHOLE, flags, 0, count, size)
-    if flags or not out_of_band:
-        return SplitPayload(b"".join((head, CHECKSUM.pack(xxh3(head, *stored)), *stored)))
-    # The checksum is computed from the copy, since users' threads may be changing the arrays.
-    payload = b"".join((head, bytes(CHECKSUM.size), *stored))
-    CHECKSUM.pack_into(as_writable(payload).data, HEAD.size, xxh3(head, memoryview(payload)[BODY_AT:]))
-    return SplitPayload(payload)
+    """Return a payload with this msgpack and these blocks, each given in parts.
+
+    `values` is the number of values of its columns. Unless `sealed`, only `joined` computes the checksums of a payload
+    with blocks. Raises ValueError if the msgpack is too large.
+    """
+    if len(packed) > _MOST_MSGPACK:
+        raise ValueError(f"its values other than arrays have {len(packed)} bytes, and 4 GiB is the most")
+    at = BODY_AT + 16 * len(blocks)
+    end = max(at + len(packed), values // MOST_VALUES + 1)
+    end += -end % ALIGNMENT
+    tail: list[Any] = []
+    size = 0
+    for parts, length in zip(blocks, sizes, strict=True):
+        if padding := -size % ALIGNMENT:
+            tail.append(_PADDING[padding])
+        tail += parts
+        size += padding + length
+    header = Header(0, rollouts, len(blocks), len(packed), end, end + size).packed()
+    digests = [*map(digest_of_parts, blocks)] if sealed else [0] * len(sizes)
+    body = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests), packed, bytes(end - at - len(packed))
+    checksum = head_digest(header, *body) if sealed or not blocks else 0
+    return SplitPayload(b"".join((header, CHECKSUM.pack(checksum), *body)), tail, size)
 
 
-def in_two_parts(count: int, lengths: bytes, packed: Packed, sizes: Sequence[int], sealed: bool) -> SplitPayload:
-    """Return a payload with a tail, with checksums if `sealed`."""
-    arrays = packed.out_of_band
-    digests = [*map(digest, arrays)] if sealed else [0] * len(arrays)
-    table = struct.pack(f"<Q{2 * len(arrays)}Q", len(arrays), *sizes, *digests)
-    start = BODY_AT + len(lengths) + len(table) + len(packed.msgpack)
-    padding = bytes(-start % ALIGNMENT)
-    tail, end = aligned(arrays, sizes, start + len(padding))
-    head = HEAD.pack(MAGIC, VERSION, 0, 0, count, end - BODY_AT)
-    body = (lengths, table, packed.msgpack, padding)
-    checksum = xxh3(head, *body) if sealed else 0
-    return SplitPayload(b"".join((head, CHECKSUM.pack(checksum), *body)), tail, end - start - len(padding))
+def compressed(payload: SplitPayload) -> SplitPayload:
+    """Return a payload compressed and without blocks of its own, or unchanged if that would not be smaller."""
+    whole = payload.joined()
+    stored: bytes = zstandard_module().ZstdCompressor().compress(memoryview(whole)[BODY_AT:])
+    if BODY_AT + len(stored) >= len(whole) or len(whole) > _allowed_size(len(stored)):
+        return payload
+    header = replace(Header.read(whole), flags=ZSTD).packed()
+    return SplitPayload(b"".join((header, CHECKSUM.pack(head_digest(header, stored)), stored)))
 
 
-def _seal(payload: memoryview) -> None:
-    """Write the checksums into a whole payload with a tail."""
-    (count,) = struct.unpack_from("<I", payload, COUNT_AT)
-    table = table_of(payload, payload[BODY_AT:], count)
-    digests = table.digests_of(payload[table.end :])
-    struct.pack_into(f"<{len(digests)}Q", payload, table.digests_at, *digests)
-    CHECKSUM.pack_into(payload, HEAD.size, xxh3(payload[: HEAD.size], payload[BODY_AT : table.end]))
+def decompressed(payload: Buffer) -> memoryview:
+    """Return a compressed payload as it was before, without checksums.
+
+    Raises ValueError, before any allocation, when the claimed size is implausible.
+    """
+    header, stored = Header.read(payload), memoryview(payload)[BODY_AT:]
+    zstandard = zstandard_module()
+    size = header.size - BODY_AT
+    if size > _allowed_size(len(stored)):
+        raise ValueError(f"it claims {size} bytes, too many for {len(stored)} compressed ones")
+    if zstandard.frame_content_size(stored) != size:  # trusted by the decompressor
+        raise ValueError("its sizes before compression don't agree")
+    body = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
+    return memoryview(b"".join((memoryview(payload)[:BODY_AT], body)))
+
+
+def _allowed_size(size: int) -> int:
+    return _ALWAYS_ALLOWED + _MAX_RATIO * size
 
 
 def zstandard_module(what: str = "zstd compression") -> Any:
@@ -112,33 +128,3 @@ def zstandard_module(what: str = "zstd compression") -> Any:
     except ImportError as error:
         raise MissingDriverError(f"{what} needs the package zstandard: pip install zstandard") from error
     return zstandard
-
-
-def _compressed(body: Parts, size: int, compression: Compression) -> tuple[int, Parts]:
-    """Return the flags and the stored form of a body of this size."""
-    if compression == "none":
-        return 0, body
-    stored: bytes = zstandard_module().ZstdCompressor().compress(b"".join(body))
-    if len(stored) >= size or size > _allowed_size(len(stored)):
-        return 0, body
-    return ZSTD, (stored,)
-
-
-def _allowed_size(compressed: int) -> int:
-    return _ALWAYS_ALLOWED + _MAX_RATIO * compressed
-
-
-def plain_body(payload: OpenPayload) -> memoryview:
-    """Return the decompressed body of a payload.
-
-    Raises ValueError, before any allocation, when the claimed size is implausible.
-    """
-    stored, size = payload.stored, payload.size
-    if not payload.flags & ZSTD:
-        return stored
-    zstandard = zstandard_module()
-    if size > _allowed_size(len(stored)):
-        raise ValueError(f"it claims {size} bytes, too many for {len(stored)} compressed ones")
-    if zstandard.frame_content_size(stored) != size:  # trusted by the decompressor
-        raise ValueError("its sizes before compression don't agree")
-    return memoryview(zstandard.ZstdDecompressor().decompress(stored, max_output_size=size))

@@ -1,20 +1,18 @@
 """The format of payloads: header, checksums, and positions of the parts.
 
-A payload is a header of 24 bytes and a body:
+A payload is a *head*, and the *blocks*: the bytes of its arrays.
 
-    magic "RPLB", version, flags (1: zstd), two zero bytes, rollouts (u32), size of the body (u64), checksum (u32)
-    length of each rollout's msgpack (u64 each) | the rollouts' msgpack, a map of fields each | bytes of arrays
+    magic "RPLB", version, flags (1: zstd), two zero bytes, rollouts, blocks, msgpack, head (u32 each), size (u64)
+    checksum of the rest of the head (u64)
+    size of each block (u64 each), checksum of each block (u64 each), msgpack, padding up to a multiple of 64 bytes
+    blocks, each at a multiple of 64 bytes from the end of the head
 
-All numbers are little-endian; the size is the one before compression. The checksum is the lower half of the XXH3 (64
-bits) of the body as stored, seeded with the XXH3 of the rest of the header. Each rollout is unpacked by its own call,
-so that other threads can run in between.
+All numbers are little-endian. `msgpack` and `head` are sizes in bytes, `size` is that of the whole payload. Checksums
+are the XXH3 (64 bits); the one in the header is seeded with the XXH3 of the bytes before it. The head and the blocks
+can be stored in two places, and a block can be read and verified alone.
 
-Payloads with `TAIL_BYTES` of arrays or more have version 3: they can be stored in two parts, and arrays can be read
-one by one. The *head* ends before the first array, the *tail* is the arrays. After the rollouts' lengths the body
-has the number of arrays (u64), their sizes (u64 each) and their checksums (u64 each: the lower half of the XXH3 of the
-array's bytes). The checksum in the header is that of the rest of the head only.
-
-Version 1 has the crc32 of the header and the body as its checksum, and no arrays after the msgpack. It can be read.
+The msgpack is one list of columns (`codec.columns`). A compressed payload is a header, with the sizes before the
+compression, and the zstd frame of all that follows; its checksum is that of the frame.
 
 This module needs neither numpy nor msgpack, whose imports take longer than a check of a database.
 """
@@ -22,10 +20,8 @@ This module needs neither numpy nor msgpack, whose imports take longer than a ch
 from __future__ import annotations
 
 import struct
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from types import TracebackType
 from typing import Any, Final
 
@@ -35,193 +31,178 @@ from replaybuf.errors import DecodeError, MissingDriverError
 
 Buffer = bytes | bytearray | memoryview
 
-MAGIC = b"RPLB"
-VERSION = 3
-WHOLE = 2  # the version whose arrays are part of the checksum
-_CRC32 = 1  # the version that has crc32 as its checksum
-ZSTD = 1
-HEAD = struct.Struct("<4sBBHIQ")
-CHECKSUM = struct.Struct("<I")
-BODY_AT = HEAD.size + CHECKSUM.size
-#: The alignment of arrays, in bytes from the beginning of the payload.
+MAGIC: Final = b"RPLB"
+VERSION: Final = 1
+ZSTD: Final = 1
+HEADER: Final = struct.Struct("<4sBBHIIIIQ")
+CHECKSUM: Final = struct.Struct("<Q")
+#: The position of what follows the header.
+BODY_AT: Final = HEADER.size + CHECKSUM.size
+#: The alignment of blocks, in bytes.
 ALIGNMENT: Final = 64
-_VERSION_AT, COUNT_AT = 4, 8
-_LOWER = 0xFFFFFFFF
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayTable:
-    """Positions of the parts of a payload, in bytes from its beginning.
-
-    `rollouts` has the start of the first rollout's msgpack, and the end of each; `end` is the end of the head, and
-    `digests_at` the position of the checksums. `sizes` and `digests` describe the arrays in the tail.
-    """
-
-    rollouts: list[int]
-    end: int
-    sizes: tuple[int, ...] = ()
-    digests: tuple[int, ...] = ()
-    digests_at: int = 0
-
-    @classmethod
-    def read(cls, body: Any, base: int, count: int, *, has_arrays: bool) -> ArrayTable:
-        """Read the table of a payload whose `body` begins at byte `base`. Raises ValueError or struct.error."""
-        lengths = struct.unpack_from(f"<{count}Q", body)
-        at = 8 * count
-        if not has_arrays:
-            rollouts = [*accumulate(lengths, initial=base + at)]
-            return cls(rollouts, rollouts[-1])
-        (arrays,) = struct.unpack_from("<Q", body, at)
-        if arrays > len(body) // 16:
-            raise ValueError(f"it can't hold {arrays} arrays")
-        sizes = struct.unpack_from(f"<{arrays}Q", body, at + 8)
-        digests_at = at + 8 + 8 * arrays
-        digests = struct.unpack_from(f"<{arrays}Q", body, digests_at)
-        rollouts = [*accumulate(lengths, initial=base + digests_at + 8 * arrays)]
-        return cls(rollouts, rollouts[-1] + -rollouts[-1] % ALIGNMENT, sizes, digests, base + digests_at)
-
-    @property
-    def msgpack_end(self) -> int:
-        """The end of the msgpack, after which the arrays begin."""
-        return self.rollouts[-1]
-
-    @property
-    def tail_size(self) -> int:
-        """The size of the tail."""
-        end = 0
-        for size in self.sizes:
-            end += -end % ALIGNMENT + size
-        return end
-
-    def places(self) -> Iterator[tuple[int, int]]:
-        """Yield the offset in the tail and the size of each array."""
-        at = 0
-        for size in self.sizes:
-            at += -at % ALIGNMENT
-            yield at, size
-            at += size
-
-    def digests_of(self, tail: memoryview) -> tuple[int, ...]:
-        """Return the checksums of the arrays in a tail."""
-        found, at = [], 0
-        for size in self.sizes:
-            at += -at % ALIGNMENT
-            found.append(digest(tail[at : at + size]))
-            at += size
-        return tuple(found)
-
-    def verify(self, tail: memoryview) -> None:
-        """Raise ValueError unless the tail is the one that was stored."""
-        if len(tail) != self.tail_size:
-            raise ValueError(f"its arrays have {len(tail)} bytes where {self.tail_size} belong")
-        if self.digests_of(tail) != self.digests:
-            raise ValueError("the checksum of an array doesn't match")
+#: The most values of columns for each byte of a head: a few bytes can't claim any number of rollouts.
+MOST_VALUES: Final = 8
 
 
 @dataclass(slots=True)
-class OpenPayload:
-    """A payload, or its head, with a parsed header: `count` rollouts, and a body of `size` bytes, `stored` as given."""
+class Header:
+    """The numbers in the header of a payload."""
 
-    version: int
     flags: int
-    count: int
+    rollouts: int
+    blocks: int
+    msgpack: int
+    head: int
     size: int
-    stored: memoryview
-    known_table: ArrayTable | None = None
+
+    @classmethod
+    def read(cls, payload: Buffer) -> Header:
+        """Return the header of a payload or a head. Raises DecodeError."""
+        if len(payload) < BODY_AT:
+            raise DecodeError(f"the payload is damaged: it has {len(payload)} bytes, fewer than a header takes")
+        magic, version, flags, zero, *numbers = HEADER.unpack_from(payload)
+        if magic != MAGIC:
+            raise DecodeError(f"not a replaybuf payload: it begins with {magic!r}")
+        if version > VERSION:
+            raise DecodeError(
+                f"the payload has format {version}, this replaybuf reads up to {VERSION}: upgrade replaybuf"
+            )
+        if version != VERSION or flags & ~ZSTD or zero:
+            raise DecodeError(f"the payload is damaged: no such header (version {version}, flags {flags}, {zero})")
+        return cls(flags, *numbers)
+
+    def packed(self) -> bytes:
+        """Return the header as stored, without its checksum."""
+        return HEADER.pack(
+            MAGIC, VERSION, self.flags, 0, self.rollouts, self.blocks, self.msgpack, self.head, self.size
+        )
 
     @property
-    def has_tail(self) -> bool:
-        """Whether the payload has a head and a tail."""
-        return self.version >= VERSION
+    def has_blocks(self) -> bool:
+        """Whether the payload has blocks, which can be stored and read apart from its head."""
+        return self.blocks > 0 and not self.flags
 
-    def table(self, body: Buffer | None = None) -> ArrayTable:
-        """Return the positions of the parts; `body` is the decompressed one. Raises ValueError or struct.error."""
-        if self.known_table is None:
-            where = self.stored if body is None else body
-            self.known_table = ArrayTable.read(where, BODY_AT, self.count, has_arrays=self.has_tail)
-        return self.known_table
-
-    def head_digest(self, view: memoryview) -> int | None:
-        """Return the expected checksum; None if the table is invalid."""
-        if self.version == _CRC32:
-            return zlib.crc32(self.stored, zlib.crc32(view[: HEAD.size]))
-        if self.version == WHOLE:
-            return xxh3(view[: HEAD.size], self.stored)
-        try:
-            end = self.table().end
-        except (ValueError, struct.error):
-            return None
-        return xxh3(view[: HEAD.size], view[BODY_AT:end]) if end <= len(view) else None
+    @property
+    def msgpack_at(self) -> int:
+        """The position of the msgpack, in a payload that isn't compressed."""
+        return BODY_AT + 16 * self.blocks
 
 
-def table_of(payload: Buffer, body: Buffer, count: int) -> ArrayTable:
-    """Return the positions of the rollouts and arrays of a payload with this (decompressed) body."""
-    return ArrayTable.read(body, BODY_AT, count, has_arrays=has_tail(payload))
+@dataclass(slots=True)
+class Head:
+    """A head whose checksum was verified: its msgpack, and the sizes and checksums of its blocks.
+
+    `starts` has the position of each block, from the end of the head.
+    """
+
+    header: Header
+    msgpack: memoryview
+    sizes: Sequence[int]
+    digests: Sequence[int]
+    starts: Sequence[int]
+
+    @classmethod
+    def read(cls, payload: Buffer, *, verified: bool = False) -> Head:
+        """Return the head of a payload that isn't compressed. Raises DecodeError."""
+        header = Header.read(payload)
+        if not verified:
+            _verify_head(header, payload)
+        return cls.parsed(header, memoryview(payload))
+
+    @classmethod
+    def parsed(cls, header: Header, payload: memoryview) -> Head:
+        """Return the head of a plain payload, of which nothing is verified but the sizes. Raises DecodeError."""
+        blocks, at = header.blocks, header.msgpack_at
+        end = at + header.msgpack
+        if not end <= header.head <= len(payload):
+            raise DecodeError("the payload is damaged: its lengths don't add up")
+        if not blocks and header.head == header.size:
+            return cls(header, payload[at:end], (), (), ())
+        numbers = struct.unpack_from(f"<{2 * blocks}Q", payload, BODY_AT)
+        sizes, starts, last = numbers[:blocks], [], 0
+        for size in sizes:
+            last += -last % ALIGNMENT
+            starts.append(last)
+            last += size
+        if header.head + last != header.size:
+            raise DecodeError("the payload is damaged: its lengths don't add up")
+        return cls(header, payload[at:end], sizes, numbers[blocks:], starts)
+
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Yield the position in the blocks and the size of each block."""
+        return zip(self.starts, self.sizes, strict=True)
+
+    def verify(self, blocks: memoryview) -> None:
+        """Raise DecodeError unless these are the blocks that were stored."""
+        if len(blocks) != self.header.size - self.header.head:
+            raise DecodeError(
+                f"the payload is damaged: its blocks have {len(blocks)} bytes where "
+                f"{self.header.size - self.header.head} belong"
+            )
+        for (at, size), expected in zip(self.places(), self.digests, strict=True):
+            if xxh3_64_intdigest(blocks[at : at + size]) != expected:
+                raise DecodeError("the payload is damaged: the checksum of a block doesn't match")
 
 
-def has_tail(payload: Buffer) -> bool:
-    """Return whether a payload has a head and a tail."""
-    return len(payload) >= BODY_AT and payload[_VERSION_AT] >= VERSION
+def _verify_head(header: Header, payload: Buffer) -> None:
+    """Raise DecodeError unless the checksum in the header is right; that of a compressed payload is of all of it."""
+    end = len(payload) if header.flags & ZSTD else header.head
+    view = memoryview(payload)
+    if not BODY_AT <= end <= len(view):
+        raise DecodeError("the payload is damaged: its lengths don't add up")
+    if head_digest(view[: HEADER.size], view[BODY_AT:end]) != CHECKSUM.unpack_from(view, HEADER.size)[0]:
+        raise DecodeError("the payload is damaged: its checksum doesn't match")
+
+
+def verify(payload: Buffer, blocks: Buffer | None = None) -> None:
+    """Raise DecodeError unless the checksums of a payload are right; decodes nothing.
+
+    The blocks of a head alone are verified only if given.
+    """
+    header = Header.read(as_buffer(payload))
+    _verify_head(header, payload)
+    if header.flags & ZSTD or (not header.blocks and header.head == header.size == len(payload)):
+        return
+    head = Head.parsed(header, memoryview(payload))
+    if blocks is not None:
+        head.verify(memoryview(blocks))
+    elif not header.blocks or len(payload) == header.size:
+        head.verify(memoryview(payload)[header.head :])
+
+
+def as_buffer(payload: Any) -> Buffer:
+    """Return a payload. Raises DecodeError if it is no bytes."""
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise DecodeError(f"the payload is damaged: it is no bytes but {type(payload).__name__}")
+    return payload
+
+
+def has_blocks(payload: Buffer) -> bool:
+    """Return whether a payload has blocks, given at least its header."""
+    try:
+        return Header.read(payload).has_blocks
+    except DecodeError:
+        return False
 
 
 def head_size(payload: Buffer) -> int:
-    """Return the size of the head of a payload with a tail, given at least its table; 0 if the table is damaged."""
-    (count,) = struct.unpack_from("<I", payload, COUNT_AT)
-    try:
-        return table_of(payload, memoryview(payload)[BODY_AT:], count).end
-    except (ValueError, struct.error):
-        return 0
+    """Return the size of the head of a payload with blocks, given at least its header. Raises DecodeError."""
+    return Header.read(payload).head
 
 
 def is_apart(payload: Buffer) -> bool:
-    """Return whether this is the head of a payload whose tail is stored separately."""
-    if len(payload) < BODY_AT or not has_tail(payload) or payload[: len(MAGIC)] != MAGIC:
-        return False
-    return len(payload) != BODY_AT + int(HEAD.unpack_from(payload)[-1])
-
-
-def parts_of(payload: bytes) -> list[tuple[int, int]]:
-    """Return start and end of each rollout's msgpack in a payload or its head; [] if compressed."""
-    _, _, flags, _, count, _ = HEAD.unpack_from(payload)
-    if flags & ZSTD:
-        return []
-    return [*pairwise(table_of(payload, memoryview(payload)[BODY_AT:], count).rollouts)]
-
-
-def opened(payload: Buffer, verified: bool = False) -> OpenPayload:
-    """Parse and verify the header of a payload. Raises DecodeError.
-
-    For a payload with a tail only the head is verified, and the tail may be missing.
-    """
+    """Return whether this is the head of a payload whose blocks are stored separately."""
     try:
-        view = memoryview(payload)
-    except TypeError:
-        raise DecodeError(f"the payload is damaged: it is no bytes but {type(payload).__name__}") from None
-    if len(view) < BODY_AT:
-        raise DecodeError(f"the payload is damaged: it has {len(view)} bytes, fewer than a header takes")
-    magic, version, flags, zero, count, size = HEAD.unpack_from(view)
-    if magic != MAGIC:
-        raise DecodeError(f"not a replaybuf payload: it begins with {magic!r}")
-    if version > VERSION:
-        raise DecodeError(f"the payload has format {version}, this replaybuf reads up to {VERSION}: upgrade replaybuf")
-    found = OpenPayload(version, flags, count, size, view[BODY_AT:])
-    if not verified and found.head_digest(view) != CHECKSUM.unpack_from(view, HEAD.size)[0]:
-        raise DecodeError("the payload is damaged: its checksum doesn't match")
-    if version < 1 or flags & ~ZSTD or zero or (version >= VERSION and flags):
-        raise DecodeError(f"the payload is damaged: no such header (version {version}, flags {flags}, {zero})")
-    return found
+        header = Header.read(payload)
+    except DecodeError:
+        return False
+    return header.has_blocks and len(payload) != header.size
 
 
-def verify(payload: Buffer, tail: Buffer | None = None) -> None:
-    """Raise DecodeError unless header and checksums are valid; decodes nothing.
-
-    A separate tail is verified only if given.
-    """
-    found = opened(payload)
-    if tail is not None or (found.has_tail and len(found.stored) == found.size):
-        with AS_DAMAGE:
-            table = found.table()
-            table.verify(found.stored[table.end - BODY_AT :] if tail is None else memoryview(tail))
+def texts_of(payload: bytes) -> tuple[int, int]:
+    """Return the start and the end of the part of a payload or head where texts are; (0, 0) if it is compressed."""
+    header = Header.read(payload)
+    return (0, 0) if header.flags & ZSTD else (header.msgpack_at, header.msgpack_at + header.msgpack)
 
 
 class _AsDamage:
@@ -240,17 +221,27 @@ class _AsDamage:
 AS_DAMAGE: Final = _AsDamage()
 
 
-def digest(data: Any) -> int:
-    """Return the checksum of an array's bytes: the lower half of their XXH3 (64 bits)."""
-    return xxh3_64_intdigest(data) & _LOWER
+def digest(buffers: Any) -> int:
+    """Return the checksum of a block: the XXH3 (64 bits) of its bytes."""
+    return xxh3_64_intdigest(buffers)
 
 
-def xxh3(head: Buffer, *body: Buffer) -> int:
-    """Return the checksum of a body, given in parts, seeded with the rest of its header."""
-    seed = xxh3_64_intdigest(head)
+def digest_of_parts(parts: Sequence[Any]) -> int:
+    """Return the checksum of a block that is given in parts."""
+    if len(parts) == 1:
+        return xxh3_64_intdigest(parts[0])
+    state = xxh3_64()
+    for part in parts:
+        state.update(part)
+    return state.intdigest()
+
+
+def head_digest(header: Buffer, *body: Buffer) -> int:
+    """Return the checksum of what follows a header, given in parts, seeded with the rest of that header."""
+    seed = xxh3_64_intdigest(header)
     if len(body) == 1:
-        return xxh3_64_intdigest(body[0], seed) & _LOWER
+        return xxh3_64_intdigest(body[0], seed)
     state = xxh3_64(seed=seed)
     for part in body:
         state.update(part)
-    return state.intdigest() & _LOWER
+    return state.intdigest()

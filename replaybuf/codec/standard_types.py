@@ -6,11 +6,12 @@ Contents may be hostile, and are checked before use; names in them are looked up
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
-from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
+from pathlib import PosixPath, PurePath, PurePosixPath
 from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -19,18 +20,13 @@ import numpy as np
 
 from replaybuf.codec import extension_types as ext
 from replaybuf.codec.extension_types import BytearrayStandIn, Decoder, Encoder, MemoryviewStandIn, type_tag, wrapped
-from replaybuf.codec.numpy_arrays import decode_array, decode_objects, decode_scalar, encode_array, encode_scalar
+from replaybuf.codec.numpy_arrays import decode_objects, decode_scalar, encode_objects, encode_scalar
 
 #: The default factories that a defaultdict may have; the names are part of the format.
 _FACTORIES: Final[dict[str, Callable[[], Any]]] = {
     cls.__name__: cls for cls in (bool, bytes, dict, float, int, list, set, str, tuple)
 }
-_PATHS: Final[dict[str, type[PurePath]]] = {
-    cls.__name__: cls for cls in (PurePosixPath, PureWindowsPath, PosixPath, WindowsPath)
-}
-#: Concrete paths exist only on their own system: elsewhere they are restored as pure paths.
-_ELSEWHERE: Final[dict[type[PurePath], type[PurePath]]] = {PosixPath: PurePosixPath, WindowsPath: PureWindowsPath}
-_HERE: Final = type(Path())
+_PATHS: Final[dict[str, type[PurePath]]] = {cls.__name__: cls for cls in (PurePosixPath, PosixPath)}
 
 
 def _spread(cls: Callable[..., Any]) -> Decoder:
@@ -102,19 +98,12 @@ def _decode_defaultdict(content: list[Any]) -> defaultdict[Any, Any]:
     return defaultdict(None if name is None else _FACTORIES[name], items)
 
 
-def _encode_path(path: PurePath) -> list[str]:
-    text = str(path)
-    if type(path)(text) != path:  # Windows shares without a name
-        raise TypeError(f"the path {path!r:.100} can't be stored: its text is that of another path")
-    return [type(path).__name__, text]
-
-
 def _decode_path(content: list[Any]) -> PurePath:
     name, text = content
     if type(text) is not str:
         raise ValueError(f"a {type(text).__name__} where a path belongs")
     cls = _PATHS[name]
-    return cls(text) if cls is _HERE else _ELSEWHERE.get(cls, cls)(text)
+    return cls(text) if cls is PurePosixPath or os.name == "posix" else PurePosixPath(text)
 
 
 def _decode_deque(content: list[Any]) -> deque[Any]:
@@ -159,15 +148,14 @@ _TYPES: Final[tuple[tuple[Any, int, Callable[[Any], Any], type, Decoder], ...]] 
     (date, ext.DATE, _encode_date, list, _spread(date)),
     (time, ext.TIME, _encode_time, list, _decode_time),
     (timedelta, ext.TIMEDELTA, lambda value: [value.days, value.seconds, value.microseconds], list, _spread(timedelta)),
-    (range, ext.RANGE, lambda value: [value.start, value.stop, value.step], list, _spread(range)),
     (deque, ext.DEQUE, lambda value: [value.maxlen, wrapped(list(value))], list, _decode_deque),
     (OrderedDict, ext.ORDERED_DICT, _encode_dict, dict, OrderedDict),
     (Counter, ext.COUNTER, _encode_dict, dict, Counter),
     (defaultdict, ext.DEFAULT_DICT, _encode_defaultdict, list, _decode_defaultdict),
-    *((cls, ext.PATH, _encode_path, list, _decode_path) for cls in _PATHS.values()),
+    *((cls, ext.PATH, lambda path: [type(path).__name__, str(path)], list, _decode_path) for cls in _PATHS.values()),
     (BytearrayStandIn, ext.BYTEARRAY, lambda stand_in: bytes(stand_in.value), bytes, bytearray),
     (MemoryviewStandIn, ext.MEMORYVIEW, _encode_view, list, _decode_view),
-    (np.ndarray, ext.ARRAY, encode_array, list, decode_array),
+    (np.ndarray, ext.OBJECT_ARRAY, encode_objects, list, decode_objects),  # others: `codec.blocks`
     (np.generic, ext.SCALAR, encode_scalar, list, decode_scalar),
     (np.str_, ext.NUMPY_STR, lambda value: value[:], str, np.str_),  # str(value) drops trailing zeros
     (np.bytes_, ext.NUMPY_BYTES, bytes, bytes, np.bytes_),
@@ -187,7 +175,5 @@ def _checking(kind: type, decode: Decoder) -> Decoder:
 
 #: Encoders by class; that of `np.generic` is for all numpy scalars but `np.str_` and `np.bytes_`.
 ENCODERS: Final[dict[type, Encoder]] = {cls: (type_tag(code), encode) for cls, code, encode, _, _ in _TYPES}
-#: Decoders by code, arrays of objects included, which have no class of their own.
-DECODERS: Final[dict[int, Decoder]] = {code: _checking(kind, decode) for _, code, _, kind, decode in _TYPES} | {
-    ext.OBJECT_ARRAY: _checking(list, decode_objects)
-}
+#: Decoders by code.
+DECODERS: Final[dict[int, Decoder]] = {code: _checking(kind, decode) for _, code, _, kind, decode in _TYPES}

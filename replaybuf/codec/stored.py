@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from replaybuf.codec.arrays_apart import Deferring
+from replaybuf.codec.blocks import Deferring
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import is_apart
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
+from replaybuf.places.owners import local_url, open_place, recognise
+from replaybuf.places.store import EXTENT_BYTES, Extent, Range
 from replaybuf.rollouts.marks import Marks
-from replaybuf.segments.places import local_url, open_place, recognise
-from replaybuf.segments.store import EXTENT_BYTES, Extent, Range
 
 #: Exceptions for damaged metadata of a group.
 DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
@@ -28,7 +28,7 @@ def decode_stored(
     codec: Codec,
     uid: int,
     payload: bytes | None,
-    marks: str,
+    marks: str | dict[str, Any],
     refreshed_to: int | None,
     *,
     verified: bool = False,
@@ -37,7 +37,8 @@ def decode_stored(
 ) -> list[Any]:
     """Return the rollouts of a group; their arrays share the payload's memory, so decode a payload only once.
 
-    `marks` is JSON (`rollouts.marks`), and `refreshed_to` the train step of the last refresh, None before the first.
+    `marks` is JSON (`rollouts.marks`), perhaps parsed, and `refreshed_to` the train step of the last refresh, None
+    before the first.
     The payload stays as stored unless the arrays are modified. `tail` is the rest of a payload whose arrays are kept
     apart, or the DecodeError of reading it. With a `deferral` the payload may be only a head, and the tail has the
     loaded pieces. Raises DecodeError.
@@ -53,16 +54,16 @@ def decode_stored(
     else:
         extent = Extent.at_end_of(payload)
         if tail is None:
-            raise DecodeError(f"group {uid}: its arrays are in the segment {extent.name}, which was not read")
+            raise DecodeError(f"group {uid}: its arrays are in the file {extent.name}, which was not read")
         rollouts = codec.decode(memoryview(payload)[:-EXTENT_BYTES], verified=verified, owned=True, tail=tail)
     bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
     return rollouts
 
 
-def bring_up_to_date(codec: Codec, uid: int, rollouts: list[Any], marks: str, refreshed_to: int | None) -> None:
+def bring_up_to_date(codec: Codec, uid: int, rollouts: list[Any], marks: Any, refreshed_to: int | None) -> None:
     """Apply the recorded effects of refreshes to a group's rollouts. Raises DecodeError."""
     try:
-        found = Marks.from_json(from_json(marks))
+        found = Marks.from_json(from_json(marks) if isinstance(marks, str) else marks)
         if len(rollouts) != len(found.oldest):
             raise DecodeError(f"group {uid}: {len(rollouts)} rollouts in the payload, {len(found.oldest)} expected")
         found.apply(rollouts, refreshed_to, codec.rollout_type)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Final
 
-from replaybuf.codec.payload_header import parts_of
+from replaybuf.codec.payload_header import texts_of
 
 # A search compares the length and this many bytes of a text first: searching for the whole text is slow.
 _BEGINNING: Final = 64
@@ -15,37 +14,42 @@ _ATTEMPTS: Final = 100
 
 
 class Texts:
-    """Finds texts in a payload from `Codec.encode`, so that SQL can extract them. The first search scans the payload.
+    """Finds texts in a payload from `Codec.encode`, so that SQL can extract them. Each search scans the payload.
 
     msgpack stores the UTF-8 of a text contiguously.
     """
 
-    __slots__ = ("_parts", "_payload")
+    __slots__ = ("_end", "_last", "_payload", "_start")
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
-        self._parts: Sequence[tuple[int, int]] | None = None
+        self._start, self._end = texts_of(payload)
+        self._last = self._start
 
-    def find(self, rollout: int, text: str, since: int = 0) -> list[int] | None:
-        """Return the offset and the length, in bytes, of a text of this rollout; None if SQL can't extract it.
+    def find(self, text: str, since: int | None = None) -> list[int] | None:
+        """Return the offset and the length, in bytes, of a text; None if SQL can't extract it.
 
-        That is the case if the payload is compressed, or the text has NUL or lone surrogates. The search begins at the
-        offset `since`, and may find any equal text of the rollout.
+        That is the case if the payload is compressed, or the text has NUL or lone surrogates. The search may find any
+        equal text. It begins at the offset `since`, or behind the last text that was found, and then from the start.
         """
-        if self._parts is None:
-            self._parts = parts_of(self._payload)
-        if not self._parts or "\x00" in text:
+        if not self._end or "\x00" in text:
             return None
         try:
             wanted = text.encode()
         except UnicodeEncodeError:
             return None
+        found = self._found(wanted, self._last if since is None else since)
+        if found is None and since is None and self._last > self._start:
+            found = self._found(wanted, self._start)
+        if found is not None:
+            self._last = found[0] + found[1]
+        return found
+
+    def _found(self, wanted: bytes, at: int) -> list[int] | None:
         head = _head(len(wanted))
         beginning = head + wanted[:_BEGINNING]
-        start, end = self._parts[rollout]
-        at = max(start, since)
         for _ in range(_ATTEMPTS):
-            at = self._payload.find(beginning, at, end)
+            at = self._payload.find(beginning, at, self._end)
             if at < 0:
                 return None
             if self._payload.startswith(wanted, at + len(head)):

@@ -2,7 +2,7 @@
 
 torch is never imported for writing: a value can't be a tensor unless torch was imported. The bytes are an array of
 uint8 in the tensor's own memory, if that is on the CPU and contiguous, and a restored tensor shares the memory of the
-array that was read: no copy in between. (Payloads of version 1 have plain bytes.)
+array that was read: no copy in between.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from replaybuf.codec.arrays_apart import StandIn
+from replaybuf.codec.blocks import RawBytes, StandIn, as_writable
 from replaybuf.codec.extension_types import TENSOR, Decoder, Encoder, type_tag
-from replaybuf.codec.numpy_arrays import RawBytes, as_writable
 from replaybuf.errors import DecodeError
 
 RestoreTensors = Literal["torch", "numpy", "stored"]
@@ -41,8 +40,8 @@ SIZES: Final = {
 class Tensors:
     """Encodes tensors and parameters. They are restored on the CPU, as tensors or, without torch, as arrays.
 
-    dtype, shape, `requires_grad` and whether it is a Parameter are kept; strides, `grad` and the graph aren't. Floats
-    and complex numbers that numpy lacks become arrays of float32 and complex64.
+    dtype, shape, `requires_grad` and whether it is a Parameter are kept; strides, `grad` and the graph aren't. bfloat16
+    and complex32 become arrays of float32 and complex64, and float8 its bytes.
     """
 
     def __init__(self, restore_as: RestoreTensors) -> None:
@@ -193,7 +192,7 @@ def _as_array(name: str, shape: list[int], items: AnyArray) -> AnyArray:
     """Return these bytes as an array of their dtype, in their memory if numpy has that dtype."""
     flat: AnyArray
     if name.startswith("float8"):
-        flat = _float8_values(name)[items]
+        flat = items
     elif name == "bfloat16":
         flat = (items.view("<u2").astype("<u4") << 16).view("<f4")
     elif name == "complex32":
@@ -201,26 +200,3 @@ def _as_array(name: str, shape: list[int], items: AnyArray) -> AnyArray:
     else:
         flat = items.view(name)
     return flat.reshape(shape)
-
-
-@functools.cache
-def _float8_values(name: str) -> AnyArray:
-    """Return the value of each byte as a float8, from the widths of exponent and mantissa, the bias, and the NaNs."""
-    exponents, bias, nans, infinities = {
-        "float8_e4m3fn": (4, 7, [0x7F, 0xFF], []),
-        "float8_e4m3fnuz": (4, 8, [0x80], []),
-        "float8_e5m2": (5, 15, [*range(0x7D, 0x80), *range(0xFD, 0x100)], [0x7C, 0xFC]),
-        "float8_e5m2fnuz": (5, 16, [0x80], []),
-        "float8_e8m0fnu": (8, 127, [0xFF], []),
-    }[name]
-    codes = np.arange(256)
-    if name == "float8_e8m0fnu":  # no sign, no mantissa
-        values = 2.0 ** (codes - bias)
-    else:
-        mantissas = 7 - exponents
-        sign = np.where(codes < 128, 1.0, -1.0)
-        exponent, fraction = codes >> mantissas & 2**exponents - 1, codes % 2**mantissas / 2**mantissas
-        values = sign * np.where(exponent, (1 + fraction) * 2.0 ** (exponent - bias), fraction * 2.0 ** (1 - bias))
-    values[infinities] = np.copysign(np.inf, values[infinities])
-    values[nans] = np.nan
-    return values.astype("<f4")

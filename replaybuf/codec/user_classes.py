@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 
-from replaybuf.codec.arrays_apart import StandIn
+from replaybuf.codec.blocks import StandIn
 from replaybuf.codec.extension_types import CONVERTED, ENUM, NAMEDTUPLE, OBJECT, Decoder, Encoder, type_tag, wrapped
 from replaybuf.errors import ConfigError, DecodeError
 from replaybuf.rollouts.rollout import Status

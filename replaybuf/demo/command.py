@@ -10,15 +10,14 @@ import typer
 
 from replaybuf.demo import Mode
 
-IN_DATABASE = "database"  # as in `replaybuf.segments.places`, which takes its time to import
+IN_DATABASE = "database"  # as in `replaybuf.places.owners`, which takes its time to import
 
 DEFAULT_URL = "sqlite:///replaybuf-demo.db"
 _INTERRUPTED = 128 + 2
 
 
 def _option(name: str, help: str, **settings: Any) -> Any:
-    variable = "REPLAYBUF_" + name.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(name, help=help, envvar=variable, show_envvar=name == "--url", **settings)
+    return typer.Option(name, help=help, **settings)  # without variables: those of a run aren't for the demo
 
 
 def demo(
@@ -26,7 +25,7 @@ def demo(
         str,
         _option(
             "--url",
-            "sqlite:///FILE, postgresql://user@host/database, or the path of a SQLite file, which is created.",
+            "sqlite:///FILE (or its path, which is created), postgresql://...: empty, or the demo's own.",
             metavar="URL",
         ),
     ] = DEFAULT_URL,
@@ -71,7 +70,7 @@ def demo(
             metavar="PLACE",
         ),
     ] = IN_DATABASE,
-    fresh: Annotated[bool, _option("--fresh", "Remove the demo's weights and groups first.")] = False,
+    fresh: Annotated[bool, _option("--fresh", "Remove the demo's own weights and groups first.")] = False,
 ) -> None:
     """Train a small policy by GRPO through a replay buffer.
 

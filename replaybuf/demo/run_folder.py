@@ -29,6 +29,7 @@ from replaybuf.config import ReplayBufferConfig
 from replaybuf.demo import Mode
 from replaybuf.demo.policy import Policy, Prompts, answer_of, prompt_of
 from replaybuf.errors import ReplayBufError
+from replaybuf.places.owners import IN_DATABASE, parse_place
 from replaybuf.produce import (
     AsyncProduceStrategy,
     ProduceStrategy,
@@ -36,7 +37,6 @@ from replaybuf.produce import (
     SamplerWithReplayBuffer,
     SyncProduceStrategy,
 )
-from replaybuf.segments.places import IN_DATABASE, parse_place
 
 
 @dataclass

@@ -43,11 +43,13 @@ from replaybuf.demo.run_folder import (
     worker_strategy,
 )
 from replaybuf.demo.worker import Engine, WorkerSettings
-from replaybuf.errors import CheckpointError, NotReadyError, ReplayBufError
+from replaybuf.errors import CheckpointError, NotReadyError, ReplayBufError, UnreachableError
+from replaybuf.places.owners import IN_DATABASE
 from replaybuf.produce import ProduceSummary, TrainState, publish, published
+from replaybuf.produce.sampler import overwrite
 from replaybuf.rules.transitions import Tally
-from replaybuf.segments.places import IN_DATABASE
 from replaybuf.storage.sql.engine.urls import hosts_as_options, is_memory, parse_url, url_or_path, written
+from replaybuf.storage.sql.inspection.reader import open_reader
 
 _COMMAND = (sys.executable, "-m", "replaybuf.demo.worker")
 _PATIENCE_SECONDS = 3.0  # time for a worker to end by itself
@@ -192,7 +194,9 @@ def launch(
     folder, display = RunFolder(run_dir or default_folder(url)), Display(Console(highlight=False))
 
     async def run() -> None:
+        await asyncio.to_thread(check_owner, url)
         async with buffer_config(url, "trainer", payloads).build() as buffer:
+            await overwrite(buffer.cursors, OWNER, 1, b"")
             if fresh:
                 folder.clear()
                 await clear(buffer)
@@ -207,6 +211,25 @@ def launch(
         display.say("Stopped. Run the same command again to go on from here.")
         return False
     return True
+
+
+#: The cursor that marks a database as the demo's own.
+OWNER = "replaybuf demo"
+
+
+def check_owner(url: str) -> None:
+    """Raise ReplayBufError unless the database is empty, or the demo's own."""
+    with suppress(UnreachableError):  # a file that isn't there; a server that is away says so when the buffer is opened
+        reader = open_reader(url)
+        if reader.read_any(lambda tx: tx.revision()) is None:
+            return
+        if reader.read(lambda tx: tx.value("SELECT count(*) FROM rb_cursor WHERE name = :name", name=OWNER)):
+            return
+        if names := reader.read(lambda tx: tx.values("SELECT DISTINCT buffer FROM rb_lane ORDER BY buffer")):
+            raise ReplayBufError(
+                f"{reader.where} has buffers of others ({', '.join(names):.200}), and the demo uses only an empty "
+                "database or its own: give another --url"
+            )
 
 
 def default_folder(url: str) -> Path:

@@ -43,9 +43,9 @@ from replaybuf.demo.run_folder import (
     sampler_of,
     worker_strategy,
 )
+from replaybuf.places.owners import IN_DATABASE
 from replaybuf.produce import TrainState, produce_loop
 from replaybuf.rollouts.rollout import RolloutState, Status
-from replaybuf.segments.places import IN_DATABASE
 
 #: Seconds per token: the median over prompts, and the standard deviation of its logarithm.
 TOKEN_SECONDS, TOKEN_SPREAD = 0.003, 1.0

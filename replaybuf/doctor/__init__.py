@@ -1,7 +1,6 @@
 """`replaybuf doctor`: finds what is wrong with a database, and repairs what can be repaired.
 
-A module `check_...` for each area has its SQL queries and findings, `repairs` the repairs. `rescue` saves the readable
-groups of a damaged file.
+A module `check_...` for each area has its SQL queries and findings, `repairs` the repairs.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class CheckContext:
     tell: Callable[[int, int], None] = lambda done, total: None
     damaged: dict[int, str] = field(default_factory=dict)  # why a payload can't be read, by uid
     out_of_reach: set[int] = field(default_factory=set)  # numbers of unreachable places
-    unnamed: dict[int, list[str]] = field(default_factory=dict)  # segments without a row, by number of the place
+    unnamed: dict[int, list[int]] = field(default_factory=dict)  # files without a row, by number of the place
 
 
 @dataclass(frozen=True, slots=True)

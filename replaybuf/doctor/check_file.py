@@ -11,10 +11,12 @@ from pathlib import Path
 
 from replaybuf import units
 from replaybuf.doctor import Check, CheckContext, Finding, Severity, fine, problem, repairable, warning
-from replaybuf.segments.filesystems import filesystem_type, is_network
+from replaybuf.places.filesystems import filesystem_type, is_network
 from replaybuf.storage.sql.engine.sqlite_files import PAGE_SIZE, is_wal
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.units import some
+
+SAVE_THE_REST = "stop the run, and save what can be read: docs/doctor.md, What is left of a damaged file"
 
 # REINDEX mends an index that differs from its table.
 _OF_AN_INDEX = re.compile(r"missing from index |wrong # of entries in index |non-unique entry in index |out of order")
@@ -41,8 +43,7 @@ def find_integrity(tx: ReadTransaction, context: CheckContext) -> Sequence[Findi
     found = f"PRAGMA {name}: {some(messages, 3)}"
     if only_of_indexes(messages):
         return [repairable(found)]
-    mend = f"stop the run; replaybuf doctor {context.where} --rescue FOLDER saves what can be read, to be resumed"
-    return [problem(found, mend)]
+    return [problem(found, SAVE_THE_REST)]
 
 
 def integrity_messages(tx: ReadTransaction, pragma: str) -> list[str]:

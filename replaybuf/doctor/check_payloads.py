@@ -15,7 +15,7 @@ from replaybuf.codec.payload_header import is_apart, verify
 from replaybuf.doctor import Check, CheckContext, Finding, fine, groups, problem, repairable, warning
 from replaybuf.doctor.check_groups import FORGET, MISSING
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
-from replaybuf.segments.store import Extent
+from replaybuf.places.store import Extent
 from replaybuf.storage.sql.inspection.groups import rows_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.units import some
@@ -199,8 +199,8 @@ def reasons_of(
 ) -> dict[int, str]:
     """Return why some of these payloads are damaged, by uid; parts kept apart are checked if `places` are given.
 
-    Nothing is read from places that are `out_of_reach`.
-    A payload whose row has changed when it is read `again` was moved meanwhile, and is checked in its new place.
+    Nothing is read from places that are `out_of_reach`. A payload without a row when the rows are read `again` was
+    swept meanwhile.
     """
     wanted = [None if _is_in(data, out_of_reach) else data for _, data in rows]
     tails: Sequence[Any] = [None] * len(rows)
@@ -211,11 +211,8 @@ def reasons_of(
     found = {uid: why for (uid, data), tail in zip(rows, tails, strict=True) if (why := _why(data, tail)) is not None}
     if again is None or not any(uid in found and tail is not None for (uid, _), tail in zip(rows, tails, strict=True)):
         return found
-    then, now = dict(map(tuple, rows)), dict(map(tuple, again()))
-    moved = [(uid, now[uid]) for uid in found if uid in now and now[uid] != then[uid]]
-    return {uid: why for uid, why in found.items() if now.get(uid) == then[uid]} | reasons_of(
-        moved, places, out_of_reach
-    )
+    there = {uid for uid, _ in again()}
+    return {uid: why for uid, why in found.items() if uid in there}
 
 
 def _is_in(data: bytes | None, places: Collection[int]) -> bool:

@@ -1,32 +1,32 @@
-"""Checks of segments and their places: the database's records compared with the existing files and objects.
+"""Checks of files with payloads and of their places: the database's records compared with what is there.
 
-Checksums of payloads in segments are verified with all others (`check_payloads`).
+Checksums of payloads in files are verified with all others (`check_payloads`).
 """
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 
 from replaybuf import units
 from replaybuf.codec.stored import PATIENCE
 from replaybuf.doctor import CheckContext, Finding, Severity, fine, problem, repairable, warning
 from replaybuf.doctor.check_file import LITTLE_SPACE
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
-from replaybuf.segments.places import Home, Marker, described, open_place, recognise, take_over
-from replaybuf.segments.store import EXTENT_BYTES, Extent, SegmentStore, StoredSegment, file_name
+from replaybuf.places.owners import Home, Marker, described, open_place, parse, recognise, take_over
+from replaybuf.places.store import EXTENT_BYTES, MARKER, Extent, PlaceStore, StoredFile, file_name, file_number
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
-from replaybuf.storage.sql.schema.tables import IDENTITY, payload, segment
-from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, end_use, home_of
+from replaybuf.storage.sql.schema.tables import IDENTITY, file, payload
+from replaybuf.storage.sql.statements.files import disown, name_files, wrong_counts
+from replaybuf.storage.sql.statements.home import home_of
 from replaybuf.units import some
 
 #: Files and objects without a row are left alone for this time: a process may be writing them.
@@ -35,7 +35,6 @@ YOUNG_SECONDS: Final = 3600.0
 _DELETED_AT_ONCE = 1000
 _SAMPLE = 200
 _ROWS_AT_ONCE = 10_000
-_SEGMENT_FILE = re.compile(r"[0-9]+\.seg")
 
 _LACKING: Final = (
     "put the files back, then replaybuf requeue --status failed brings back groups that were set aside for it; else "
@@ -46,25 +45,15 @@ _LACKING: Final = (
 
 # The ends of the heads of payloads kept apart: they have the position of the rest.
 _ENDS = f"""
-SELECT p.uid, p.segment, p.size, substr(p.data, length(p.data) - {EXTENT_BYTES - 1}) AS said
-FROM rb_payload p WHERE p.segment IS NOT NULL AND p.uid > :after ORDER BY p.uid LIMIT :most"""  # noqa: S608
-_UNREGISTERED = """
+SELECT p.uid, p.file, p.size, substr(p.data, length(p.data) - {EXTENT_BYTES - 1}) AS said
+FROM rb_payload p WHERE p.file IS NOT NULL AND p.uid > :after ORDER BY p.uid LIMIT :most"""  # noqa: S608
+_UNKNOWN = """
 SELECT p.uid FROM rb_payload p
-WHERE p.segment IS NOT NULL AND NOT EXISTS (SELECT 1 FROM rb_segment s WHERE s.id = p.segment) ORDER BY p.uid"""
-_MISCOUNTED = """
-SELECT found.id, found.live, found.there FROM (
-    SELECT s.id AS id, s.live AS live,
-        (SELECT coalesce(sum(p.size), 0) FROM rb_payload p WHERE p.segment = s.id) AS there
-    FROM rb_segment s WHERE s.size IS NOT NULL) found
-WHERE found.live <> found.there ORDER BY found.id"""
-_SILENT = """
-SELECT s.owner, u.worker, u.renewed_at, count(*) FROM rb_segment s LEFT JOIN rb_segment_user u ON u.id = s.owner
-WHERE s.owner IS NOT NULL AND (u.id IS NULL OR u.renewed_at < :latest)
-GROUP BY s.owner, u.worker, u.renewed_at ORDER BY s.owner"""
+WHERE p.file IS NOT NULL AND NOT EXISTS (SELECT 1 FROM rb_file f WHERE f.id = p.file) ORDER BY p.uid"""
 
 
 def _misplaced(tx: ReadTransaction, *, quick: bool) -> Iterator[tuple[int, Extent]]:
-    """Yield the payloads whose row has another segment or size than the payload itself, with its extent."""
+    """Yield the payloads whose row has another file or size than the payload itself, with its extent."""
     rows = tx.tuples(_ENDS, after=-1, most=_SAMPLE if quick else _ROWS_AT_ONCE)
     while rows:
         for uid, number, size, said in rows:
@@ -72,123 +61,112 @@ def _misplaced(tx: ReadTransaction, *, quick: bool) -> Iterator[tuple[int, Exten
                 extent = Extent.at_end_of(said)
             except (DecodeError, TypeError):
                 continue  # damaged: the check of checksums reports it
-            if (extent.segment, extent.size) != (number, size):
+            if (extent.file, extent.size) != (number, size):
                 yield uid, extent
         rows = [] if quick else tx.tuples(_ENDS, after=rows[-1][0], most=_ROWS_AT_ONCE)
 
 
-def find_segments(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether payloads and segments agree, and whether each open segment has a live owner."""
+def find_files(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether payloads and files agree."""
     found = []
     if misplaced := list(_misplaced(tx, quick=context.quick)):
         uids = some([uid for uid, _ in misplaced])
-        found.append(repairable(f"rows of payloads name other segments than they do: {uids}"))
-    if lost := tx.values(_UNREGISTERED):
-        found.append(repairable(f"{units.number_of(len(lost), 'payload')} in segments without a row: {some(lost)}"))
-    if wrong := tx.tuples(_MISCOUNTED):
-        counts = [f"{number}: {live:,} bytes counted, {there:,} there" for number, live, there in wrong]
-        found.append(repairable(f"live bytes of segments are wrong: {some(counts, 3)}"))
-    now = tx.seconds()
-    for _, worker, renewed_at, count in tx.tuples(_SILENT, latest=now - SILENT_SECONDS):
-        silent = f"silent for {now - renewed_at:,.0f} s" if renewed_at is not None else "gone"
-        left = f"{units.number_of(count, 'segment')} of {worker or 'a process'}, which is {silent}"
-        found.append(repairable(f"{left}: nobody who writes here has looked since", level=Severity.WARNING))
+        found.append(repairable(f"rows of payloads name other files than they do: {uids}"))
+    if lost := tx.values(_UNKNOWN):
+        found.append(repairable(f"{units.number_of(len(lost), 'payload')} in files without a row: {some(lost)}"))
+    if wrong := wrong_counts(tx.of(DEFAULT)):
+        counts = [f"{file_name(number)}: {there:,} there" for number, there in wrong.items()]
+        found.append(repairable(f"numbers of groups in files are wrong: {some(counts, 3)}"))
     if found:
         return found
-    [(count, live)] = tx.tuples("SELECT count(*), coalesce(sum(size), 0) FROM rb_payload WHERE segment IS NOT NULL")
-    segments = tx.value("SELECT count(*) FROM rb_segment")
-    kept = f"{units.number_of(count, 'payload')} of {units.size(int(live))}"
-    return [fine(f"{units.number_of(segments, 'segment')} with {kept}, as counted")]
+    [(files, count, size)] = tx.tuples(
+        "SELECT count(*), coalesce(sum(groups), 0), coalesce(sum(bytes), 0) FROM rb_file WHERE groups >= 0"
+    )
+    kept = f"{units.number_of(int(count), 'payload')} of {units.size(int(size))}"
+    return [fine(f"{units.number_of(files, 'file')} with {kept}, as counted")]
 
 
-def repair_segments(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Correct payloads' segments by their heads, register lost segments, release those of dead owners, and recount."""
+def repair_files(tx: Transaction, context: CheckContext) -> Sequence[str]:
+    """Correct payloads' files by their heads, add rows of files that lack one, and count their groups anew."""
     done = []
     if misplaced := list(_misplaced(tx, quick=False)):
         for uid, extent in misplaced:
-            values = {"segment": extent.segment, "size": extent.size}
-            tx.execute(update(payload).where(payload.c.uid == uid).values(values))
-        done.append(f"corrected the segments of {units.number_of(len(misplaced), 'payload')}")
-    for extent in _unregistered(tx).values():
-        values = {"id": extent.segment, "place": extent.place, "file": extent.file, "size": extent.at + extent.size}
-        tx.execute(insert(segment).values(values))
-        done.append(f"registered the segment {extent.segment} anew")
-    for owner, worker, _, count in tx.tuples(_SILENT, latest=tx.seconds() - SILENT_SECONDS):
-        end_use(tx, owner)
-        done.append(f"took {units.number_of(count, 'segment')} from {worker or 'a process'}, which is silent")
-    wrong = tx.tuples(_MISCOUNTED)
-    for number, _, there in wrong:
-        tx.execute(update(segment).where(segment.c.id == number).values(live=there))
-    return [*done, f"counted the live bytes of {units.number_of(len(wrong), 'segment')} anew"] if wrong else done
-
-
-def _unregistered(tx: Transaction) -> dict[int, Extent]:
-    """Return the last payload in each segment without a row."""
-    last: dict[int, Extent] = {}
-    lost = set(tx.values(_UNREGISTERED))
-    for row in tx.execute(select(payload.c.uid, payload.c.data).where(payload.c.uid.in_(lost))) if lost else ():
+            where = {"file": extent.file, "size": extent.size}
+            tx.execute(update(payload).where(payload.c.uid == uid).values(where))
+        done.append(f"corrected the files of {units.number_of(len(misplaced), 'payload')}")
+    lost = tx.values(_UNKNOWN)
+    extents = []
+    for row in tx.execute(select(payload.c.data).where(payload.c.uid.in_(lost))) if lost else ():
         try:
-            extent = Extent.at_end_of(row.data)
+            extents.append(Extent.at_end_of(row.data))
         except DecodeError:
             continue
-        known = last.get(extent.segment)
-        if known is None or known.at < extent.at:
-            last[extent.segment] = extent
-    return last
+    name_files(tx, extents)
+    if extents:
+        done.append(f"noted {units.number_of(len({one.file for one in extents}), 'file')} anew")
+    wrong = wrong_counts(tx)
+    for number, there in wrong.items():
+        tx.execute(update(file).where(file.c.id == number).values(groups=there))
+    return [*done, f"counted the groups of {units.number_of(len(wrong), 'file')} anew"] if wrong else done
 
 
 # What exists
 
 
-_SEGMENTS = """
-SELECT s.place, coalesce(s.file, s.id), (SELECT sum(p.size) FROM rb_payload p WHERE p.segment = s.id)
-FROM rb_segment s"""
+class _Place(NamedTuple):
+    """A place of a database: its number and URL, the database's identity, and its location."""
+
+    number: int
+    url: str
+    identity: str
+    home: Home
 
 
-def _known(tx: ReadTransaction) -> dict[int, dict[str, int]]:
-    """Return the files and objects of each place that the database has rows for, with their bytes of payloads."""
-    found: dict[int, dict[str, int]] = defaultdict(dict)
-    for place, file, live in tx.tuples(_SEGMENTS):
-        found[place][file_name(file)] = int(live or 0)
+def _places(tx: ReadTransaction) -> list[_Place]:
+    identity = tx.value("SELECT value FROM rb_info WHERE name = :name", name=IDENTITY) or ""
+    home = home_of(tx.of(DEFAULT))
+    return [_Place(number, url, identity, home) for number, url in sorted(tx.places()[0].items())]
+
+
+def _known(tx: ReadTransaction) -> dict[int, dict[str, int | None]]:
+    """Return the files and objects of each place that the database has rows for, with the bytes of needed ones."""
+    found: dict[int, dict[str, int | None]] = defaultdict(dict)
+    for place, number, size, groups in tx.tuples("SELECT place, id, bytes, groups FROM rb_file WHERE groups >= 0"):
+        found[place][file_name(number)] = size if groups else None
     return found
 
 
-def _identity(tx: ReadTransaction) -> tuple[str, Home]:
-    """Return the identity of this database, and its location."""
-    number = tx.value("SELECT value FROM rb_info WHERE name = :name", name=IDENTITY) or ""
-    return number, home_of(tx.of(DEFAULT))
-
-
 def check_places(reader: Reader, context: CheckContext) -> list[Finding]:
-    """Compare the segments in each place with the database's rows; no transaction is open meanwhile.
+    """Compare the files in each place with the database's rows; no transaction is open meanwhile.
 
-    Unreachable places are recorded in `context.out_of_reach`, segments without a row in `context.unnamed`.
+    Unreachable places are recorded in `context.out_of_reach`, files without a row in `context.unnamed`.
     """
-
-    places, known, (identity, home) = reader.read_any(lambda tx: (tx.places()[0], _known(tx), _identity(tx)))
+    places, known = reader.read_any(lambda tx: (_places(tx), _known(tx)))
     found: list[Finding] = []
     texts = []
-    for number, url in sorted(places.items()):
-        ours = known.get(number, {})
+    for place in places:
+        ours = known.get(place.number, {})
         try:
-            marker, there, (free, short_of) = _read_place(url, number, identity, home)
+            marker, there, (free, short_of) = _read(place)
         except PayloadStoreError as error:
-            if ours:  # otherwise no group depends on it
-                context.out_of_reach.add(number)
+            if _lacks_marker(place, ours):
+                found.append(repairable(f"{place.url} has lost its {MARKER}, or it can't be read; files are there"))
+            elif ours:  # otherwise no group depends on it
                 found.append(warning(f"{error}; what is there was not checked", "then run replaybuf doctor again"))
+            context.out_of_reach |= {place.number} if ours else set()
             continue
-        now = reader.read_any(_known).get(number, {})  # leaves out segments deleted meanwhile
+        now = reader.read_any(_known).get(place.number, {})  # leaves out files deleted meanwhile
         there = {name: one for name, one in there.items() if name not in ours or name in now}
-        ours = {name: live for name, live in ours.items() if now.get(name)}
-        own = marker.belongs_to(home)
+        ours = {name: size for name, size in ours.items() if now.get(name) is not None}
+        own = marker.belongs_to(place.home)
         if not own:
-            found.append(_of_a_copy(url, marker))
-        found += _compare(url, number, ours, there, named=now.keys() if own else there.keys(), context=context)
+            found.append(_of_a_copy(place.url, marker))
+        found += _compare(place, ours, there, named=now.keys() if own else there.keys(), context=context)
         found += short_of
         young = len(_unnamed(there, now.keys(), younger=True))
         writing = f", and {units.number_of(young, 'new one')} that may be being written" if young else ""
         room = "" if free is None else f", {units.size(free)} free"
-        texts.append(f"{url}: {units.number_of(len(there), 'segment')}{writing}{room}")
+        texts.append(f"{place.url}: {units.number_of(len(there), 'file')}{writing}{room}")
     return found or [fine("; ".join(texts) or "none: all payloads are in the database")]
 
 
@@ -203,7 +181,7 @@ def _of_a_copy(url: str, marker: Marker) -> Finding:
 _Room = tuple[int | None, list[Finding]]
 
 
-def _room_in(store: SegmentStore) -> _Room:
+def _room_in(store: PlaceStore) -> _Room:
     """Return the free bytes of a place (None if unknown), and findings about write access and low space."""
     try:
         store.check_may_write()
@@ -216,94 +194,128 @@ def _room_in(store: SegmentStore) -> _Room:
     return free, [problem(what, "free some space: puts with arrays fail when there is none")]
 
 
-def _read_place(url: str, number: int, identity: str, home: Home) -> tuple[Marker, dict[str, StoredSegment], _Room]:
-    """Return the marker and the segments of a place, by name, and its room if this database may write there.
+def _open(place: _Place) -> PlaceStore:
+    """Return the store of a place. Raises PayloadStoreError."""
+    try:
+        return open_place(place.url, PATIENCE)
+    except (ConfigError, MissingDriverError) as error:
+        raise PayloadStoreError(str(error)) from error
+
+
+def _read(place: _Place) -> tuple[Marker, dict[str, StoredFile], _Room]:
+    """Return the marker and the files of a place, by name, and its room if this database may write there.
 
     Raises PayloadStoreError unless the place belongs to this database or to a copy with the same identity.
     """
-    try:
-        store = open_place(url, PATIENCE)
-    except (ConfigError, MissingDriverError) as error:
-        raise PayloadStoreError(str(error)) from error
-    with closing(store):
-        marker = _recognise(store, identity, number)
-        there = {one.name: one for one in store.segments() if _SEGMENT_FILE.fullmatch(one.name)}
-        return marker, there, _room_in(store) if marker.belongs_to(home) else (None, [])
+    with closing(_open(place)) as store:
+        marker = _recognise(store, place)
+        there = {one.name: one for one in store.files() if file_number(one.name) is not None}
+        return marker, there, _room_in(store) if marker.belongs_to(place.home) else (None, [])
 
 
-def _recognise(store: SegmentStore, identity: str, number: int) -> Marker:
-    """Return the marker if the place has this number in this database; runs in a thread, since a mount may hang."""
-    asked = Future[Marker]()
+def _recognise(store: PlaceStore, place: _Place) -> Marker:
+    """Return the marker if the place has this number in this database."""
+    found: Marker = _in_time(lambda: recognise(store, place.identity, place.number), store.url)
+    return found
 
-    def ask() -> None:
+
+def _in_time(ask: Any, url: str) -> Any:
+    """Return what a function returns in a thread of its own, since a mount may hang. Raises PayloadStoreError."""
+    asked = Future[Any]()
+
+    def answer() -> None:
         try:
-            asked.set_result(recognise(store, identity, number))
+            asked.set_result(ask())
         except Exception as error:
             asked.set_exception(error)
 
-    threading.Thread(target=ask, name="replaybuf-doctor", daemon=True).start()
+    threading.Thread(target=answer, name="replaybuf-doctor", daemon=True).start()
     try:
         return asked.result(2 * PATIENCE)
     except TimeoutError:
-        raise PayloadStoreError(
-            f"{store.url} didn't answer within {2 * PATIENCE:g} s: see that it is mounted"
-        ) from None
+        raise PayloadStoreError(f"{url} didn't answer within {2 * PATIENCE:g} s: see that it is mounted") from None
+
+
+def _lacks_marker(place: _Place, ours: Collection[str]) -> bool:
+    """Return whether a place has files of this database, and no marker that can be read.
+
+    Without any of its files it may be a mount point on which nothing is mounted.
+    """
+
+    def look() -> bool:
+        with closing(_open(place)) as store:
+            found = store.read_marker()
+            try:
+                if found is not None:
+                    parse(store, found)
+                    return False
+            except PayloadStoreError:
+                pass
+            return any(one.name in ours for one in store.files())
+
+    try:
+        return bool(_in_time(look, place.url))
+    except PayloadStoreError:
+        return False
 
 
 def _compare(
-    url: str,
-    number: int,
-    ours: dict[str, int],
-    there: dict[str, StoredSegment],
+    place: _Place,
+    ours: dict[str, int | None],
+    there: dict[str, StoredFile],
     *,
     named: Collection[str],
     context: CheckContext,
 ) -> Iterator[Finding]:
-    lacking = [name for name, live in sorted(ours.items()) if live and name not in there]
+    lacking = [name for name in sorted(ours) if name not in there]
     if lacking:
-        gone = f"{url} lacks {units.number_of(len(lacking), 'segment')} with payloads of groups: {some(lacking)}"
+        gone = f"{place.url} lacks {units.number_of(len(lacking), 'file')} with payloads of groups: {some(lacking)}"
         yield problem(gone, _LACKING)
-    short = [name for name, live in sorted(ours.items()) if name in there and there[name].nbytes < live]
+    short = [name for name, size in sorted(ours.items()) if name in there and there[name].nbytes < (size or 0)]
     if short:
-        cut = f"{units.number_of(len(short), 'segment')} in {url} were cut short: {some(short)}"
+        cut = f"{units.number_of(len(short), 'file')} in {place.url} were cut short: {some(short)}"
         yield problem(cut, _LACKING)
     unnamed = _unnamed(there, named)
     if unnamed:
-        context.unnamed[number] = unnamed
+        context.unnamed[place.number] = [number for name in unnamed if (number := file_number(name)) is not None]
         size = units.size(sum(there[name].nbytes for name in unnamed))
-        what = f"{units.number_of(len(unnamed), 'segment')} of {size} in {url} that this database doesn't name"
+        what = f"{units.number_of(len(unnamed), 'file')} of {size} in {place.url} that this database doesn't name"
         yield repairable(
             f"{what}, older than an hour: {some(unnamed)}. A crash left them, or this is an older copy of the "
-            "database: use the newer one if there is, because --repair deletes them",
+            "database: use the newer one if there is, because --repair deletes them, and so does a run a day later",
             level=Severity.WARNING,
         )
 
 
-def _unnamed(there: dict[str, StoredSegment], named: Collection[str], *, younger: bool = False) -> list[str]:
-    """Return the segments without a row: the old ones, which no process can be writing, or the `younger` ones."""
+def _unnamed(there: dict[str, StoredFile], named: Collection[str], *, younger: bool = False) -> list[str]:
+    """Return the files without a row: the old ones, which no process can be writing, or the `younger` ones."""
     latest = time.time() - YOUNG_SECONDS
     return sorted(name for name, one in there.items() if name not in named and (one.written_at > latest) is younger)
 
 
 def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Delete the segments found without a row that still have none; no segment can be registered meanwhile."""
+    """Write lost markers anew, and delete the files found without a row that still have none."""
     done = []
-    places, known, (identity, home) = tx.places()[0], _known(tx), _identity(tx)
-    if context.unnamed and tx.values(_UNREGISTERED):
-        return ["left segments that the database doesn't name, because rows of others are missing"]
-    for number, names in context.unnamed.items():
-        left = [name for name in names if name not in known.get(number, {})]
-        if number not in places or not left:
-            continue
-        with closing(open_place(places[number], PATIENCE)) as store:
-            if not _recognise(store, identity, number).belongs_to(home):
-                continue
-            for name in left[:_DELETED_AT_ONCE]:
-                store.delete(name)
-        more = len(left) - _DELETED_AT_ONCE
-        again = f"; {more:,} more are left: repair again" if more > 0 else ""
-        count = units.number_of(min(len(left), _DELETED_AT_ONCE), "segment")
-        done.append(f"deleted {count} in {places[number]} that nothing names{again}")
+    known = _known(tx)
+    for place in _places(tx):
+        if _lacks_marker(place, known.get(place.number, {})):
+            with closing(_open(place)) as store:
+                store.replace_marker(Marker(place.identity, place.number, place.home).packed())
+            done.append(f"wrote {MARKER} in {place.url} anew")
+    if context.unnamed and tx.values(_UNKNOWN):
+        return [*done, "left files that the database doesn't name, because rows of others are missing"]
+    for place in _places(tx):
+        if found := context.unnamed.get(place.number, [])[:_DELETED_AT_ONCE]:
+            with closing(_open(place)) as store:
+                if not _recognise(store, place).belongs_to(place.home):
+                    continue
+                nobodys = disown(tx, place.number, found)
+                store.delete([file_name(one) for one in nobodys])
+            more = len(context.unnamed[place.number]) - len(found)
+            again = f"; {more:,} more are left: repair again" if more > 0 else ""
+            if nobodys:
+                count = units.number_of(len(nobodys), "file")
+                done.append(f"deleted {count} in {place.url} that nothing names{again}")
     return done
 
 
@@ -313,11 +325,10 @@ def take_over_places(reader: Reader) -> list[str]:
     Return what was done. Raises PayloadStoreError where a place can't be reached.
     """
     done = []
-    places, (identity, home) = reader.read_any(lambda tx: (tx.places()[0], _identity(tx)))
-    for number, url in sorted(places.items()):
-        with closing(open_place(url, PATIENCE)) as store:
-            marker = _recognise(store, identity, number)
-            if not marker.belongs_to(home):
-                take_over(store, home)
-                done.append(f"{url} is this database's now, and no longer that of {described(marker.home)}")
+    for place in reader.read_any(_places):
+        with closing(open_place(place.url, PATIENCE)) as store:
+            marker = _recognise(store, place)
+            if not marker.belongs_to(place.home):
+                take_over(store, place.home)
+                done.append(f"{place.url} is this database's now, and no longer that of {described(marker.home)}")
     return done

@@ -53,19 +53,19 @@ def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
         yield from _findings_of(check, reader, context)
 
 
-# Whether there is any place, segment, or payload in a segment.
+# Whether there is any place, file, or payload in a file.
 _IS_APART = """
-SELECT EXISTS (SELECT 1 FROM rb_place) OR EXISTS (SELECT 1 FROM rb_segment)
-    OR EXISTS (SELECT 1 FROM rb_payload WHERE segment IS NOT NULL)"""
+SELECT EXISTS (SELECT 1 FROM rb_place) OR EXISTS (SELECT 1 FROM rb_file)
+    OR EXISTS (SELECT 1 FROM rb_payload WHERE file IS NOT NULL)"""
 _NOTHING_APART = "none: all payloads are in the database"
 
 
-def _find_segments(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+def _find_files(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     if not tx.value(_IS_APART):
         return [fine(_NOTHING_APART)]
-    from replaybuf.doctor.check_places import find_segments
+    from replaybuf.doctor.check_places import find_files
 
-    return find_segments(tx, context)
+    return find_files(tx, context)
 
 
 def _check_places(reader: Reader, context: CheckContext) -> Sequence[Finding]:
@@ -76,7 +76,7 @@ def _check_places(reader: Reader, context: CheckContext) -> Sequence[Finding]:
     return check_places(reader, context)
 
 
-_APART = (Check("segments", _find_segments), Check("places", alone=_check_places))
+_APART = (Check("payload files", _find_files), Check("places", alone=_check_places))
 
 
 def _findings_of(check: Check, reader: Reader, context: CheckContext) -> Sequence[Finding]:
@@ -92,7 +92,7 @@ def _failed(error: Exception, context: CheckContext) -> Finding:
     mend = ""
     damaged = isinstance(error, NotADatabaseError) and context.path is not None and _was_a_database(context.path)
     if context.path is not None and (damaged or not isinstance(error, ReplayBufError)):
-        mend = f"stop the run; replaybuf doctor {context.where} --rescue FOLDER saves what can be read"
+        mend = check_file.SAVE_THE_REST
     return problem(f"can't be checked: {text_of(error)}", mend)
 
 

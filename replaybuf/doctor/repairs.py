@@ -1,7 +1,7 @@
 """The repairs of `replaybuf doctor --repair`: of groups and payloads, counts, indexes and views; and all in turn.
 
 A repair does only what is safe, in one exclusive write transaction, and returns what it did. It determines the damage
-again by itself, because that may have changed since the check. (Repairs of segments are in `check_places`.)
+again by itself, because that may have changed since the check. (Repairs of files are in `check_places`.)
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from replaybuf.storage.sql.inspection.writer import open_writer
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
 from replaybuf.storage.sql.schema.tables import counter, group, lane, payload
 from replaybuf.storage.sql.statements.counts import FREE, add_counts, set_aside
+from replaybuf.storage.sql.statements.files import count_gone
 from replaybuf.storage.sql.statements.lanes import Lane, need_lane
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.statements.restore import raise_uid
 from replaybuf.storage.sql.statements.rows import uid_in
-from replaybuf.storage.sql.statements.segments import count_gone
 from replaybuf.storage.sql.statements.upkeep import wall_clock
 from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
 from replaybuf.units import some
@@ -123,8 +123,8 @@ def repair_payloads(tx: Transaction, context: CheckContext) -> Sequence[str]:
 
 def repair_leaked(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """Delete payloads that nothing refers to."""
-    gone = tx.run(f"DELETE FROM {LEAKED_PAYLOADS} RETURNING segment, size")  # noqa: S608
-    count_gone(tx, gone)
+    gone = tx.run(f"DELETE FROM {LEAKED_PAYLOADS} RETURNING file")  # noqa: S608
+    count_gone(tx, (file for (file,) in gone))
     return [f"deleted {len(gone):,} leaked payloads"] if gone else []
 
 
@@ -266,7 +266,7 @@ _REPAIRS: dict[str, Repair] = {
     "payloads": repair_payloads,
     "leaked payloads": repair_leaked,
     "garbage": repair_garbage,
-    "segments": check_places.repair_segments,
+    "payload files": check_places.repair_files,
     "uids": repair_uids,
     "checksums": repair_checksums,
     "leases": repair_leases,

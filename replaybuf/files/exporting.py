@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
 
 from replaybuf.atomic_file import partial_file, publish
+from replaybuf.cancellation import to_its_end
 from replaybuf.checks import needed
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import (
@@ -292,14 +293,7 @@ def _rows(codec: Codec, items: Sequence[StorageItem], rows: RowsOf) -> list[Row]
 
 async def in_thread(function: Callable[[], T]) -> T:
     """Run a function in a thread, and wait for its end even when cancelled, because it uses files until then."""
-    running = asyncio.ensure_future(asyncio.to_thread(function))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        if not running.cancelled():
-            running.exception()  # retrieved, so that asyncio doesn't log it
-        raise
+    return await to_its_end(asyncio.to_thread(function))
 
 
 _DATASET_FILE_BYTES = 1 << 28

@@ -106,6 +106,10 @@ def _members(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[_Member]
             if same is not None:
                 yield _Member(("group_id", _comparable(same), task), place, rollout, metadata, odd)
                 continue
+            if not _says_something(rollout.get("message")) and rollout.get("prompt_ids") is None:
+                odd.append("rows without a group_id and a prompt: each is a group by itself")
+                yield _Member((None, number, task), place, rollout, metadata, odd)
+                continue
             odd.append("rows without a group_id: those that follow each other with the same prompt are a group")
             same = _comparable([rollout.get("message"), rollout.get("prompt_ids")])
             yield _Member(("prompt", same, task), place, rollout, metadata, odd)
@@ -116,7 +120,8 @@ def _members(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[_Member]
                 where = f"{place}, rollouts[{index}]"
                 if type(one) is not dict:
                     raise FileError(f"{where} is {one!r:.60}; expected an object with the fields of a rollout")
-                yield _Member((None, number, ""), where, *_rollout(where, {**row, **one}, mapped))
+                own = {name: value for name, value in one.items() if value is not None or name not in row}
+                yield _Member((None, number, ""), where, *_rollout(where, row | own, mapped))
 
 
 def _group(members: list[_Member], mapped: ColumnMapping) -> FileGroup:
@@ -150,6 +155,7 @@ def _rollout(place: str, row: Row, mapped: ColumnMapping) -> tuple[Row, Row, lis
     """Return a rollout with RolloutState's fields, its group's metadata, and notices about the row."""
     row = dict(row)
     rollout: Row = {}
+    columns = dict(mapped.fields)  # in the file, of fields with other names
     odd: list[str] = []
     for ours, theirs in mapped.fields.items():
         if theirs not in row:
@@ -171,7 +177,8 @@ def _rollout(place: str, row: Row, mapped: ColumnMapping) -> tuple[Row, Row, lis
     for ours, names in SYNONYMS.items():
         found = next((name for name in names if name in row and rollout.get(ours) is None), None)
         if found is not None:
-            rollout[ours] = row.pop(found)
+            rollout[ours], columns[ours] = row.pop(found), found
+    _take_conversation(place, rollout, row, columns)
     if row and mapped.as_they_are:
         rollout |= row
     elif row:
@@ -180,15 +187,53 @@ def _rollout(place: str, row: Row, mapped: ColumnMapping) -> tuple[Row, Row, lis
         rollout["extra_fields"] = {**extra, **row}
         odd.append(f"fields that rollouts don't have, kept in extra_fields: {', '.join(sorted(map(str, row))):.200}")
     metadata["guessed"] = mapped.status is None and rollout.get("status") is None
-    _check(place, rollout, mapped, odd)
+    _check(place, rollout, mapped, columns, odd)
     return rollout, metadata, odd
 
 
-def _check(place: str, rollout: Row, mapped: ColumnMapping, odd: list[str]) -> None:
+#: Where a response that came as messages is kept, among the columns that rollouts don't have.
+MESSAGES: Final = "response_messages"
+
+
+def _take_conversation(place: str, rollout: Row, row: Row, columns: Mapping[str, str]) -> None:
+    """Replace a response of messages, or of an API's object, by the last assistant's text; keep it in the row, too."""
+    given = found = rollout.get("response")
+    if type(found) is dict:
+        answers = found.get("choices")
+        if type(answers) is list:  # of a chat completion; else of OpenAI's responses, or a message by itself
+            found = [one.get("message") for one in answers if type(one) is dict]
+        else:
+            found = found.get("output", [found])
+    if type(found) is not list:
+        return
+    texts = [_text_of(one) for one in found if type(one) is dict and one.get("role") == "assistant"]
+    if not texts:
+        name = columns.get("response", "response")
+        raise FileError(f"{place}: {name} is {given!r:.60}; expected a text, or messages, one of them an assistant's")
+    rollout["response"] = texts[-1]
+    row[MESSAGES] = given
+
+
+def _text_of(message: Row) -> str:
+    """Return the text of a message, whose content may be a list of parts; "" if it has none, as a call of a tool."""
+    content = message.get("content")
+    parts = content if type(content) is list else [content]
+    texts = [one.get("text") if type(one) is dict else one for one in parts]
+    return "".join(text for text in texts if type(text) is str)
+
+
+def _says_something(prompt: Any) -> bool:
+    """Return whether a prompt has any content."""
+    return any(one.get("content") for one in prompt or ()) if type(prompt) is list else bool(prompt)
+
+
+def _check(place: str, rollout: Row, mapped: ColumnMapping, columns: Mapping[str, str], odd: list[str]) -> None:
     """Convert a rollout's fields to the types that other features expect. Raises FileError."""
 
     def wrong(name: str, expected: str) -> FileError:
-        return FileError(f"{place}: {name} is {rollout[name]!r:.60}; expected {expected}")
+        column = columns.get(name, name)
+        shown = name if column == name else f"{redact_path(column):.60} (read as {name})"
+        return FileError(f"{place}: {shown} is {rollout[name]!r:.60}; expected {expected}")
 
     if type(message := rollout.get("message")) is str:
         rollout["message"] = [{"role": "user", "content": message}]
@@ -203,7 +248,7 @@ def _check(place: str, rollout: Row, mapped: ColumnMapping, odd: list[str]) -> N
         if values is not None and not (type(values) is list and set(map(type, values)) <= numbers):
             raise wrong(name, "a list of numbers")
     if type(rollout.get("response")) not in (str, type(None)):
-        raise wrong("response", "a text")
+        raise wrong("response", "a text, or messages")
     reward = rollout.get("reward")
     if isinstance(reward, StoredTensor) and reward.numpy().size == 1:
         reward = float(reward.numpy().reshape(-1)[0])

@@ -1,9 +1,10 @@
 """Imports the groups of a file into any store, each exactly once.
 
 The file is read twice: first completely, so that nothing of a damaged file is written; then again, in batches. A batch
-is put in one transaction with a *cursor* of the buffer, named by a digest of the file's content, which has the number
-of imported groups of each task and status. So a killed import continues where it ended, and a repeated one does
-nothing, even if the groups have been consumed meanwhile. A checkpoint keeps the cursor with the groups.
+is put in one transaction with a *cursor* of the buffer, named by a digest of the file's bytes and of how its columns
+are read. It has the number of imported groups of each task and status. So a killed import continues where it ended, and
+a repeated one does nothing, even if the groups have been consumed meanwhile. A checkpoint keeps the cursor with the
+groups.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -25,6 +26,7 @@ from replaybuf.errors import ConflictError, FileEndsError, FileError, ReplayBufE
 from replaybuf.files.exporting import TREES, in_thread
 from replaybuf.files.foreign_rows import FIELDS, is_answered
 from replaybuf.files.row_format import FileGroup
+from replaybuf.files.sources import RolloutFile
 from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
@@ -144,7 +146,6 @@ class ImportWarnings:
 
 
 Lane = tuple[str, Status]
-Reader = Callable[[], Iterator[FileGroup]]
 
 #: The prefix of import cursors' names.
 IMPORT: Final = "import "
@@ -180,8 +181,8 @@ class Survey:
     """The content of a file: groups and rollouts by task and status, notices about them, and where it ends.
 
     `there` is the number of groups imported before. `odd` counts groups by notice, and `examples` has the place of the
-    first one. `warnings` are likely mistakes of the caller. `ends` is the place where a file was cut short. `digest` is
-    equal for files with the same groups, in any format.
+    first one. `warnings` are likely mistakes of the caller. `ends` is the place where a file was cut short. `digest`
+    stands for the bytes of the file and the mapping of its columns.
     """
 
     groups: Counter[Lane] = field(default_factory=Counter)
@@ -213,21 +214,21 @@ class Imported:
 
 
 async def import_from(
-    storage: SQLStorage, read: Reader, options: ImportOptions, progress: OnProgress | None = None
+    storage: SQLStorage, source: RolloutFile, options: ImportOptions, progress: OnProgress | None = None
 ) -> Imported:
     """Put the groups of a file, each exactly once; none if any of them is invalid. Return the counts.
 
     `progress` is called in both passes: with the groups read, of an unknown total, and then with the groups put. Raises
     the errors of `survey` and `import_groups`.
     """
-    found = await survey(storage, read, options, progress)
+    found = await survey(storage, source, options, progress)
     if options.dry_run or not found.new:
         return Imported(found, there=found.there.total())
-    return await import_groups(storage, read, options, found, progress)
+    return await import_groups(storage, source, options, found, progress)
 
 
 async def survey(
-    storage: SQLStorage, read: Reader, options: ImportOptions, progress: OnProgress | None = None
+    storage: SQLStorage, source: RolloutFile, options: ImportOptions, progress: OnProgress | None = None
 ) -> Survey:
     """Read a file to its end, check each group, and return what an import would do. Writes nothing.
 
@@ -235,9 +236,10 @@ async def survey(
     `options.partial`.
     """
     found, reporter = Survey(), ProgressReporter(progress, None)
-    with closing(_surveying(storage.codec, read, options, found)) as reading:
+    with closing(_surveying(storage.codec, source, options, found)) as reading:
         while done := await in_thread(lambda: next(reading, None)):
-            reporter.add(*done)
+            if any(done):  # else it has only read a piece of the file
+                reporter.add(*done)
     reporter.finish()
     if found.groups and not options.again:
         counts = _counts(await storage.cursor(IMPORT + found.digest))
@@ -247,17 +249,16 @@ async def survey(
 
 
 def _surveying(
-    codec: Codec, read: Reader, options: ImportOptions, found: Survey
+    codec: Codec, source: RolloutFile, options: ImportOptions, found: Survey
 ) -> Generator[tuple[int, int], None, None]:
     """Add the groups of a file to the survey. Yield the numbers of groups and bytes read, piece by piece."""
     digest, warnings, groups, size = xxh3_128(), ImportWarnings(), 0, 0
     try:
-        for group in read():
+        for group in source.read():
             if groups >= _GROUPS or size >= _BYTES:
                 yield groups, size
                 groups = size = 0
             new = checked_group(group, codec)
-            digest.update(_identity(new))
             groups += 1
             size += len(new.payload or b"")
             if not options.takes(group):
@@ -275,13 +276,16 @@ def _surveying(
                 f"{error}; nothing was imported. To import what is before it, say so (partial=True, --partial)"
             ) from error
         found.ends = str(error)
-    found.digest, found.warnings = digest.hexdigest(), warnings.texts()
     if groups:
         yield groups, size
+    for piece in source.pieces():
+        digest.update(piece)
+        yield 0, 0
+    found.digest, found.warnings = digest.hexdigest(), warnings.texts()
 
 
 async def import_groups(
-    storage: SQLStorage, read: Reader, options: ImportOptions, found: Survey, progress: OnProgress | None = None
+    storage: SQLStorage, source: RolloutFile, options: ImportOptions, found: Survey, progress: OnProgress | None = None
 ) -> Imported:
     """Put the groups of a surveyed file. Return the counts.
 
@@ -293,7 +297,7 @@ async def import_groups(
     cursor = await storage.cursor(IMPORT + found.digest)
     counts: Counter[Lane] = Counter() if options.again else _counts(cursor)
     reporter, met, worker = ProgressReporter(progress, found.new), Counter[Lane](), worker_name()
-    with closing(_batches(storage.codec, read, options, counts, met, done)) as reading:
+    with closing(_batches(storage.codec, source, options, counts, met, done)) as reading:
         while (batch := await in_thread(lambda: next(reading, None))) is not None:
             if not batch:
                 continue
@@ -317,11 +321,11 @@ async def import_groups(
 
 
 def _batches(
-    codec: Codec, read: Reader, options: ImportOptions, counts: Counter[Lane], met: Counter[Lane], done: Imported
+    codec: Codec, source: RolloutFile, options: ImportOptions, counts: Counter[Lane], met: Counter[Lane], done: Imported
 ) -> Generator[list[NewGroup], None, None]:
     """Yield the groups not yet imported, in batches; a batch is empty if all groups read for it were imported."""
     before, batch, size, passed = counts.copy(), list[NewGroup](), 0, 0
-    groups = read()
+    groups = source.read()
     while True:
         try:
             group = next(groups, None)
@@ -342,12 +346,6 @@ def _batches(
             continue
         batch.append(checked_group(group, codec))
         size += len(batch[-1].payload or b"")
-
-
-def _identity(new: NewGroup) -> bytes:
-    """Return the bytes that identify a group of a file in its digest."""
-    metadata = [new.task_name, new.status, new.staleness, new.priority, new.tags, new.key, new.times_sampled]
-    return json.dumps(metadata).encode() + (new.payload or b"")
 
 
 def _packed(counts: Counter[Lane]) -> bytes:

@@ -28,7 +28,7 @@ import numpy as np
 
 from replaybuf.checks import Tags
 from replaybuf.codec.extension_types import TAG_NAMES, TaggedValue
-from replaybuf.codec.numpy_arrays import decode_array, describe_dtype
+from replaybuf.codec.numpy_arrays import array_of, describe_dtype
 from replaybuf.codec.torch_tensors import StoredTensor
 from replaybuf.errors import FileEndsError, FileError
 from replaybuf.rollouts.rollout import Status
@@ -104,7 +104,7 @@ def _untagged(name: str, content: Any) -> Any:
 
 def _build_array(content: Any) -> Any:
     description, shape, text = content
-    return decode_array([description, shape, "C", _to_bytes(text)])
+    return array_of(description, shape, _to_bytes(text))
 
 
 def _build_tensor(content: Any) -> StoredTensor:

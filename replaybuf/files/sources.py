@@ -26,16 +26,17 @@ from replaybuf.codec.payload_format import zstandard_module
 from replaybuf.errors import AccessError, FileEndsError, FileError, InputError, ReplayBufError
 from replaybuf.files.arrow_tables import read_tables
 from replaybuf.files.foreign_rows import ColumnMapping, foreign_groups
-from replaybuf.files.pickled_values import read_saved
 from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, groups_of, is_of_rollout, is_ours, to_json
 from replaybuf.redact import redact_path
 
 #: A longer line is refused, because it would have to be in memory as a whole.
 _LONGEST: Final = 1 << 30
+#: How many bytes of a file are read at once for its digest.
+_PIECE: Final = 16 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BOM: Final = b"\xef\xbb\xbf"
 #: The formats, for the error about a file that has none of them.
-READABLE: Final = "what can be read is JSONL (also .gz, .zst), Parquet, Arrow, files of torch.save, and pickles"
+READABLE: Final = "what can be read is JSONL (also .gz, .zst), Parquet and Arrow"
 _WIDE_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -272,6 +273,10 @@ _DATABASE: Final = (
     "this is a database: replaybuf save and resume, or export, copy the groups of one of replaybuf's; those of others "
     "are imported from JSONL"
 )
+_PICKLED: Final = (
+    "this is a pickle, or a file of torch.save or numpy: load it where its classes are, if you trust it, and write its "
+    "rollouts as JSONL (docs/files.md, Saved buffers)"
+)
 #: Extensions of files that are never empty, as opposed to plain lines.
 _FILLED: Final = (".gz", ".zst", ".parquet", ".arrow", ".feather", ".arrows", ".pth", ".pt", ".pkl")
 
@@ -302,16 +307,28 @@ class RolloutFile:
     where: str
     mapped: ColumnMapping = field(default_factory=ColumnMapping)
 
-    def read(self) -> Iterator[FileGroup]:
-        """Yield the groups. FileError for an invalid file, with the file's name first."""
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes by which an import knows the file: all of its own, and how its columns are read."""
+        mapped = self.mapped
+        read_as = [sorted(mapped.fields.items()), mapped.task, mapped.status, mapped.key, mapped.as_they_are]
+        yield json.dumps(read_as).encode()
+        for path in self._files():
+            with path.open("rb") as raw:
+                while piece := raw.read(_PIECE):
+                    yield piece
+
+    def _files(self) -> list[Path]:
+        """Return the file, or the parts of an export. Raises FileError."""
         if self.where.startswith(("postgres", "sqlite:")) and "://" in self.where:
             raise FileError(f"{redact_path(self.where)}: {_DATABASE}")
         path = Path(self.where)
         if path.is_dir():
-            files = files_in(path)
-        else:
-            files = [path] if path.exists() else parts_of(path) or [path]
-        for file in files:
+            return files_in(path)
+        return [path] if path.exists() else parts_of(path) or [path]
+
+    def read(self) -> Iterator[FileGroup]:
+        """Yield the groups. FileError for an invalid file, with the file's name first."""
+        for file in self._files():
             shown, place = redact_path(str(file)), "the beginning"
             try:
                 for group in self._read(file):
@@ -342,7 +359,7 @@ class RolloutFile:
         if magic == _SQLITE:
             raise FileError(_DATABASE)
         if magic.startswith((_ZIP, _PICKLE)):
-            return read_saved(path, self.mapped)
+            raise FileError(_PICKLED)
         if magic.startswith(_PARQUET):
             return self._grouped(read_tables(path, "parquet"))
         if magic.startswith(_ARROW):

@@ -147,16 +147,16 @@ OF_DATABASE = (
         "Payloads of groups that are gone, which wait to be deleted.",
     ),
     Metric(
-        *("replaybuf_segments", "gauge", "database/places/*/segments"),
+        *("replaybuf_payload_files", "gauge", "database/places/*/files"),
         *("Files or objects with payloads that are kept apart.", ("place",)),
     ),
     Metric(
-        *("replaybuf_segment_live_bytes", "gauge", "database/places/*/live_bytes"),
-        *("Bytes in segments that groups, leases or checkpoints have.", ("place",)),
+        *("replaybuf_payload_file_bytes", "gauge", "database/places/*/bytes"),
+        *("Bytes of these files.", ("place",)),
     ),
     Metric(
-        *("replaybuf_segment_dead_bytes", "gauge", "database/places/*/dead_bytes"),
-        *("Bytes in segments of groups that are gone.", ("place",)),
+        *("replaybuf_payload_file_groups", "gauge", "database/places/*/groups"),
+        *("Groups that have payloads in these files.", ("place",)),
     ),
 )
 

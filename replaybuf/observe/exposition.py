@@ -1,13 +1,12 @@
 """Figures, which are nested dicts, as time series: in the formats of Prometheus and OpenMetrics, and for its client.
 
-Both have the same series. Prometheus's format lacks gauge histograms: there the buckets are a `histogram`, and
-`_gcount` and `_gsum` are separate gauges, as in prometheus_client."""
+prometheus_client writes both. Prometheus's format lacks gauge histograms: there the buckets are a `histogram`, and
+`_gcount` and `_gsum` are separate gauges."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
@@ -23,9 +22,9 @@ from replaybuf.storage.sql.inspection.measures import (
     count_unswept,
     held_by_tasks,
     histogram_of,
+    list_places,
     measure,
     read_records,
-    segments_of_places,
 )
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 
@@ -55,7 +54,7 @@ def read_figures(
             "database": {
                 "bytes": tx.database_bytes(),
                 "unswept_payloads": count_unswept(tx),
-                "places": {place.pop("url"): place for place in segments_of_places(tx)},
+                "places": {place.pop("url"): place for place in list_places(tx)},
             },
             "buffers": {name: _figures(tx, name, found) for name, found in measure(tx, buffer, scanned).items()},
         }
@@ -192,47 +191,33 @@ def prometheus(
     `figures` are those of `await buffer.metrics()`, and `buffer` the name of the buffer, or those of `read_figures`.
     Rates are left out: Prometheus computes its own. `only` is a prefix of the metrics' names.
     """
+    from prometheus_client.exposition import generate_latest
+    from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
     chosen = [(metric, samples) for metric, samples in samples_of(figures, buffer) if metric.name.startswith(only)]
-    lines = [line for metric, samples in chosen for line in _lines(metric, samples, openmetrics)]
-    if openmetrics:
-        lines.append("# EOF")
-    return "\n".join(lines) + "\n"
+    generate: Callable[[Any], bytes] = generate_openmetrics if openmetrics else generate_latest
+    return generate(_Families(chosen)).decode()
 
 
-def _lines(metric: Metric, samples: Iterable[Sample], openmetrics: bool) -> Iterator[str]:
-    if metric.kind == "gaugehistogram" and not openmetrics:
-        samples = list(samples)
-        for series in metric.series:
-            kind, name = ("histogram", metric.name) if series.endswith("_bucket") else ("gauge", series)
-            yield from _head(name, kind, metric.help)
-            yield from (_line(sample) for sample in samples if sample.series == series)
-        return
-    name = metric.name.removesuffix("_total") if openmetrics and metric.kind == "counter" else metric.name
-    yield from _head(name, metric.kind, metric.help)
-    yield from map(_line, samples)
+class _Families(list[tuple[Metric, list[Sample]]]):
+    """Metrics and their samples as a registry of prometheus_client."""
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client import Metric as Family
+
+        for metric, samples in self:
+            family = Family(metric.name.removesuffix("_total"), metric.help, metric.kind)
+            for sample in samples:
+                labels = {
+                    name: text.encode("utf-8", "backslashreplace").decode() for name, text in sample.labels.items()
+                }
+                family.add_sample(sample.series, labels, sample.value)
+            yield family
 
 
-def _head(name: str, kind: str, help: str) -> tuple[str, str]:
-    return f"# HELP {name} {help}", f"# TYPE {name} {kind}"
-
-
-def _line(sample: Sample) -> str:
-    labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels.items())
-    return f"{sample.series}{f'{{{labels}}}' if labels else ''} {_number(sample.value)}"
-
-
-def _escaped(text: str) -> str:
-    """Escape a label's value, which may be any text."""
-    text = text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")  # UTF-8 has no lone surrogates
-
-
-def _number(value: float) -> str:
-    if isinstance(value, int):
-        return str(int(value))
-    if math.isfinite(value):
-        return repr(float(value))
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+def _encodable(text: str) -> str:
+    """Escape the lone surrogates of a label's value, which may be any text."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 # For processes that have a metrics endpoint already
@@ -248,8 +233,7 @@ class Collector:
     An open buffer's metrics include its own waits, but none that are read from the database (workers, batches, ...);
     `distributions` are as in `buffer.metrics()`. For a URL, `name` is the buffer to read (default: all). A collection
     that fails, or takes longer than `timeout` seconds, yields `replaybuf_up` 0, so that the process's other metrics are
-    still served; the first of several failures is logged as a warning. Needs the package prometheus_client. Raises
-    InputError for any other source.
+    still served; the first of several failures is logged as a warning. Raises InputError for any other source.
     """
 
     def __init__(
@@ -275,14 +259,8 @@ class Collector:
 
     def collect(self) -> Iterator[Any]:
         """Yield the metric families of prometheus_client."""
-        from prometheus_client import Metric
-
         name = "" if isinstance(self._source, str) else str(self._source.storage.name)
-        for metric, samples in samples_of(self._figures(), name):
-            family = Metric(metric.name.removesuffix("_total"), metric.help, metric.kind)
-            for sample in samples:
-                family.add_sample(sample.series, sample.labels, sample.value)
-            yield family
+        yield from _Families(samples_of(self._figures(), name)).collect()
 
     def _figures(self) -> Mapping[str, Any]:
         try:

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.buffer.cancellation import to_its_end
+from replaybuf.cancellation import first_of, to_its_end
 from replaybuf.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, NotReadyError, ProduceError, ReplayBufError, RolloutError
 from replaybuf.produce.agent_loop import (
@@ -78,10 +78,12 @@ class Generations:
         await asyncio.sleep(0)  # a task that is cancelled before its first step would not give its prompt back
         return len(prompts)
 
-    async def wait(self, timeout: float) -> None:
-        """Wait until at least one group is done, for up to `timeout` seconds. Raises the errors of `check`."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    async def wait(self, timeout: float, *others: Coroutine[Any, Any, Any]) -> None:
+        """Wait until at least one group or one of `others` is done, for up to `timeout` seconds.
+
+        Raises the errors of `check`, and those of the others, which are cancelled at the end.
+        """
+        await first_of(*others, tasks=self._tasks, timeout=timeout)
         self.check()
 
     def check(self) -> None:
@@ -139,35 +141,24 @@ class Generations:
 
         The agent loop has `pause_timeout` seconds to end its calls. Cancelling the caller doesn't shorten this wait.
         """
+        await to_its_end(self._cancel())
+
+    async def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
-        try:
-            await self._ended()
-        finally:
-            if late := sum(not task.done() for task in self._tasks):
-                text = "task %s: %d groups are still being generated %g s after they were cancelled"
-                _logger.warning(text, self._sampler.task_name, late, self._timeout)
-            for task in self._tasks:
-                if task.done() and not task.cancelled():
-                    task.exception()  # marks it as retrieved
-
-    async def _ended(self) -> None:
-        """Wait for the end of all tasks; for tasks in a call of the agent loop at most `pause_timeout` seconds.
-
-        Other tasks are in calls of the store, which have their own timeouts.
-        """
-        deadline, cancelled = time.monotonic() + self._timeout, None
+        deadline = time.monotonic() + self._timeout
+        # Only calls of the agent loop are left behind: those of the store have timeouts of their own.
         while late := [task for task in self._tasks if not task.done()]:
             remaining = max(0.0, deadline - time.monotonic()) or None
-            late = late if remaining else [task for task in late if task not in self._calling]
-            if not late:
+            waited_for = late if remaining else [task for task in late if task not in self._calling]
+            if not waited_for:
+                text = "task %s: %d groups are still being generated %g s after they were cancelled"
+                _logger.warning(text, self._sampler.task_name, len(late), self._timeout)
                 break
-            try:
-                await asyncio.wait(late, timeout=remaining)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
+            await asyncio.wait(waited_for, timeout=remaining)
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.exception()  # marks it as retrieved
 
     @contextlib.asynccontextmanager
     async def ending(self) -> AsyncIterator[None]:
@@ -179,13 +170,16 @@ class Generations:
         try:
             yield
         except ProduceError:
-            await self.cancel()
-            for status, uids in self.failures.failed.items():  # also prompts that were set aside
-                failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
-                await self._sampler.buffer.update(failed, status=status)
+            await to_its_end(self._undo_failures())
             raise
         finally:
             await self.cancel()
+
+    async def _undo_failures(self) -> None:
+        await self._cancel()
+        for status, uids in self.failures.failed.items():  # also prompts that were set aside
+            failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
+            await self._sampler.buffer.update(failed, status=status)
 
     def _collect(self) -> None:
         """Remove the tasks that are done. Raises the first error that ended one."""

@@ -17,6 +17,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.wait_reports import WaitReport
+from replaybuf.cancellation import first_of
 from replaybuf.checks import check_step, check_timeout, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
@@ -29,7 +30,9 @@ from replaybuf.rules.train_state import TRAINER, TrainState
 from replaybuf.rules.transitions import Tally, levels
 from replaybuf.worker_name import working_as
 
-_POLL_SECONDS = 0.1
+#: Who waits looks at the store when it has changed, and after so many seconds at the latest; at the earliest after so
+#: many, however often it changes.
+_LONGEST_SECONDS, _SHORTEST_SECONDS = 5.0, 0.25
 _NOTHING: bytes = msgpack.packb(None)
 
 
@@ -60,6 +63,7 @@ async def wait_published(
     news = "nothing" if after is None else f"nothing since step {after.train_step}"
     with closing(buffer.waits.for_trainer(patience)) as report:
         while True:
+            seen = buffer.waits.version()
             await buffer.check_fence()
             state = await published(buffer, name=name)
             if state is not None and state != after:
@@ -73,7 +77,13 @@ async def wait_published(
             if report.due:
                 why = await buffer.waits.why(report.wait, await buffer.tallies())
                 report.update(why.recorded, str(why))
-            await asyncio.sleep(min(_POLL_SECONDS, remaining))
+            await _changed(buffer, seen, min(remaining, report.pause))
+
+
+async def _changed(buffer: ReplayBuffer, seen: int, timeout: float) -> None:
+    """Wait for a change of the store since its version was `seen`, for up to `timeout` seconds."""
+    await asyncio.sleep(min(_SHORTEST_SECONDS, timeout))
+    await buffer.waits.changed(seen, max(0.0, min(timeout, _LONGEST_SECONDS) - _SHORTEST_SECONDS))
 
 
 #: Loads the weights of a published state. Returns the loaded model step if it differs from the state's.
@@ -132,15 +142,9 @@ async def produce_loop(
 
 async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event) -> TrainState | None:
     """Wait for the trainer's first published state; return None if `stop` is set first."""
-    waiting = asyncio.create_task(wait_published(sampler.buffer, timeout=patience))
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return await waiting if waiting.done() else None
-    finally:
-        for task in (waiting, stopping):
-            task.cancel()
-        await asyncio.gather(waiting, stopping, return_exceptions=True)
+    state: TrainState | None
+    state, _ = await first_of(wait_published(sampler.buffer, timeout=patience), stop.wait())
+    return state
 
 
 @dataclass(slots=True)
@@ -171,16 +175,24 @@ class _Work:
             await self.running.pause()
 
     async def _until_finished(self, state: TrainState, stop: asyncio.Event) -> None:
+        buffer, seen = self.sampler.buffer, -1
         while not state.finished and not stop.is_set():
             self.running.train_step = state.train_step
             self.running.check()
-            if await self._weights_are_new(state) and await self._start():
+            if await self._may_generate(state) and await self._start():
                 self._go_on()
             else:
-                await self._wait(state)
+                await self._wait(state, stop, seen)
             self._check_waste()
             self._report(state)
-            state = await published(self.sampler.buffer) or state
+            seen = buffer.waits.version()  # before all that is read until the next wait
+            state = await published(buffer) or state
+
+    async def _may_generate(self, state: TrainState) -> bool:
+        if await self._weights_are_new(state):
+            return True
+        await self.sampler.buffer.check_fence()
+        return False
 
     async def _weights_are_new(self, state: TrainState) -> bool:
         """Return whether generation may go on. Loads newer weights if there are any and nothing is being generated."""
@@ -215,27 +227,32 @@ class _Work:
         return self.strategy.bounded(room, limits, level, flying, len(self.running))
 
     async def _level(self) -> tuple[Level, int]:
-        """Return the level of the task, and the number of groups in flight, over all workers."""
+        """Return the level of the task, and the number of groups in flight, over all workers. Raises FencedError."""
         task_name = self.sampler.task_name
-        tallies = await self.sampler.buffer.tallies()
+        tallies = await self.sampler.buffer.waits.tallies()
         flying = sum(tallies.get((task_name, status, Tally.LEASED), 0) for status in (*WAITING, Status.INIT))
         return levels(tallies, [task_name])[task_name], flying
 
-    async def _wait(self, state: TrainState) -> None:
-        """Wait for one poll interval, or until a group is done. Raises NotReadyError after too long without work."""
-        await self.sampler.buffer.check_fence()
-        if self.running:
-            await self.running.wait(_POLL_SECONDS)
+    async def _wait(self, state: TrainState, stop: asyncio.Event, seen: int) -> None:
+        """Wait until a group is done, `stop` is set, or the store has changed since its version was `seen`.
+
+        Raises NotReadyError after too long without work.
+        """
+        buffer, timeout = self.sampler.buffer, _LONGEST_SECONDS
+        is_idle = not self.running
+        if is_idle:
+            self.idle = self.idle or buffer.waits.for_trainer(self.patience)
+            timeout = self.busy + self.patience - time.monotonic()
+            if timeout <= 0:
+                why = await self._why_idle(state)
+                await self.idle.timed_out(why, self.sampler.task_name)
+                raise NotReadyError(f"after {self.patience:g} s: {why}")
+            if self.idle.due:
+                self.idle.update(await self._why_idle(state))
+            timeout = min(timeout, self.idle.pause)
+        await self.running.wait(timeout, _changed(buffer, seen, timeout), stop.wait())
+        if not is_idle:
             self._go_on()
-            return
-        self.idle = self.idle or self.sampler.buffer.waits.for_trainer(self.patience)
-        await asyncio.sleep(_POLL_SECONDS)
-        if time.monotonic() - self.busy > self.patience:
-            why = await self._why_idle(state)
-            await self.idle.timed_out(why, self.sampler.task_name)
-            raise NotReadyError(f"after {self.patience:g} s: {why}")
-        if self.idle.due:
-            self.idle.update(await self._why_idle(state))
 
     def _go_on(self) -> None:
         """End the idle period."""

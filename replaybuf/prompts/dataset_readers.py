@@ -1,24 +1,25 @@
-"""Readers of datasets: the items from the position of a cursor on, and the position after them.
+"""Readers of datasets without a state of their own: the items from a position on, and the position after them.
 
-The position in an indexed dataset is the number of items that were read, over all epochs; in an iterable, the epoch and
-the number of its items that were read; in a dataset with a state of its own, that state.
+The position is the epoch and the number of its items that were read, with a fingerprint of the last one, by which
+another dataset is told; in an indexed dataset also its size, which may change; in a dataset with a state of its own,
+that state.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import partial
+from hashlib import blake2b
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
+from pydantic import BaseModel
 
-from replaybuf.codec.payload import Codec
-from replaybuf.errors import DecodeError, EncodeError, InputError
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.errors import InputError
 
 #: An upper bound of positions.
 FAR = 1 << 62
@@ -50,6 +51,51 @@ def is_number(value: Any) -> bool:
     return type(value) is int and 0 <= value < FAR
 
 
+_GO_ON = "go on with the dataset and the settings of the run, or give the ledger another name="
+
+
+def beyond(epoch: int, epochs: int) -> InputError:
+    """Return the error for a position after the last epoch."""
+    return InputError(
+        f"the dataset was read as far as epoch {epoch} (from 0), more than with epochs={epochs}: go on with the epochs "
+        "of the run, or give the ledger another name="
+    )
+
+
+def fingerprint(item: Any) -> int:
+    """Return a number by which an item is known again, from its plain values and arrays; 0 if it has none.
+
+    It is the same in all processes. Of values of other classes only the name of the class counts.
+    """
+    try:
+        packed = msgpack.packb(item, default=_plain, unicode_errors="surrogatepass")
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return 0
+    return int.from_bytes(blake2b(packed, digest_size=7).digest(), "big")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return [value.dtype.str, value.shape, value.tobytes()]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, BaseModel) or is_dataclass(value):
+        return vars(value)
+    return type(value).__qualname__
+
+
+def check_read(item: Any, again: Callable[[], Any], mark: int, epoch: int, index: int) -> None:
+    """Raise InputError if the item that the run has read last had another fingerprint; `again()` reads it again."""
+    found = fingerprint(item)
+    if mark and found and found != mark and fingerprint(again()) == found:  # otherwise it differs whenever it is read
+        raise InputError(
+            f"item {index} of epoch {epoch} of the dataset (both from 0) is another one than the run has read there: "
+            f"this is another dataset, or its order has changed; {_GO_ON}"
+        )
+
+
 _INDEXED = "an indexed dataset"
 
 
@@ -66,58 +112,62 @@ def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray[Any, np.dtype[np
 class IndexedReader:
     """Reads a dataset with `len` and `[]`; with `shuffle`, every epoch in another order.
 
-    A dataset may grow from run to run, unless it is shuffled: another size gives another order.
+    A dataset may grow or lose unread items at its end, in any epoch, unless it is shuffled: another size gives another
+    order.
     """
 
     def __init__(self, dataset: Sequence[Any], epochs: int | None, shuffle: int | None) -> None:
         self._dataset, self._epochs, self._shuffle = dataset, epochs, shuffle
         self._order: tuple[int, int, np.ndarray[Any, np.dtype[np.int64]]] | None = None
+        self._last = b""  # the position returned last
+        self._is_known = False  # whether an item that others have read was compared
 
     def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
         size = len(self._dataset)
-        first = self._index(position, size)
-        end = first + count if size else first
-        if self._epochs is not None:
-            if first > size * self._epochs:
-                raise InputError(
-                    f"{first} prompts were drawn from the dataset so far, which has {size} now, {size * self._epochs} "
-                    f"with epochs={self._epochs}: it has become shorter, or was read for more epochs; go on with the "
-                    "dataset and the epochs of the run, or give the ledger another name="
-                )
-            end = min(end, size * self._epochs)
-        items = [self._dataset[self._at(*divmod(index, size), size)] for index in range(first, end)]
-        return items, pack(end if self._shuffle is None else [end, size, self._shuffle])
+        epoch, index = self._begin(position, size)
+        items: list[Any] = []
+        while len(items) < count and size and self._epochs != 0:
+            if index == size:
+                if epoch + 1 == self._epochs:
+                    break
+                epoch, index = epoch + 1, 0
+            items.append(self._item(epoch, index, size))
+            index += 1
+        if items:
+            self._last = pack([epoch, index, size, self._shuffle, fingerprint(items[-1])])
+        return items, self._last if items else position
 
-    def _at(self, epoch: int, index: int, size: int) -> int:
+    def _item(self, epoch: int, index: int, size: int) -> Any:
         if self._shuffle is None:
-            return index
+            return self._dataset[index]
         if self._order is None or self._order[:2] != (epoch, size):
             self._order = epoch, size, epoch_order(self._shuffle, epoch, size)
-        return int(self._order[2][index])
+        return self._dataset[int(self._order[2][index])]
 
-    def _index(self, position: bytes, size: int) -> int:
-        """Return the number of items read. Positions in shuffled datasets also have the size and seed of the order."""
+    def _begin(self, position: bytes, size: int) -> tuple[int, int]:
+        """Return the epoch and the index of the next item. Raises InputError if this dataset can't go on from there."""
         if not position:
-            return 0
+            return 0, 0
         found = unpack(position, _INDEXED)
-        if is_number(found):
-            if self._shuffle is not None:
-                raise InputError("the run began without shuffle: go on without it, or give the ledger another name=")
-            return int(found)
-        if not (isinstance(found, list) and len(found) == 3 and all(map(is_number, found[:2]))):
+        if not (isinstance(found, list) and len(found) == 5 and all(map(is_number, (*found[:3], found[4])))):
             raise wrong_cursor(_INDEXED)
-        index, size_then, seed_then = found
-        if seed_then != self._shuffle:
+        epoch, index, size_then, seed, mark = found
+        if seed != self._shuffle:
+            began = "without shuffle" if seed is None else f"with shuffle={seed!r:.100}"
+            raise InputError(f"the run began {began}, in another order than now (shuffle={self._shuffle}): {_GO_ON}")
+        if self._epochs is not None and index and epoch >= self._epochs:
+            raise beyond(epoch, self._epochs)
+        if index > size or (seed is not None and size != size_then):
             raise InputError(
-                f"the run began with shuffle={seed_then!r:.100}, another order than that of shuffle={self._shuffle!r}: "
-                "go on with that seed, or give the ledger another name="
+                f"the dataset had {size_then} items and has {size} now, and {index} were read in epoch {epoch} (from "
+                f"0): {'it has become shorter' if seed is None else 'its shuffled order is another one'}, and prompts "
+                f"would be read twice or never; {_GO_ON}"
             )
-        if size_then != size:
-            raise InputError(
-                f"the dataset had {size_then} items and has {size} now: its shuffled order is another one, and prompts "
-                "would be read twice or never; go on with the dataset of the run, or give the ledger another name="
-            )
-        return int(index)
+        if index and (size != size_then or not (self._is_known or position == self._last)):
+            again = partial(self._item, epoch, index - 1, size)
+            check_read(again(), again, mark, epoch, index - 1)
+            self._is_known = True
+        return epoch, index
 
 
 _ITERATED = "a dataset that is iterated"
@@ -149,27 +199,26 @@ class IterableReader:
         self._kept: deque[tuple[_Position, Any]] = deque()
 
     def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
-        self._go_to(self._unpack(position))
+        self._go_to(*self._unpack(position))
         while len(self._kept) < count and self._read_one():
             pass
         found = list(islice(self._kept, count))
         if not found:
             return [], position
-        epoch, index = found[-1][0]
-        return [item for _, item in found], pack({"epoch": epoch, "index": index + 1})
+        (epoch, index), last = found[-1]
+        return [item for _, item in found], pack({"epoch": epoch, "index": index + 1, "mark": fingerprint(last)})
 
-    def _unpack(self, position: bytes) -> _Position:
-        found = unpack(position, _ITERATED) if position else {"epoch": 0, "index": 0}
-        if not isinstance(found, dict) or found.keys() != {"epoch", "index"} or not all(map(is_number, found.values())):
+    def _unpack(self, position: bytes) -> tuple[_Position, int]:
+        found = unpack(position, _ITERATED) if position else dict.fromkeys(("epoch", "index", "mark"), 0)
+        if not isinstance(found, dict) or found.keys() != {"epoch", "index", "mark"}:
             raise wrong_cursor(_ITERATED)
-        return found["epoch"], found["index"]
+        if not all(map(is_number, found.values())):
+            raise wrong_cursor(_ITERATED)
+        return (found["epoch"], found["index"]), found["mark"]
 
-    def _go_to(self, position: _Position) -> None:
+    def _go_to(self, position: _Position, mark: int) -> None:
         if self._epochs is not None and (self._epochs, 0) < position:
-            raise InputError(
-                f"the dataset was read as far as epoch {position[0]} (from 0), more than with epochs={self._epochs}: "
-                "go on with the epochs of the run, or give the ledger another name="
-            )
+            raise beyond(position[0], self._epochs)
         if self._since is None or position < self._since:
             self._begin(position[0])
             self._kept.clear()
@@ -178,13 +227,25 @@ class IterableReader:
             self._kept.popleft()
         if self._at[0] < position[0]:
             self._begin(position[0])
+        if self._at < position:
+            item = self._skip_to(position)
+            check_read(
+                item, lambda: item if self._once else self._skip_to(position), mark, position[0], position[1] - 1
+            )
+
+    def _skip_to(self, position: _Position) -> Any:
+        """Return the last item before a position of this epoch, which begins again if that was read."""
+        if self._at == position:
+            self._begin(position[0])
+        item: Any = None
         while self._at < position:
-            if self._next() is _END:
+            item = self._next()
+            if item is _END:
                 raise InputError(
                     f"{position[1]} items of epoch {position[0]} of the dataset were drawn so far, but it has only "
-                    f"{self._at[1]}: it has become shorter; go on with the dataset of the run, or give the ledger "
-                    "another name="
+                    f"{self._at[1]}: it has become shorter; {_GO_ON}"
                 )
+        return item
 
     def _read_one(self) -> bool:
         """Read one more item. Return False at the end of the last epoch."""
@@ -257,139 +318,3 @@ class IterableReader:
         else:
             why = f"epoch {epoch} (from 0) would be its second round"
         return InputError(f"this {type(self._dataset).__name__} can be iterated only once, but {why}: {_INSTEAD}")
-
-
-_TENSOR = "__torch_tensor__"
-
-
-def _replaced(state: Any, replace: Callable[[Any], Any]) -> Any:
-    """Return a state with the values for which `replace` returns one, at any depth, replaced."""
-    if (other := replace(state)) is not state:
-        return other
-    if isinstance(state, dict):
-        return {name: _replaced(value, replace) for name, value in state.items()}
-    return type(state)(_replaced(value, replace) for value in state) if type(state) in (list, tuple) else state
-
-
-def _as_array(value: Any) -> Any:
-    torch = sys.modules.get("torch")
-    is_tensor = torch is not None and isinstance(value, torch.Tensor)
-    return {_TENSOR: value.detach().cpu().numpy()} if is_tensor else value
-
-
-def _as_tensor(value: Any) -> Any:
-    if isinstance(value, dict) and value.keys() == {_TENSOR}:
-        return importlib.import_module("torch").from_numpy(value[_TENSOR].copy())
-    return value
-
-
-_CODEC = Codec(RolloutType(dict))
-
-
-@runtime_checkable
-class StatefulDataset(Protocol):
-    """A dataset or data loader that can save its state and resume from it."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any, /) -> Any: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-
-def loses_shuffle_buffer(dataset: Any) -> bool:
-    """Return whether the state of a streaming Hugging Face dataset lacks the content of its shuffle buffer.
-
-    Loading such a state would skip those items, and repeat others. Iterated from its start, the dataset has the same
-    order again, if it was shuffled with a seed.
-    """
-    steps = [getattr(dataset, "_ex_iterable", None)]
-    while steps:
-        step = steps.pop()
-        if type(step).__name__ == "BufferShuffledExamplesIterable":
-            return True
-        steps += filter(None, (getattr(step, "ex_iterable", None), *getattr(step, "ex_iterables", ())))
-    return False
-
-
-class StatefulReader:
-    """Follows the store's cursor: if another worker has moved it, the dataset first loads that state."""
-
-    def __init__(self, dataset: StatefulDataset, epochs: int | None) -> None:
-        self._dataset, self._epochs = dataset, epochs
-        self._epoch = 0
-        self._first = self._state()
-        self._position: bytes | None = b""  # of a cursor that was never moved
-        self._items: Iterator[Any] | None = None
-        self._ahead: list[Any] = []  # the next item, already read
-
-    def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
-        if position != self._position:
-            self._go_to(position)
-        self._position = None  # unknown, until the read has succeeded
-        found: list[Any] = []
-        empty = 0
-        while len(found) < count and empty < 2 and not self._is_over():
-            items = self._take(count - len(found))
-            found += items
-            if len(found) < count:
-                empty = 0 if items else empty + 1
-                self._begin_epoch(rewind=bool(empty))
-        self._position = self._state()
-        if not self._is_over() and not empty:
-            self._read_ahead()
-        return found, self._position
-
-    def _is_over(self) -> bool:
-        return self._epochs is not None and self._epoch >= self._epochs
-
-    def _take(self, count: int) -> list[Any]:
-        self._items = iter(self._dataset) if self._items is None else self._items
-        ahead, self._ahead = self._ahead, []
-        return ahead + list(islice(self._items, count - len(ahead)))
-
-    def _read_ahead(self) -> None:
-        """Begin the next epoch if this one has no more items: some datasets can't resume at the end of an epoch."""
-        self._ahead = self._take(1)
-        if not self._ahead:
-            self._begin_epoch(rewind=False)
-            self._position = self._state()
-
-    def _begin_epoch(self, *, rewind: bool) -> None:
-        """Begin another epoch; some datasets rewind, and reshuffle, by themselves.
-
-        Their state is loaded again, as by a process that resumes here, since some datasets then begin differently.
-        """
-        self._items = None
-        if not rewind:
-            self._epoch += 1
-            rewind = self._set_epoch()
-        self._load(self._first if rewind else self._state())
-
-    def _go_to(self, position: bytes) -> None:
-        self._items, self._ahead = None, []
-        self._epoch = self._load(position or self._first)
-        if self._set_epoch():
-            self._load(position or self._first)
-
-    def _set_epoch(self) -> bool:
-        set_epoch = getattr(self._dataset, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(self._epoch)
-        return set_epoch is not None
-
-    def _state(self) -> bytes:
-        try:
-            return _CODEC.encode([{"epoch": self._epoch, "state": _replaced(self._dataset.state_dict(), _as_array)}])
-        except EncodeError as error:
-            raise InputError(f"the dataset's state_dict() must consist of plain values and arrays ({error})") from error
-
-    def _load(self, position: bytes) -> int:
-        """Set the dataset to a state. Return the number of its epoch."""
-        try:
-            [record] = _CODEC.decode(position)
-            epoch, state = int(record["epoch"]), _replaced(record["state"], _as_tensor)
-        except (DecodeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{wrong_cursor('a dataset with state_dict()')} ({error})") from error
-        self._dataset.load_state_dict(state)
-        return epoch

@@ -11,34 +11,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import logging
 import random
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
-from replaybuf.buffer.cancellation import to_its_end
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.cancellation import to_its_end
 from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, check_whole, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
-from replaybuf.prompts.dataset_readers import (
-    IndexedReader,
-    IterableReader,
-    StatefulDataset,
-    StatefulReader,
-    loses_shuffle_buffer,
-)
+from replaybuf.prompts.prompt_dataset import PromptDataset
 from replaybuf.query import Query
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import reset_response
+from replaybuf.rollouts.staleness import is_undated, reset_response
 from replaybuf.rollouts.statuses import Statuses, StatusLike
+from replaybuf.rules.circumstances import named
 from replaybuf.rules.transitions import Tally, total
 from replaybuf.storage.values import LEASE_SECONDS, UNSET, Cursor, NewGroup, StorageItem, Unset
 from replaybuf.sync import SyncReplayBuffer
@@ -51,8 +45,8 @@ class Prompt:
     this process lives, its lease is renewed.
     """
 
-    def __init__(self, lease: Lease, item: StorageItem, kind: RolloutType) -> None:
-        self._lease, self._kind = lease, kind
+    def __init__(self, ledger: PromptLedger, lease: Lease, item: StorageItem) -> None:
+        self._ledger, self._lease, self._kind = ledger, lease, ledger.rollout_type
         self.task_name = item.task_name
         self.uid = item.uid
         self.group: list[Any] = item.item
@@ -99,28 +93,42 @@ class Prompt:
         self._kind.check_class(rollout)
         return self._kind.status(rollout) == Status.INIT
 
-    async def save(self, group: Sequence[Any] | None = None) -> None:
+    async def save(self, group: Sequence[Any] | None = None, *, model_step: int | None = None) -> None:
         """Save the partial responses: if this worker dies, the next one continues them.
 
-        The prompt stays with this process, also if the call is cancelled.
+        `model_step` is the step of the weights that wrote them. Tokens saved without it get that of a later `save` or
+        `finish`, as if newer weights had written them. The prompt stays with this process, also if the call is
+        cancelled.
         """
-        await to_its_end(self._save(group))
+        await to_its_end(self._save(group, model_step))
 
-    async def _save(self, group: Sequence[Any] | None) -> None:
+    async def _save(self, group: Sequence[Any] | None, model_step: int | None) -> None:
         rollouts = list(self.group if group is None else group)
         unsaid = not all(self._kind.has(rollout, "status") for rollout in rollouts)  # then only the group has a status
+        if model_step is None:
+            self._ledger.warn_of_undated(rollouts)
         uid = await self._lease.save(
-            rollouts, self.task_name, replaces=[self.uid], status=self.status if unsaid else None
+            rollouts,
+            self.task_name,
+            replaces=[self.uid],
+            model_step=model_step,
+            status=self.status if unsaid else None,
         )
         self.uid = self.uid if uid is None else uid
 
-    async def give_back(self, group: Sequence[Any] | None = None, *, failed: str | None = None) -> None:
+    async def give_back(
+        self, group: Sequence[Any] | None = None, *, model_step: int | None = None, failed: str | None = None
+    ) -> None:
         """Return the prompt to be handed out again, with partial responses if a `group` is given.
 
-        `failed` is the error of a failed generation; after `max_deliveries` failures the prompt is set aside as FAILED.
+        `model_step` is that of `save`. `failed` is the error of a failed generation; after `max_deliveries` failures
+        the prompt is set aside as FAILED. A caller that is cancelled waits until the prompt is returned.
         """
+        await to_its_end(self._give_back(group, model_step, failed))
+
+    async def _give_back(self, group: Sequence[Any] | None, model_step: int | None, failed: str | None) -> None:
         if group is not None:
-            await self.save(group)
+            await self._save(group, model_step)
         await self._lease.give_back([self.uid], failed=failed)
 
 
@@ -132,65 +140,6 @@ def begin_anew(rollouts: Iterable[Any], kind: RolloutType, status: Status = Stat
             kind.set_status(rollout, status)
 
 
-class PromptDataset:
-    """A dataset, read `epochs` times (None: for ever), by one thread at a time.
-
-    The dataset may have `state_dict`, `load_state_dict` and `iter`, which are preferred (unless it is to be shuffled);
-    or `len` and `[]`; or it is any other iterable, with the same items in the same order on every iteration, since a
-    process that resumes iterates it from its start, and skips. Iterators, such as generators and files, can be read
-    for one epoch only, and can't go back. `set_epoch` of a dataset that isn't indexed is called with the epoch, from 0.
-
-    `shuffle`, a seed, reads an indexed dataset in another order every epoch, which depends only on the seed, the epoch
-    and the size of the dataset. Raises InputError for datasets that can't be read, or not be shuffled.
-    """
-
-    def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None = None) -> None:
-        self._lock = threading.Lock()
-        seed = whole(shuffle)
-        if shuffle is not None and (seed is None or not 0 <= seed < 1 << 64):
-            raise InputError(
-                f"shuffle must be a seed, a whole number from 0 to 2**64 - 1, or None, got {shuffle!r:.100}"
-            )
-        self._reader: StatefulReader | IndexedReader | IterableReader
-        if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
-            what = "choose one of its values" if isinstance(dataset, Mapping) else "give a list of prompts"
-            raise InputError(f"expected a dataset of prompts, got {type(dataset).__name__}: {what}")
-        is_indexed = _is_indexed(dataset)
-        is_shuffled_here = is_indexed and seed is not None
-        if isinstance(dataset, StatefulDataset) and not is_shuffled_here and not loses_shuffle_buffer(dataset):
-            self._reader = StatefulReader(dataset, epochs)
-        elif is_indexed:
-            self._reader = IndexedReader(dataset, epochs, seed)
-        elif hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__"):
-            self._reader = IterableReader(dataset, epochs)
-        else:
-            raise InputError(
-                f"expected a dataset of prompts, got {type(dataset).__name__}: it needs len() and [], or iter(), or "
-                "state_dict(), load_state_dict() and iter()"
-            )
-        if seed is not None and not isinstance(self._reader, IndexedReader):
-            raise InputError(
-                f"shuffle needs a dataset with len() and [], got {type(dataset).__name__}: shuffle the dataset "
-                "itself (the same way in every process), or give list(dataset)"
-            )
-
-    def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
-        """Return up to `count` items from a position on, and the position after them; blocks. Fewer only at the end.
-
-        Raises InputError if the dataset can't go on from this position: it is a position of another dataset, or the
-        dataset has become shorter, or it is an iterator that is already past it.
-        """
-        with self._lock:
-            return self._reader.read(position, count)
-
-
-def _is_indexed(dataset: Any) -> bool:
-    torch = sys.modules.get("torch.utils.data")
-    if torch is not None and isinstance(dataset, torch.IterableDataset):
-        return False  # torch's iterable datasets, whose [] raises NotImplementedError
-    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-
-
 #: Prompts that are handed out again: those of dead workers, interrupted ones, and expired ones.
 AGAIN = (Status.ABORTED, Status.EXPIRED, Status.INIT)
 
@@ -199,6 +148,8 @@ Narrowed = tuple[Status, Query | None]
 Again = StatusLike | Narrowed
 
 _LONGEST_WAIT = 5.0
+
+_logger = logging.getLogger("replaybuf.prompts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +206,7 @@ class PromptLedger:
         self._again = tuple(status for status, _ in _returning(again, self.rollout_type.statuses))
         self._seconds = check_seconds(seconds, "seconds")
         self.buffer.task_names.add(self.task_name)
+        self._warned_of_undated = False
         self._ended_at: int | None = None  # the number of prompts drawn at the end of the dataset that was reported
 
     @property
@@ -310,8 +262,19 @@ class PromptLedger:
         chosen = there if waiting is None else count(Tally.SIZE, {*waiting})
         return LedgerCounts(drawn, in_flight, chosen, drawn - there - in_flight)
 
+    def warn_of_undated(self, rollouts: Iterable[Any]) -> None:
+        """Warn once of partial responses whose tokens have no model step."""
+        if not self._warned_of_undated and any(is_undated(rollout, self.rollout_type) for rollout in rollouts):
+            self._warned_of_undated = True
+            _logger.warning(
+                "task %s: tokens of partial responses are saved without a model step, so they will count as written by "
+                "the weights that continue them, however stale they are: give save() and give_back() the model_step of "
+                "the weights that wrote them (said once)",
+                named(self.task_name),
+            )
+
     async def _draw_again(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:
-        tallies = await self.buffer.tallies()
+        tallies = await self.buffer.waits.tallies()
         drawn: list[Prompt] = []
         try:
             for status, where in again:
@@ -320,7 +283,7 @@ class PromptLedger:
                     lease = await self.buffer.lease_batch(
                         {self.task_name: size}, group_status=status, where=where, seconds=self._seconds
                     )
-                    drawn += [Prompt(lease, item, self.rollout_type) for item in lease.items[self.task_name]]
+                    drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
         except BaseException:
             await to_its_end(_give_back(drawn))
             raise
@@ -343,7 +306,7 @@ class PromptLedger:
             moved = replace(now, position=now.position + len(groups), value=after)
             lease = await cursors.claim(groups, moved, self._seconds)
             if lease is not None:
-                return [Prompt(lease, item, self.rollout_type) for item in lease.items[self.task_name]]
+                return [Prompt(self, lease, item) for item in lease.items[self.task_name]]
             attempt += 1  # another worker made progress
             await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
 
@@ -359,9 +322,15 @@ class PromptLedger:
             for rollout in rollouts:
                 self.rollout_type.check_class(rollout)
         except RolloutError as error:
+            where = f"item {number} of the dataset (counted as drawn, from 0)"
+            if self._make_group is _as_group:
+                kind, cls = type(item).__qualname__, self.rollout_type.cls.__qualname__
+                raise RolloutError(
+                    f"{where} is a {kind}, and no group of {cls}: give make_group=, which makes one of an item and its "
+                    f"number: make_group=lambda item, number: [{cls}(...)]"
+                ) from error
             raise RolloutError(
-                f"item {number} of the dataset (counted as drawn, from 0) can't be made a group of rollouts, by "
-                f"make_group or make_rollout: {error}"
+                f"{where} can't be made a group of rollouts, by make_group or make_rollout: {error}"
             ) from error
         if not rollouts:
             raise InputError(f"make_group gave an empty group for {item!r:.200}")

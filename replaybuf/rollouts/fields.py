@@ -46,12 +46,14 @@ class Defaults:
     def __init__(self, fields: Iterable[Field]) -> None:
         fields = tuple(fields)
         # Includes required fields, so that the result is in the order of declaration.
-        self._template = {field.name: field.default for field in fields if field.has_default or not field.optional}
+        self.template = {field.name: field.default for field in fields if field.has_default or not field.optional}
         self._makers = tuple((field.name, field.make) for field in fields if field.make is not None)
+        #: The fields whose default is made for each instance.
+        self.made = frozenset(name for name, _ in self._makers)
 
     def fill(self, given: Fields, context: Fields | None = None) -> Fields:
         """Return a new dict of all fields; factories that take preceding fields also get `context`."""
-        values = {**self._template, **given}
+        values = {**self.template, **given}
         for name, make in self._makers:
             if name not in given:
                 values[name] = make(values if context is None else {**context, **values})

@@ -6,7 +6,8 @@ import asyncio
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +24,9 @@ from replaybuf.rollouts.staleness import (
     expired_before,
     find_expired,
     group_staleness,
+    has_response,
     mask_stale_tokens,
+    oldest_step,
     refresh_group,
     reset_response,
     undated,
@@ -69,13 +72,15 @@ class Normalised:
     """The result of the put rules for a group.
 
     `train_step` is the step for which the staleness was computed; None if the rollouts brought their own, or if some of
-    them expired. `dropped` is true for a group that has expired, now or before, and isn't retryable.
+    them expired. `dropped` is true for a group that has expired, now or before, and isn't retryable. `doubts` say
+    what of the group is probably a mistake of the caller, by kind.
     """
 
     status: Status
     staleness: int
     train_step: int | None
     dropped: bool = False
+    doubts: dict[str, str] = field(default_factory=dict)
 
 
 async def normalise(
@@ -143,11 +148,64 @@ def _normalise(
         if model_step is not None:
             for rollout in rollouts:
                 date_response(rollout, model_step, kind)
-        return _apply_rules(rollouts, kind, status, train_step, rule)
+        expiring = status in EXPIRING_STATUSES
+        doubts = _check_tokens(rollouts, kind) if expiring else {}
+        normal = _apply_rules(rollouts, kind, status, train_step, rule)
+        if expiring and train_step is not None and rule.stale_threshold is not None:
+            doubts |= _check_dated(rollouts, kind)
+        normal.doubts = doubts
+        return normal
     except ReplayBufError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
         raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
+
+
+#: The fields with a value for each token of the response.
+_BY_TOKEN = ("response_ids", "logprobs", "response_mask", "response_model_steps")
+_PLAIN = (float, int, bool)
+
+
+def _check_tokens(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
+    """Return a doubt if fields of the same tokens differ in length. Raises RolloutError for None among the values."""
+    doubts: dict[str, str] = {}
+    read = kind.reader((*_BY_TOKEN, "input_ids", "labels"))  # these two may be of other tokens
+    for index, (*values, input_ids, labels) in enumerate(map(read, rollouts)):
+        lengths: dict[str, int] = {}
+        for name, value in zip(_BY_TOKEN, values, strict=True):
+            if isinstance(value, (list, tuple)) and (place := _first_none(value)) is not None:
+                raise RolloutError(
+                    f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(value)} tokens a number, or "
+                    f"leave {name} out"
+                )
+            with suppress(TypeError, OverflowError):  # a value without a length, or with a huge one
+                lengths[name] = 0 if value is None else len(value)
+        given = {name: length for name, length in lengths.items() if length}
+        if "response_ids" in given and len({*given.values()}) > 1 and input_ids is None and labels is None:
+            listed = ", ".join(f"{length} {name}" for name, length in given.items())
+            doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
+    return doubts
+
+
+def _first_none(values: Sequence[Any]) -> int | None:
+    """Return the place of the first None, or None."""
+    if values and type(values[0]) in _PLAIN:
+        with suppress(TypeError):
+            sum(values)  # fails for None, and takes a fraction of the time of comparisons
+            return None
+    return next((place for place, one in enumerate(values) if one is None), None)
+
+
+def _check_dated(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
+    """Return a doubt if the group has responses, and none of its rollouts has model steps."""
+    if any(oldest_step(rollout, kind) is not None for rollout in rollouts):
+        return {}
+    if not any(has_response(rollout, kind) for rollout in rollouts):
+        return {}
+    return {
+        "undated": "has no response_model_steps, so its staleness is always 0 and stale_threshold never applies; "
+        "give put the model_step of the weights that wrote it"
+    }
 
 
 def _apply_rules(

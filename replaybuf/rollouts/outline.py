@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
 
 from replaybuf.errors import RolloutError
 from replaybuf.rollouts.rewards import reward_value, unreadable
@@ -14,8 +14,11 @@ PREVIEW_CHARS = 200
 #: Longer conversations have no `messages` in their outline.
 MOST_MESSAGES = 100
 
-#: Finds a text of a rollout in the payload, from an offset on: its offset and length in bytes, or None.
-FindText = Callable[[int, str, int], list[int] | None]
+
+class FindText(Protocol):
+    """Finds a text in the payload, from an offset on if one is given: its offset and length in bytes, or None."""
+
+    def __call__(self, text: str, since: int | None = None) -> list[int] | None: ...
 
 
 def outline(rollouts: Sequence[Any], kind: RolloutType, find: FindText | None = None) -> list[dict[str, Any]]:
@@ -44,11 +47,11 @@ def _add_places(records: list[dict[str, Any]], rollouts: Sequence[Any], kind: Ro
     if isinstance(message, (list, tuple)) and 1 < len(message) <= MOST_MESSAGES:
         records[0]["messages"] = _messages(message, find)
     prompt = _prompt_text(message, rollouts[0], kind)
-    if isinstance(prompt, str) and len(prompt) > PREVIEW_CHARS and (place := find(0, prompt, 0)):
+    if isinstance(prompt, str) and len(prompt) > PREVIEW_CHARS and (place := find(prompt)):
         records[0]["prompt_at"] = place
-    for number, record in enumerate(records):
+    for rollout, record in zip(rollouts, records, strict=True):
         shown = record["response"]
-        if shown and len(shown) > PREVIEW_CHARS and (place := find(number, kind.get(rollouts[number], "response"), 0)):
+        if shown and len(shown) > PREVIEW_CHARS and (place := find(kind.get(rollout, "response"))):
             record["response_at"] = place
 
 
@@ -58,7 +61,7 @@ def _messages(messages: Sequence[Any], find: FindText) -> list[list[Any]]:
     since = 0
     for message in messages:
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, message)
-        if isinstance(content, str) and (place := find(0, content, since)):
+        if isinstance(content, str) and (place := find(content, since)):
             since = place[0] + place[1]
             described.append([preview(role), *place])
         else:

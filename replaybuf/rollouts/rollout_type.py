@@ -172,11 +172,12 @@ class RolloutType:
         self.names = shape.names
         self.classes = Classes(dict.fromkeys([cls, *(checked(one, "types") for one in types), Status]))
         self.statuses = Statuses(statuses)
-        self._is_dict = issubclass(cls, dict)
-        self._instances = dict if self._is_dict else cls
+        #: Whether rollouts are dicts.
+        self.is_dict = issubclass(cls, dict)
+        self._instances = dict if self.is_dict else cls
         self._theirs = _renamed(shape, fields or {})
         # Plain attributes of the same name: no mapping of names, no property.
-        own = frozenset() if self._is_dict else self.names - self._theirs.keys()
+        own = frozenset() if self.is_dict else self.names - self._theirs.keys()
         self._plain = frozenset(name for name in own if not hasattr(getattr_static(cls, name, None), "__get__"))
         self._readers: dict[tuple[str, ...], Callable[[Any], Sequence[Any]]] = {}
         status = next((field for field in shape.fields if field.name == self._theirs.get("status", "status")), None)
@@ -192,7 +193,7 @@ class RolloutType:
         theirs = self._theirs.get(name, name)
         if theirs is None:
             return default
-        if self._is_dict:
+        if self.is_dict:
             return rollout.get(theirs, default)
         try:
             return getattr(rollout, theirs, default)
@@ -212,7 +213,7 @@ class RolloutType:
 
     def _reader(self, names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
         theirs = [self._theirs.get(name, name) for name in names]
-        if self._is_dict and None not in theirs:
+        if self.is_dict and None not in theirs:
             return lambda rollout: [*map(rollout.get, theirs)]
         get_plain = attrgetter(*names)
         if not self._plain.issuperset(names):
@@ -231,7 +232,7 @@ class RolloutType:
         theirs = self._theirs.get(name, name)
         if theirs is None:
             return False
-        return theirs in self.names or (theirs in rollout if self._is_dict else hasattr(rollout, theirs))
+        return theirs in self.names or (theirs in rollout if self.is_dict else hasattr(rollout, theirs))
 
     def may_have(self, *names: str) -> bool:
         """Return whether rollouts of this class may have all these fields of ours; dicts may have any."""
@@ -297,11 +298,38 @@ class RolloutType:
             )
         return self._shape.build(fields)
 
+    def rows(self, rollouts: Sequence[Any]) -> list[Fields]:
+        """Return the fields of rollouts as `to_fields` does, which aren't to be changed; None may be there."""
+        for rollout in rollouts:
+            if type(rollout) is not self._instances:
+                self.check_class(rollout)
+        rows = self._shape.rows(rollouts) if len(rollouts) != 1 else [self._shape.read(rollouts[0])]
+        names = [*map(tuple, rows)]
+        for fields in rows[:1] if rows and names.count(names[0]) == len(rows) else rows:
+            if problem := self._shape.problem(fields):
+                raise RolloutError(f"this {self.cls.__qualname__} can't be stored: {problem}")
+        return rows
+
+    @property
+    def omitted(self) -> frozenset[str]:
+        """The fields that are left out of payloads when they are None."""
+        return self._shape.omitted
+
+    def from_columns(self, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
+        """Build rollouts from the values of each field, as `from_fields` does from those of one rollout."""
+        if not columns:
+            return [self.from_fields({}) for _ in range(rows)]
+        if problem := self._shape.problem(dict.fromkeys(columns)):
+            raise DecodeError(
+                f"the payload was written for another rollout type than {self.cls.__qualname__}: {problem}"
+            )
+        return self._shape.build_all(tuple(columns), zip(*columns.values(), strict=True))
+
     def deferrable(self, names: Iterable[Any]) -> frozenset[str]:
         """Return these names of fields whose arrays can be read later. Raises InputError."""
         chosen = frozenset(names)
         for name in sorted(map(str, chosen)):
-            if name not in self.names and not self._is_dict and not self._shape.extra:
+            if name not in self.names and not self.is_dict and not self._shape.extra:
                 near = get_close_matches(name, self.names, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"it has {_listed(self.names)}"
                 raise InputError(f"deferred: {self.cls.__qualname__} has no field {name!r:.100}; {hint}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -55,6 +55,8 @@ class Shape(ABC):
         self.required = frozenset(field.name for field in self.fields if not field.optional)
         # None is left out of payloads if it is the default.
         self._keep_none = frozenset(f.name for f in self.fields if not (f.has_default and _default_is_none(f)))
+        #: The fields that are left out of payloads when they are None.
+        self.omitted = self.names - self._keep_none
         self._defaults = Defaults(self.fields)
         self._seen: set[tuple[str, ...]] = set()
 
@@ -62,9 +64,17 @@ class Shape(ABC):
     def read(self, instance: Any) -> Fields:
         """Return the fields of an instance as a new dict; values aren't copied."""
 
+    def rows(self, instances: Sequence[Any]) -> list[Fields]:
+        """Return the fields of instances, which aren't to be changed; those that are None may be left out or not."""
+        return [*map(self.read, instances)]
+
     @abstractmethod
     def build(self, fields: Fields) -> Any:
         """Build an instance from fields without a `problem`, with defaults filled in; `fields` is consumed."""
+
+    def build_all(self, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Any]:
+        """Build instances from the values of these fields, which are without a `problem`."""
+        return [self.build(dict(zip(names, row, strict=True))) for row in rows]
 
     def set(self, instance: Any, name: str, value: Any) -> None:
         """Set a field, in place; the class's own `__setattr__` and validators run. Works on frozen instances, too.
@@ -99,6 +109,9 @@ class _DictShape(Shape):
     def read(self, instance: Any) -> Fields:
         return dict(instance)
 
+    def rows(self, instances: Sequence[Any]) -> list[Fields]:
+        return [*instances]
+
     def build(self, fields: Fields) -> Any:
         return fields
 
@@ -121,7 +134,7 @@ class _ModelShape(Shape):
         self._private = private_defaults(cls)
         self.runs_code = bool(cls.model_config.get("validate_assignment"))
         self._cached = any(isinstance(one, cached_property) for base in cls.__mro__ for one in vars(base).values())
-        omitted = tuple(self.names - self._keep_none)
+        omitted = tuple(self.omitted)
         self._few_omitted = None if self._cached or 4 * len(omitted) > len(self.names) else omitted
         self._set_directly = self._plainly_set()
 
@@ -155,6 +168,28 @@ class _ModelShape(Shape):
         if extra := instance.__pydantic_extra__:
             fields.update(extra)
         return fields
+
+    def rows(self, instances: Sequence[Any]) -> list[Fields]:
+        if self._cached or self.extra:
+            return [*map(self.read, instances)]
+        return [instance.__dict__ for instance in instances]
+
+    def build_all(self, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Any]:
+        if self.extra or self._private or not self._defaults.made.issubset(names):
+            return super().build_all(names, rows)
+        template, new, cls, put = self._defaults.template, self.cls.__new__, self.cls, object.__setattr__
+        given = {*names}
+        found = []
+        for row in rows:
+            values = template.copy()
+            values.update(zip(names, row, strict=True))
+            instance = new(cls)
+            put(instance, "__dict__", values)
+            put(instance, "__pydantic_fields_set__", given.copy())
+            put(instance, "__pydantic_extra__", None)
+            put(instance, "__pydantic_private__", None)
+            found.append(instance)
+        return found
 
     def build(self, fields: Fields) -> Any:
         extra: Fields | None = None

@@ -232,7 +232,8 @@ class Fact:
 class Diagnosis:
     """The reason of a wait, its sentence for people, the task it is about, and further facts.
 
-    `recorded` is the sentence for later readers, with times of day instead of ages.
+    `recorded` is the sentence for later readers, with times of day instead of ages. `final`: nothing that the producers
+    may still do ends the wait; the caller has to ask for something else.
     """
 
     reason: Reason
@@ -240,6 +241,7 @@ class Diagnosis:
     task_name: str | None = None
     facts: tuple[Fact, ...] = ()
     recorded: str = ""
+    final: bool = False
 
     def __str__(self) -> str:
         return "; ".join([self.sentence.removesuffix("."), *(fact.text for fact in self.facts)])
@@ -268,7 +270,9 @@ def _diagnose(wait: Wait, circumstances: Circumstances) -> Diagnosis:
         facts += [Fact(f"{other.head}: {cause.text}", cause.reason), Fact(line_of(other, circumstances))]
     if len(lacking) > 1 + _TASKS_NAMED:
         facts.append(Fact(f"{len(lacking) - 1 - _TASKS_NAMED:,} more tasks lack groups"))
-    return Diagnosis(first.reason, _sentence(need.head, first), need.task, (*facts, *_background(wait, circumstances)))
+    final = first.reason == Reason.END_OF_DATASET
+    facts += _background(wait, circumstances)
+    return Diagnosis(first.reason, _sentence(need.head, first), need.task, tuple(facts), final=final)
 
 
 def causes_of(need: Need, about: Circumstances) -> list[Cause]:

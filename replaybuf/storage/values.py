@@ -197,8 +197,9 @@ def count_passed_on(lease: Leased, there: Iterable[tuple[int, int, bool]]) -> in
 def lost_to_others(lease: Leased, count: int) -> LeaseLostError:
     """Return the error for groups that a lease should hold but doesn't."""
     return LeaseLostError(
-        f"{count} of the groups of lease {lease.token} were given back, or passed to others when its time was over; "
-        "nothing was changed. Lease for longer (seconds=), or leave the heartbeat on"
+        f"{count} of the groups of lease {lease.token} are no longer held: they were settled or given back through "
+        "another handle of the lease, or passed to others when its time was over; nothing was changed. Acknowledge the "
+        "others by their uids=, lease for longer (seconds=), or leave the heartbeat on"
     )
 
 
@@ -266,10 +267,12 @@ class Changes:
 class Refresh:
     """One refresh: the train step, the statuses of the groups it applies to, and each task's rule.
 
-    If `dropped` is a list, the groups that are removed are added to it after the commit.
+    If `dropped` is a list, the groups that are removed are added to it after the commit. `earlier` gets the train step
+    of each task's last refresh.
     """
 
     train_step: int
     rules: Mapping[str, ExpiryRule]
     statuses: tuple[Status, ...]
     dropped: list[StorageItem] | None = None
+    earlier: dict[str, int] = field(default_factory=dict, compare=False)

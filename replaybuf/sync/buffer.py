@@ -224,6 +224,7 @@ class SyncLease(Generic[R]):
     finish = mirrored(Lease[R].finish, run)
     save = mirrored(Lease[R].save, run)
     give_back = mirrored(Lease[R].give_back, run)
+    give_back_after = mirrored(Lease[R].give_back_after, run)
     extend = mirrored(Lease[R].extend, run)
     beat = mirrored(Lease[R].beat, run)
     stop = mirrored(Lease[R].stop, as_it_is)

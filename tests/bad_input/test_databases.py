@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.errors import AccessError, LockedError, NotADatabaseError, UnreachableError
+from replaybuf.errors import AccessError, LockedError, NotADatabaseError, StorageError, UnreachableError
 from replaybuf.storage.sql.engine import sqlite_files
+from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, take_all
@@ -201,3 +202,33 @@ async def test_a_database_locked_by_another_says_so_in_time(shared_url: str) -> 
             assert await buffer.count_where({}) == 2  # readers don't wait
         await buffer.put(group(4), TASK)
         assert await take_all(buffer) == [0, 1, 4]
+
+
+@pytest.mark.parametrize("write", [False, True])
+async def test_an_error_in_a_transaction_is_not_said_to_be_damage(tmp_path: Path, write: bool) -> None:
+    """It may be a defect of the program, and the file is sound: nobody is sent to rescue it."""
+    async with build(f"sqlite:///{tmp_path}/run.db") as buffer:
+        call = buffer.storage._write if write else buffer.storage._read
+        with pytest.raises(StorageError, match=r"raised KeyError: 'here'.*doctor tells which") as raised:
+            await call(lambda tx: {}["here"])
+        assert "damaged" not in str(raised.value)
+        assert not isinstance(raised.value, NotADatabaseError)
+        assert isinstance(raised.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("look", [False, True])
+async def test_a_sqlite_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: bool) -> None:
+    """Where the file is opened, by buffers and by commands, before a statement that it can't read."""
+    async with build(f"sqlite:///{tmp_path}/run.db") as buffer:
+        await fill(buffer, 1)
+    sqlite_files.check_version()
+    monkeypatch.setattr(sqlite_files.check_version, "__defaults__", ((3, 34, 1),))
+
+    async def opened() -> None:
+        if look:
+            open_reader(str(tmp_path / "run.db")).read(lambda tx: None)
+        async with build(f"sqlite:///{tmp_path}/run.db"):
+            pass
+
+    with pytest.raises(StorageError, match=r"has SQLite 3\.34\.1, and replaybuf needs 3\.35\.0 or newer"):
+        await opened()

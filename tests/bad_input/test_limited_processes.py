@@ -13,7 +13,9 @@ from tests.scripts import run
 from tests.stores import build, fill, take_all
 
 BEGINNING = """
-import resource, signal, pytest
+import resource, shutil, signal, tempfile, pytest
+from typer.testing import CliRunner
+from replaybuf.cli.app import app
 from replaybuf.errors import AccessError, DiskFullError
 """
 
@@ -43,7 +45,7 @@ def test_what_is_read_only_can_not_be_written_to(open_folder: Path, what: str) -
             await fill(buffer, 2)
 
     asyncio.run(prepare())
-    file.chmod(0o444)
+    file.chmod(0o444 if what == "file" else 0o666)
     open_folder.chmod(0o777 if what == "file" else 0o555)
     run_limited(
         """
@@ -53,12 +55,25 @@ def test_what_is_read_only_can_not_be_written_to(open_folder: Path, what: str) -
                 with pytest.raises(AccessError, match="read-only|can't be opened"):
                     await call
             await buffer.close()
+
+        def look():
+            # Those who only look can export and save, too, after the run has ended.
+            folder = tempfile.mkdtemp(dir="/tmp")
+            for call in (["export", sys.argv[1], f"{folder}/all.jsonl"], ["save", sys.argv[1], f"{folder}/saved"]):
+                done = CliRunner().invoke(app, call)
+                assert done.exit_code == 0, done.output
+            with open(f"{folder}/all.jsonl") as lines:
+                assert len(list(lines)) == 2
+            shutil.rmtree(folder)
+
         if os.getuid() == 0:
             asyncio.run(asyncio.sleep(0))
+            look()  # imports what the other user may be unable to
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
         asyncio.run(main())
+        look()
         """,
         f"sqlite:///{file}",
     )

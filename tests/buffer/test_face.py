@@ -13,7 +13,17 @@ from replaybuf.buffer.putting import PutOptions, Putting
 ROOT = Path(replaybuf.__file__).parent
 ABOVE = [
     path
-    for name in ("sync", "prompts", "produce", "chunks", "reverb", "demo", "cli", "doctor", "config.py")
+    for name in (
+        "sync",
+        "prompts",
+        "produce",
+        "integrations/chunks",
+        "integrations/reverb",
+        "demo",
+        "cli",
+        "doctor",
+        "config.py",
+    )
     for path in sorted([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))
 ]
 

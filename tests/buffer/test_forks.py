@@ -7,7 +7,8 @@ import pickle
 
 import pytest
 
-from replaybuf import AsyncReplayBufferConfig, FIFOPolicy, ReplayBufError, ReplayBufferConfig, SyncReplayBufferConfig
+from replaybuf import AsyncReplayBufferConfig, ReplayBufError, ReplayBufferConfig, SyncReplayBufferConfig
+from replaybuf.rules.policies import FIFOPolicy
 from tests.scripts import run
 from tests.stores import TASK, group, opened
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
-from replaybuf.chunks import ChunkBufferConfig
 from replaybuf.errors import InputError, RolloutError
+from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.sync import SyncReplayBuffer
 
 ONE_GROUP = r"not (list|tuple); put takes one group, the rollouts of one prompt: call it once for each group of a list"

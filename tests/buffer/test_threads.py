@@ -12,8 +12,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from replaybuf import RolloutState, Status, StorageError
+from replaybuf import RolloutState, Status
 from replaybuf.buffer.lease import Heartbeats
+from replaybuf.errors import StorageError
 from replaybuf.rollouts import normalise
 from replaybuf.storage.values import Leased
 from tests.cancellation.ways import end_background_work

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, Status
-from replaybuf.buffer import wait_reports
-from replaybuf.chunks import ChunkBufferConfig
+from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, RolloutState, Status
+from replaybuf.buffer import wait_reports, waits
+from replaybuf.errors import RolloutError
+from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.produce import Sampler
+from replaybuf.storage.values import NewGroup
 from tests.stores import TASK, build, fill, group, take_all
 
 WAITS: dict[str, Callable[[ReplayBuffer], Awaitable[object]]] = {
@@ -83,6 +88,34 @@ async def test_a_short_wait_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     assert told(caplog) == []
 
 
+async def test_a_wait_that_a_dataset_ends_is_over_at_once(shared_url: str) -> None:
+    """Though another task goes on, but not while a group may still come. The error names the task, and why."""
+    async with build(shared_url) as buffer, build(shared_url) as trainer:
+        ledger = PromptLedger(buffer, [group(number) for number in range(3)], TASK)
+        first, second, third = await ledger.draw(9)
+        await first.finish(group(1))
+        assert await ledger.draw() == []
+        waiting = asyncio.create_task(trainer.take_batch({TASK: 4, "code": 1}, timeout=600))
+        enough = asyncio.create_task(trainer.take_batch({TASK: 1}, timeout=600))
+        assert (await enough)[1] == {TASK: 1}
+        await second.finish(group(2))
+        await _put_until(buffer, [asyncio.create_task(asyncio.sleep(2.5))])
+        assert not waiting.done()
+        await third.finish(group(3))
+        await _put_until(buffer, [waiting])
+        with pytest.raises(NotReadyError, match=f"for {TASK} .*no prompt.* is left in the dataset") as raised:
+            await waiting
+        assert (raised.value.diagnosis.task_name, raised.value.diagnosis.final) == (TASK, True)
+        assert await buffer.count(TASK, Status.COMPLETED) == 2
+
+
+async def _put_until(buffer: ReplayBuffer, tasks: list[asyncio.Task[Any]]) -> None:
+    """Put groups of another task until these have ended."""
+    async with asyncio.timeout(60):
+        while (await asyncio.wait(tasks, timeout=0.1))[1]:
+            await buffer.put(group(9), "code")
+
+
 async def test_a_put_of_a_finished_group_that_is_init_warns_once(
     caplog: pytest.LogCaptureFixture, shared_url: str
 ) -> None:
@@ -99,6 +132,63 @@ async def test_a_put_of_a_finished_group_that_is_init_warns_once(
             await buffer.put(group(number, status=Status.INIT), TASK)
         [line] = told(caplog, "replaybuf.puts")
     assert line.startswith(f"a group of task {TASK} has responses and rewards, but its status is init: draws take")
+
+
+def completed(**fields: Any) -> RolloutState:
+    return RolloutState(message=[], response="4", status=Status.COMPLETED, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "said"),
+    [
+        ({"response_ids": [1, 2, 3], "logprobs": [-0.5]}, {}, "has 3 response_ids, 1 logprobs in rollouts[0]"),
+        ({"response_ids": [1, 2], "response_mask": [1] * 4}, {}, "has 2 response_ids, 4 response_mask in"),
+        ({"response_ids": [1], "response_model_steps": [2, 3]}, {}, "1 response_ids, 2 response_model_steps"),
+        ({}, {"current_train_step": 9, "stale_threshold": 4}, "has no response_model_steps, so its staleness is"),
+    ],
+)
+async def test_a_put_that_is_probably_a_mistake_warns_once(
+    caplog: pytest.LogCaptureFixture, fields: dict[str, Any], options: dict[str, Any], said: str
+) -> None:
+    async with build("memory://") as buffer:
+        whole = {"response_ids": [1], "logprobs": [-0.5], "response_mask": [1], "response_model_steps": [5]}
+        await buffer.put([completed(**whole)], TASK, current_train_step=9, stale_threshold=4)
+        assert told(caplog, "replaybuf.puts") == []
+        for _ in range(2):
+            await buffer.put([completed(**fields)], TASK, **options)
+        [line] = told(caplog, "replaybuf.puts")
+    assert line.startswith(f"a group of task {TASK} has ")
+    assert said in line
+
+
+@pytest.mark.parametrize("name", ["response_ids", "logprobs", "response_mask", "response_model_steps"])
+async def test_none_among_the_values_of_tokens_is_refused_by_its_place(name: str) -> None:
+    """Of completed groups; what became of a failed one may be anything."""
+    async with build("memory://") as buffer:
+        broken = [completed(), completed(**{name: [1, 1, None]})]
+        with pytest.raises(RolloutError, match=rf"rollouts\[1\]: {name}\[2\] is None; give each of its 3 tokens"):
+            await buffer.put(broken, TASK)
+        await buffer.put([completed(logprobs=[None])], TASK, status=Status.FAILED)
+
+
+async def test_a_refresh_that_goes_back_warns_once_and_a_restore_goes_back(
+    caplog: pytest.LogCaptureFixture, shared_url: str
+) -> None:
+    async with build(shared_url) as earlier:
+        await earlier.put(group(1), TASK)
+        await refresh(earlier, TASK, step=5)
+        await earlier.checkpoint(5)
+        await refresh(earlier, TASK, step=50)
+    async with build(shared_url) as buffer:
+        await refresh(buffer, TASK, step=50)
+        await buffer.restore(5)
+        await refresh(buffer, TASK, step=6)
+        await refresh(buffer, TASK, step=50)
+        assert told(caplog, "replaybuf.puts") == []
+        for step in (5, 4):
+            await refresh(buffer, TASK, step=step)
+        [line] = told(caplog, "replaybuf.puts")
+    assert line.startswith(f"refresh_staleness of task {TASK} went back from train step 50 to 5")
 
 
 # A refresh of a task that never had a group warns: nothing of a misspelt task would ever expire
@@ -147,3 +237,21 @@ async def test_a_task_whose_prompts_are_still_to_come_is_not(caplog: pytest.LogC
         Sampler(buffer, [], "maths")
         await refresh(buffer, "maths")
     assert warnings(caplog) == []
+
+
+async def test_the_timeout_of_a_put_includes_its_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may itself wait, for a lock or a connection: there is one deadline."""
+    ahead = [0.0]
+    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0], time=time.time))
+    async with build("memory://", capacity=1, on_full="block") as buffer:
+        await buffer.put(group(0), TASK)
+        put = buffer.storage.put
+
+        async def slow(new: NewGroup) -> int:
+            ahead[0] += 100  # seconds
+            return await put(new)
+
+        monkeypatch.setattr(buffer.storage, "put", slow)
+        async with asyncio.timeout(30):
+            with pytest.raises(FullError, match="after 99 s"):
+                await buffer.put(group(1), TASK, timeout=99)

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from replaybuf import ClosedError
+from replaybuf.errors import ClosedError
 from tests.cancellation.ways import by_cancel, locked
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from replaybuf import NotReadyError, ReplayBuffer
+from replaybuf.rules.transitions import Tally
 from tests.cancellation.ways import ENDINGS, Ending, by_cancel, no_connection_out
-from tests.stores import TASK, build, fill, group, number_of, numbers_of, take_all
+from tests.stores import TASK, build, fill, group, number_of, numbers_of, set_by, take_all
 
 ROUNDS = 20
 
@@ -55,6 +56,38 @@ async def test_a_cancelled_save_leaves_a_snapshot_that_is_whole_or_none(buffer: 
             whole += 1
     await buffer.save(tmp_path / "last")
     assert sorted(path.name for path in (tmp_path / "last").iterdir()) == ["replaybuf.sqlite"]
+
+
+async def cancelled_at_every_turn(task: asyncio.Task[None]) -> None:
+    """Cancel a task again and again until it has ended, as anyio's cancel scopes do."""
+    async with asyncio.timeout(30):
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_a_lease_block_settles_its_groups_however_often_it_is_cancelled(
+    buffer: ReplayBuffer, is_done: bool
+) -> None:
+    """Given back, uncounted, when it was cancelled; acknowledged when its work was done."""
+    await fill(buffer, 4)
+    for left in (2, 0) if is_done else (4, 4):
+        inside = asyncio.Event()
+
+        async def work(inside: asyncio.Event = inside) -> None:
+            async with buffer.lease_batch({TASK: 2}):
+                inside.set()
+                if not is_done:
+                    await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await set_by(inside, task)
+        await cancelled_at_every_turn(task)
+        await buffer.count_where({})
+        found = [item async for item in buffer.find({})]
+        assert (len(found), sum(item.deliveries for item in found)) == (left, 0)
+        assert sum(n for (*_, name), n in (await buffer.tallies()).items() if name == Tally.LEASED) == 0
 
 
 async def test_a_find_that_is_left_in_the_middle_holds_nothing(buffer: ReplayBuffer) -> None:

@@ -30,8 +30,8 @@ async def end_background_work(buffer: ReplayBuffer) -> None:
 
     async def end() -> None:
         await state.sweeper.stop()
-        if state.segments._tidying is not None:
-            await asyncio.wait([state.segments._tidying])
+        if state.files._tidying is not None:
+            await asyncio.wait([state.files._tidying])
 
     await state.thread.run(end)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer
-from replaybuf.chunks import Chunk, ChunkBuffer, ChunkBufferConfig, Selection
 from replaybuf.errors import FragmentError
+from replaybuf.integrations.chunks import Chunk, ChunkBuffer, ChunkBufferConfig, Selection
 from replaybuf.rollouts.rollout_type import RolloutType
 
 W = "w"

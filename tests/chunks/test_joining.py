@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from replaybuf import ConfigError, NotReadyError, ReplayBufError
-from replaybuf.chunks import ChunkBufferConfig
 from replaybuf.errors import EncodeError, InputError
+from replaybuf.integrations.chunks import ChunkBufferConfig
 from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
 
 

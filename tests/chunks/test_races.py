@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from replaybuf import NotReadyError, ReplayBuffer
-from replaybuf.chunks import Chunk, ChunkBuffer
-from replaybuf.chunks.fragments import Fragment
 from replaybuf.errors import FragmentError
+from replaybuf.integrations.chunks import Chunk, ChunkBuffer
+from replaybuf.integrations.chunks.fragments import Fragment
 from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
 
 

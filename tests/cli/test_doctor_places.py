@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -13,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from replaybuf.doctor import check_places
-from replaybuf.segments.store import MARKER
+from replaybuf.places.store import FILES, MARKER, file_name
 from replaybuf.storage.sql.statements.past import sweep
-from replaybuf.storage.sql.tasks import open_segments
+from replaybuf.storage.sql.tasks import file_batch
 from tests.cli.conftest import new_url, run, run_json
 from tests.cli.doctored import examine, wrong
 from tests.cli.test_db import execute
-from tests.segments.test_figures import EACH, apart, heavy
+from tests.places.test_figures import EACH, apart, heavy
 from tests.stores import TASK, build
 
 COUNT = 3
@@ -55,21 +56,21 @@ def take_all(url: str) -> int:
 
 def used(folder: Path) -> Path:
     """The file in which the payloads are."""
-    return max((folder / "segments").iterdir(), key=lambda file: file.stat().st_size)
+    return max((folder / FILES).iterdir(), key=lambda file: file.stat().st_size)
 
 
 def leave(folder: Path, name: str, *, age: float) -> Path:
-    """Leave a segment that the database doesn't know, written so many seconds ago."""
-    file = folder / "segments" / name
+    """Leave a file that the database doesn't know, written so many seconds ago."""
+    file = folder / FILES / name
     file.write_bytes(b"left")
     os.utime(file, (time.time() - age,) * 2)
     return file
 
 
-def test_sound_segments_are_counted(url: str, folder: Path) -> None:
+def test_sound_files_are_counted(url: str, folder: Path) -> None:
     found = examine(url)
     assert wrong(found) == {}
-    assert "3 payloads of 300 kB, as counted" in found["segments"][0]["text"]
+    assert "3 payloads of 300 kB, as counted" in found["payload files"][0]["text"]
     assert found["places"][0]["text"].startswith(f"{folder}: ")
 
 
@@ -80,53 +81,39 @@ def test_a_database_that_keeps_all_is_told_so(empty: str) -> None:
 
     asyncio.run(use())
     found = examine(empty)
-    assert found["segments"][0]["text"] == found["places"][0]["text"] == "none: all payloads are in the database"
+    assert found["payload files"][0]["text"] == found["places"][0]["text"] == "none: all payloads are in the database"
 
 
 BROKEN = {
-    "live bytes": "UPDATE rb_segment SET live = live + 7 WHERE live > 0",
-    "live bytes of one that would be deleted": "UPDATE rb_segment SET live = 0",
-    "a segment's row": "DELETE FROM rb_segment WHERE live > 0",
-    "a payload's segment": "UPDATE rb_payload SET segment = 999, size = 1 WHERE uid = 2",
+    "the number of groups": "UPDATE rb_file SET groups = groups + 7",
+    "the number of groups of one that would be deleted": "UPDATE rb_file SET groups = 0",
+    "a file that is taken for nobody's": "UPDATE rb_file SET groups = -1",
+    "a file's row": "DELETE FROM rb_file",
+    "a payload's file": "UPDATE rb_payload SET file = 999, size = 1 WHERE uid = 2",
 }
 
 
 @pytest.mark.parametrize("statement", BROKEN.values(), ids=BROKEN)
-def test_segments_that_rows_contradict_are_mended(url: str, folder: Path, statement: str) -> None:
+def test_files_that_rows_contradict_are_mended(url: str, folder: Path, statement: str) -> None:
     execute(url, statement)
     found = examine(url, code=1)
-    assert wrong(found)["segments"] == "problem"
-    assert found["segments"][0]["repairable"]
+    assert wrong(found)["payload files"] == "problem"
+    assert found["payload files"][0]["repairable"]
     assert wrong(examine(url, "--repair")) == {}
     assert take_all(url) == COUNT
 
 
-def test_segments_of_somebody_who_is_silent_are_taken(url: str, folder: Path) -> None:
-    execute(
-        url,
-        "INSERT INTO rb_segment_user (id, worker, keeps, renewed_at) VALUES (77, 'gpu-7', false, 1)",
-        "INSERT INTO rb_segment (id, place, owner) VALUES (77, 1, 77)",
-        "INSERT INTO rb_segment (id, place, owner) VALUES (78, 1, 78)",
-    )
-    rows = examine(url)["segments"]
-    assert [row["level"] for row in rows] == ["warning", "warning"]
-    assert "1 segment of gpu-7, which is silent for" in rows[0]["text"]
-    assert "1 segment of a process, which is gone" in rows[1]["text"]
-    assert wrong(examine(url, "--repair")) == {}
-    assert run_json("sql", url, "SELECT open_segments FROM places") == [{"open_segments": 0}]
-
-
 def test_what_nobody_names_is_deleted_when_it_is_old(url: str, folder: Path) -> None:
-    old, new = leave(folder, "9001.seg", age=7200), leave(folder, "9002.seg", age=60)
+    old, new = leave(folder, file_name(9001), age=7200), leave(folder, file_name(9002), age=60)
     other = leave(folder, "notes.txt", age=7200)
     found = examine(url)
     assert wrong(found) == {"places": "warning"}
     [row] = [row for row in found["places"] if row["level"] == "warning"]
-    assert "1 segment of 4 B" in row["text"]
-    assert "9001.seg" in row["text"]
+    assert "1 file of 4 B" in row["text"]
+    assert file_name(9001) in row["text"]
     assert "--repair deletes them" in row["text"]
     assert old.exists()
-    assert f"deleted 1 segment in {folder}" in run("doctor", url, "--repair").stderr
+    assert f"deleted 1 file in {folder}" in run("doctor", url, "--repair").stderr
     assert [old.exists(), new.exists(), other.exists()] == [False, True, True]
     found = examine(url)
     assert wrong(found) == {}
@@ -140,54 +127,55 @@ def test_one_repair_deletes_some_and_says_how_many_are_left(
     monkeypatch.setattr(check_places, "_DELETED_AT_ONCE", 2)
     monkeypatch.setattr(check_places, "_ROWS_AT_ONCE", 2)
     for number in range(9001, 9004):
-        leave(folder, f"{number}.seg", age=7200)
+        leave(folder, file_name(number), age=7200)
     execute(url, "UPDATE rb_payload SET size = 1 WHERE uid = 3")
-    assert "deleted 2 segments" in (note := run("doctor", url, "--repair").stderr)
+    assert "deleted 2 files" in (note := run("doctor", url, "--repair").stderr)
     assert "1 more are left: repair again" in note
-    assert "corrected the segments of 1 payload" in note
-    assert "deleted 1 segment" in run("doctor", url, "--repair").stderr
+    assert "corrected the files of 1 payload" in note
+    assert "deleted 1 file" in run("doctor", url, "--repair").stderr
     assert wrong(examine(url)) == {}
 
 
 def test_nothing_is_deleted_that_a_payload_names(url: str, folder: Path) -> None:
-    """Though its segment's row is gone; and nothing in the place of another database."""
+    """Though its file's row is gone; and nothing in the place of another database."""
     file = used(folder)
     os.utime(file, (1, 1))
-    execute(url, "DELETE FROM rb_segment")
+    execute(url, "DELETE FROM rb_file")
     run("doctor", url, "--repair")
     assert file.exists()
     assert wrong(examine(url)) == {}
     marker = json.loads((folder / MARKER).read_text())
     (folder / MARKER).write_text(json.dumps({**marker, "database": "0" * 32}))
-    left = leave(folder, "9001.seg", age=7200)
+    left = leave(folder, file_name(9001), age=7200)
     run("doctor", url, "--repair", code=None)
     assert left.exists()
 
 
-def test_a_segment_that_is_gone_is_a_problem_and_its_groups_are_set_aside(url: str, folder: Path) -> None:
+def test_a_file_that_is_gone_is_a_problem_and_its_groups_are_set_aside(url: str, folder: Path) -> None:
     used(folder).unlink()
     found = examine(url, code=1)
     assert wrong(found) == {"places": "problem", "checksums": "problem"}
     assert "put the files back" in found["places"][0]["mend"]
     run("doctor", url, "--repair", code=None)
-    assert len(run_json("ls", url, "--status", "failed")) == COUNT
+    assert len(run_json("ls", url, "--status", "failed")) == 1
 
 
-def test_a_segment_that_was_cut_short_is_a_problem(url: str, folder: Path) -> None:
-    os.truncate(used(folder), 150_000)
+def test_a_file_that_was_cut_short_is_a_problem(url: str, folder: Path) -> None:
+    os.truncate(used(folder), 50_000)
     found = examine(url, code=1)
     assert wrong(found) == {"places": "problem", "checksums": "problem"}
     assert "cut short" in found["places"][0]["text"]
 
 
-@pytest.mark.parametrize("how", ["unmounted", "without its marker", "another's", "another number"])
+@pytest.mark.parametrize("how", ["unmounted", "empty", "another's", "another number"])
 def test_a_place_that_is_not_there_is_one_warning(url: str, folder: Path, how: str) -> None:
     """The rest is checked, and nothing is set aside."""
     marker = folder / MARKER
     if how == "unmounted":
         folder.rename(folder.with_name("elsewhere"))
-    elif how == "without its marker":
-        marker.unlink()
+    elif how == "empty":  # as a mount point is
+        shutil.rmtree(folder)
+        (folder / FILES).mkdir(parents=True)
     else:
         changed = {"database": "0" * 32} if how == "another's" else {"place": 9}
         marker.write_text(json.dumps({**json.loads(marker.read_text()), **changed}))
@@ -201,6 +189,24 @@ def test_a_place_that_is_not_there_is_one_warning(url: str, folder: Path, how: s
     assert run_json("ls", url, "--status", "failed") == []
 
 
+@pytest.mark.parametrize("content", [None, b"", b'{"database": '], ids=["gone", "empty", "torn"])
+def test_a_marker_that_was_lost_is_written_anew(url: str, folder: Path, content: bytes | None) -> None:
+    """As a power cut could take it: nothing else leads to the payloads."""
+    marker = folder / MARKER
+    before = marker.read_bytes()
+    marker.unlink()
+    if content is not None:
+        marker.write_bytes(content)
+    found = examine(url, code=1)
+    assert wrong(found) == {"places": "problem"}
+    assert "has lost its replaybuf.json" in found["places"][0]["text"]
+    assert found["places"][0]["repairable"]
+    assert f"wrote {MARKER} in {folder} anew" in run("doctor", url, "--repair").stderr
+    assert marker.read_bytes() == before
+    assert wrong(examine(url)) == {}
+    assert take_all(url) == COUNT
+
+
 def test_a_place_that_hangs_is_one_warning(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_places, "PATIENCE", 0.05)
     answering = threading.Event()
@@ -212,23 +218,23 @@ def test_a_place_that_hangs_is_one_warning(url: str, folder: Path, monkeypatch: 
 
 
 def test_looking_changes_nothing(url: str, folder: Path) -> None:
-    leave(folder, "9001.seg", age=7200)
-    before = {file.name: file.read_bytes() for file in (folder / "segments").iterdir()}
+    leave(folder, file_name(9001), age=7200)
+    before = {file.name: file.read_bytes() for file in (folder / FILES).iterdir()}
     examine(url)
     examine(url, "--quick")
-    assert {file.name: file.read_bytes() for file in (folder / "segments").iterdir()} == before
+    assert {file.name: file.read_bytes() for file in (folder / FILES).iterdir()} == before
 
 
 def test_it_is_safe_to_repair_while_a_run_goes_on(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments are registered before they are written, so that even the youngest one is never taken for a left one."""
+    """Even where the youngest file is taken for a left one: its put is written again."""
     monkeypatch.setattr(check_places, "YOUNG_SECONDS", -3600.0)
-    monkeypatch.setattr(open_segments, "SEGMENT_BYTES", 3 * EACH)
+    monkeypatch.setattr(file_batch, "FILE_BYTES", 3 * EACH)
     done = threading.Event()
     flowing = threading.Thread(target=lambda: asyncio.run(flow(url, folder, done)))
     flowing.start()
     try:
         for _ in range(3):
-            assert "deleted" not in run("doctor", url, "--repair", code=None).stderr
+            run("doctor", url, "--repair", code=None)
     finally:
         done.set()
         flowing.join()
@@ -243,7 +249,7 @@ async def flow(url: str, folder: Path, done: threading.Event) -> None:
             for _ in range(4):
                 number += 1
                 await buffer.put(heavy(number), TASK)
-            await buffer.get(4, TASK)
+            assert len(await buffer.get(4, TASK)) == 4
             await buffer.storage._write(lambda tx: sweep(tx, time.time() + 1, 1000))
 
 

@@ -8,13 +8,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
 from replaybuf.cli.app import COMMANDS as LISTED
-from replaybuf.cli.app import app
+from replaybuf.cli.app import ONLY_TYPED, app
+from replaybuf.storage.sql.inspection.writer import saved_buffer
 from tests.cli.conftest import run
 
 
@@ -40,16 +42,19 @@ def test_help_has_examples(path: tuple[str, ...], command: Any) -> None:
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS)
-def test_every_option_has_a_text_and_a_variable(path: tuple[str, ...], command: Any) -> None:
+def test_every_option_has_a_text_and_a_variable_unless_it_widens(path: tuple[str, ...], command: Any) -> None:
     for parameter in command.params:
         if parameter.name == "help":
             continue
         assert parameter.help
         if parameter.param_type_name == "option":
             [option] = parameter.opts
-            named = "name" if option == "--buffer" else option.removeprefix("--")  # as the field of configs
-            assert parameter.envvar == "REPLAYBUF_" + named.replace("-", "_").upper()
-        if parameter.name == "url":
+            variable = "REPLAYBUF_CLI_" + option.removeprefix("--").replace("-", "_").upper()
+            if option in ONLY_TYPED or path == ("demo",):
+                assert parameter.envvar is None
+            else:
+                assert parameter.envvar == ("REPLAYBUF_TOKEN" if option == "--token" else variable)
+        if parameter.name == "url" and path != ("demo",):
             assert parameter.envvar == "REPLAYBUF_URL"
 
 
@@ -67,19 +72,36 @@ def test_usage_says_which_arguments_may_be_left_out(path: tuple[str, ...], argum
     assert run(*path, "--help").stdout.startswith(f"Usage: replaybuf {' '.join(path)} [OPTIONS]{arguments}\n")
 
 
-@pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path != ("schema",)])
-def test_help_shows_the_variables_of_configs_only(path: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path not in (("schema",), ("demo",))])
+def test_help_shows_the_variables_of_the_url_and_the_token_only(path: tuple[str, ...]) -> None:
     shown = re.findall(r"REPLAYBUF_\w+", run(*path, "--help", env={"COLUMNS": "200"}).stdout)
     assert "REPLAYBUF_URL" in shown
-    assert set(shown) <= {"REPLAYBUF_URL", "REPLAYBUF_NAME", "REPLAYBUF_TOKEN"}
+    assert set(shown) <= {"REPLAYBUF_URL", "REPLAYBUF_TOKEN"}
 
 
-def test_errors_name_options_without_their_variables(filled: str) -> None:
+def test_errors_name_the_variables_that_set_something(filled: str) -> None:
     assert "REPLAYBUF" not in run("ls", filled, "--limit", "many", code=2).stderr
+    for call, env, code in (
+        (["ls", filled], {"REPLAYBUF_CLI_LIMIT": "many"}, 2),
+        (["ls", filled], {"REPLAYBUF_CLI_STATUS": "nope"}, 1),
+        (["ls"], {"REPLAYBUF_URL": "nowhere.db"}, 1),
+    ):
+        [name] = env
+        assert f"is from the environment variable {name}.)" in run(*call, env=env, code=code).stderr
 
 
-# They go on until they are stopped.
-LIVE = [("demo",), ("serve",), ("watch",)]
+def test_no_variable_of_a_program_steers_a_command(file: Path, tmp_path: Path) -> None:
+    """Neither a config's, nor what Kubernetes sets for a service of our name; and none confirms a deletion."""
+    env = {"REPLAYBUF_PAYLOADS": "/x", "REPLAYBUF_POLICY": "fifo", "REPLAYBUF_PORT": "tcp://10.0.0.1:80"}
+    run("save", file, tmp_path / "backup", env=env)
+    assert saved_buffer(str(tmp_path / "backup" / "replaybuf.sqlite")) == ("default", None)
+    assert run("serve", tmp_path / "gone.db", env=env, code=1).stderr.startswith("Error: there is no database")
+    for prefix in ("REPLAYBUF_", "REPLAYBUF_CLI_"):
+        run("rm", file, env={f"{prefix}ALL": "1", f"{prefix}YES": "1"}, code=1)
+
+
+# They go on until they are stopped, or print one report.
+LIVE = [("demo",), ("serve",), ("watch",), ("bench",)]
 
 
 @pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path not in LIVE])
@@ -97,15 +119,15 @@ def test_the_url_may_come_from_the_variable(filled: str, command: str, rest: lis
 
 
 def test_options_may_come_from_variables(filled: str) -> None:
-    env = {"REPLAYBUF_LIMIT": "2", "REPLAYBUF_TASK": "code", "REPLAYBUF_NL": "1", "REPLAYBUF_ORDER_BY": "-uid"}
+    env = {"LIMIT": "2", "TASK": "code", "NL": "1", "ORDER_BY": "-uid"}
     assert (
-        run("ls", filled, env=env).stdout
+        run("ls", filled, env={f"REPLAYBUF_CLI_{name}": value for name, value in env.items()}).stdout
         == run("ls", filled, "--limit", 2, "--task", "code", "--nl", "--order-by", "-uid").stdout
     )
 
 
 def test_a_typed_format_goes_before_that_of_a_variable(filled: str) -> None:
-    assert run("ls", filled, "--csv", env={"REPLAYBUF_JSON": "1"}).stdout == run("ls", filled, "--csv").stdout
+    assert run("ls", filled, "--csv", env={"REPLAYBUF_CLI_JSON": "1"}).stdout == run("ls", filled, "--csv").stdout
 
 
 @pytest.mark.parametrize("path", ["stats", "why", "trace", "db current", "checkpoint ls", "export"])

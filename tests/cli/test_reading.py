@@ -57,7 +57,7 @@ def test_postgres_is_short_for_postgresql(postgres_database: str) -> None:
     assert run_json("ls", postgres_database.replace("postgresql://", "postgres://")) == []
 
 
-@pytest.mark.parametrize("url", ["memory://", "pandas://", "sqlite://", "sqlite:///:memory:"])
+@pytest.mark.parametrize("url", ["memory://", "sqlite://", "sqlite:///:memory:"])
 def test_buffers_in_memory_have_nothing_to_read(url: str) -> None:
     assert "lives in the process that made it" in run("stats", url, code=1).stderr
 

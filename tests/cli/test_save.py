@@ -156,3 +156,37 @@ def test_checkpoints_are_listed(shared_url: str) -> None:
 def test_no_checkpoints_are_no_error(filled: str) -> None:
     assert run("checkpoint", "ls", filled).stderr == "there are no checkpoints\n"
     assert run_json("checkpoint", "ls", filled) == []
+
+
+MOVING = Path(__file__).parents[2].joinpath("docs/checkpoints.md").read_text("utf-8").partition("## Move a run")[2]
+
+
+def test_a_run_is_moved_as_the_page_says(shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its buffer keeps its name, beside another that is in use, and is restored to the step of its weights."""
+    monkeypatch.chdir(tmp_path)
+    if shared_url.startswith("postgresql"):
+        run("db", "upgrade", shared_url)
+
+    async def fill(url: str, name: str, *numbers: int) -> None:
+        async with ReplayBufferConfig(url=url, name=name, policy="fifo").build() as buffer:
+            for number in numbers:
+                await buffer.put(group(number), "math")
+            await buffer.checkpoint(43)
+            await buffer.put(group(9), "math")  # after the weights were saved
+
+    async def go_on() -> list[int]:
+        async with ReplayBufferConfig(url=shared_url, name="own", policy="fifo").build() as buffer:
+            await buffer.restore(43)
+            return [one[0].rollout_id for one in await buffer.get(9, "math", at_least=1)]
+
+    asyncio.run(fill("sqlite:///run.db", "own", 1, 2, 3))
+    asyncio.run(fill(shared_url, "default", 4))
+    block = MOVING.partition("```sh\n")[2].partition("```")[0].replace("postgresql://trainer@db/rl", shared_url)
+    assert len(block.splitlines()) == 4
+    for line in block.splitlines():
+        if line.startswith("replaybuf "):
+            run(*line.split()[1:])
+    moved = asyncio.run(go_on())
+    assert moved == [group(number)[0].rollout_id for number in (1, 2, 3)]
+    [row] = run_json("checkpoint", "make", shared_url, 44, "--buffer", "own")
+    assert (row["buffer"], row["step"], row["groups"]) == ("own", 44, 0)

@@ -7,6 +7,7 @@ import json
 import re
 import sqlite3
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,9 @@ def test_full_shows_values_of_any_kind(tmp_path: Path) -> None:
         for value in values:
             buffer.put([{"message": value, "response": value, "error_msg": value}] * 2, "t")
     shown = [run("show", url, uid, "--full").stdout for uid in (1, 2, 3)]
-    assert "array([0., 0.])" in shown[0]
+    assert "\n[0.0, 0.0]\n" in shown[0]
     assert "{('a', 1): 2}" in shown[1]
-    assert "array([1., 1., 1.])" in shown[2]
+    assert "[1.0, 1.0, 1.0]" in shown[2]
 
 
 def test_a_damaged_payload_is_an_error_only_with_full(file: Path) -> None:
@@ -302,3 +303,34 @@ def test_before_anything_is_trained_on_there_is_not_either(url: str) -> None:
     asyncio.run(put())
     for command in (COMMANDS["show --worst"], COMMANDS["trace uid"]):
         assert KEEPS not in said(url, command), command
+
+
+@pytest.mark.parametrize("fields", ["extra_fields", None])
+def test_arrays_times_and_images_of_users_are_described(tmp_path: Path, fields: str | None) -> None:
+    image = pytest.importorskip("PIL.Image").new("RGB", (16, 24))
+    own = {
+        "experts": np.zeros((32, 16), np.float32),
+        "many": np.zeros(3000, np.int64),
+        "few": np.arange(3),
+        "half": np.float16(1.5),
+        "when": datetime(2026, 1, 2, 3, tzinfo=UTC),
+        "day": date(2026, 1, 2),
+        "seen": [{"image": image}],
+    }
+    said = {
+        *("float32 (32, 16)", "int64 (3000,)", "[0, 1, 2]", "1.5", "2026-01-02T03:00:00+00:00", "2026-01-02"),
+        *("RGB 16x24",),
+    }
+    url = f"sqlite:///{tmp_path}/run.db"
+
+    async def put() -> None:
+        config: ReplayBufferConfig[Any] = ReplayBufferConfig(url=url, rollout_type=dict)
+        async with config.build() as buffer:
+            known = {"message": [{"role": "user", "content": "q"}], "response": "a"}
+            rollout = {**known, "extra_fields": own} if fields else own
+            await buffer.put([rollout | {"status": "completed"}], "math")
+
+    asyncio.run(put())
+    shown = run("show", url, 1, "--full").stdout
+    assert {one for one in said if one not in shown} == set()
+    assert not re.search(r"array\(|datetime|PIL|\\\\n", shown)

@@ -98,11 +98,7 @@ def night(url: str, seed: int) -> Iterator[dict[str, Scene]]:
         until(url, scenes, lambda tx, name: bool(read_waiters(tx, name)))
         until(url, both_wait, lambda tx, name: len(read_waiters(tx, name)) == 2)
         ended = [name for name, scene in scenes.items() if scene.reason == Reason.END_OF_DATASET]
-        until(
-            url,
-            ended,
-            lambda tx, name: bool(read_circumstances(tx, name, ()).datasets) and len(read_waiters(tx, name)) == 2,
-        )
+        until(url, ended, lambda tx, name: bool(read_circumstances(tx, name, ()).datasets))
         yield scenes
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from replaybuf import ReplayBufError, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.produce import AsyncProduceStrategy, Sampler, TrainState, produce_loop, publish
 from replaybuf.rules.causes import Reason
-from tests.produce.scripted import ScriptedLoop
+from tests.produce.scripted import ScriptedLoop, forever
 from tests.stores import group
 
 _PATIENCE = 120
@@ -80,8 +80,9 @@ async def _work(buffer: ReplayBuffer) -> None:
 
 
 async def _work_to_the_end(buffer: ReplayBuffer) -> None:
-    sampler = Sampler(buffer, [{"prompt": "2 + 2"}, {"prompt": "2 + 3"}], "math", epochs=1)
-    await produce_loop(AsyncProduceStrategy(), ScriptedLoop(), sampler, 4, timeout=_PATIENCE)
+    sampler = Sampler(buffer, [{"prompt": f"2 + {number}"} for number in range(3)], "math", epochs=1)
+    loop = ScriptedLoop(scripts={2: forever()})
+    await produce_loop(AsyncProduceStrategy(), loop, sampler, 4, timeout=_PATIENCE)
 
 
 async def _publish(buffer: ReplayBuffer) -> None:
@@ -141,7 +142,7 @@ SCENES = [
     Scene(Reason.OTHER_STATUS, "6 groups are there, but their status is init: ", alive=put(6, status=Status.INIT)),
     Scene(
         Reason.END_OF_DATASET,
-        "(2 of 4): no prompt is left in the dataset: of the 2 drawn, 2 are finished and 0 in flight",
+        "(2 of 4): no prompt is left in the dataset: of the 3 drawn, 2 are finished and 1 in flight",
         alive=_work_to_the_end,
         before=_publish,
     ),

@@ -121,7 +121,7 @@ async def test_a_failover_that_loses_nothing_is_not_noticed(asynchronous: Cluste
 
 @pytest.mark.long
 async def test_payloads_kept_apart_go_on_after_a_restore(asynchronous: Cluster, tmp_path: Path) -> None:
-    """The segments of lost transactions are left, and others written; groups of the checkpoint are whole."""
+    """The files of lost transactions are left, and others written; groups of the checkpoint are whole."""
     url, apart = asynchronous.new_database(), {"payloads": str(tmp_path), "payload_threshold": 1}
 
     def large(number: int) -> list[RolloutState]:

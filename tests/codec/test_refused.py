@@ -13,7 +13,7 @@ import pytest
 
 from replaybuf.errors import EncodeError
 from replaybuf.rollouts.rollout import RolloutState
-from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed, round_trip
+from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed
 
 REFUSED = [
     (object(), "a value of type object can't be stored"),
@@ -28,8 +28,9 @@ REFUSED = [
     (msgpack.Timestamp(1), "can't be stored"),
     (len, "can't be stored: leave it out of the rollout"),
     (np.array([{}, object()]), "a value of type object can't be stored"),
-    (np.zeros(1, [("a", object)]), "Python objects"),
-    (np.zeros(2, "V0"), "no size"),
+    (np.zeros(1, [("a", "i4")]), "store a dict of its fields, an array for each"),
+    (range(3), "convert it to a list, or add converters"),
+    (PureWindowsPath("a"), "add converters"),
     (np.ma.masked_array([1]), "np.asarray"),
     (np.zeros(2, [("a", "i4")]).view(np.recarray), "np.asarray"),
     (datetime(2024, 1, 1, tzinfo=type("Tz", (UTC.__class__.__base__,), {})()), "time zone"),
@@ -110,12 +111,3 @@ def test_a_list_that_holds_itself_is_an_encode_error() -> None:
 def test_a_value_over_the_limit_of_msgpack_is_an_encode_error() -> None:
     with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: .*large"):
         DICTS.encode([{"field": bytes(2**32)}])  # zeros that are never touched
-
-
-def test_a_path_whose_text_is_another_path_is_refused() -> None:
-    path = PureWindowsPath("//a/")
-    if PureWindowsPath(str(path)) == path:  # from Python 3.12 on
-        assert round_trip(path) == path
-        return
-    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: the path PureWindowsPath\(.*another path"):
-        DICTS.encode([{"field": path}])

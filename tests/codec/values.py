@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import pathlib
 import struct
-import zlib
+from collections.abc import Sequence
 from datetime import UTC, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum, IntFlag, StrEnum
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pydantic import BaseModel
 
+from replaybuf.codec import columns
 from replaybuf.codec.payload import Codec
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -68,11 +69,6 @@ ZSTD = Codec(RolloutType(dict), compression="zstd")
 MARK = {number: msgpack.ExtType(number, b"") for number in range(128)}
 
 
-def _windows_path(parts: list[str]) -> pathlib.PureWindowsPath:
-    path = pathlib.PureWindowsPath(*parts)
-    return path if pathlib.PureWindowsPath(str(path)) == path else pathlib.PureWindowsPath("a")  # others are refused
-
-
 def round_trip(value: Any, codec: Codec = DICTS) -> Any:
     (rollout,) = codec.decode(codec.encode([{"field": value}]))
     return rollout["field"]
@@ -85,8 +81,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) and a.dtype == object:
         return a.shape == b.shape and same(a.ravel().tolist(), b.ravel().tolist())
     if isinstance(a, np.ndarray):
-        layout = a.flags.c_contiguous == b.flags.c_contiguous or not (b.flags.c_contiguous or b.flags.f_contiguous)
-        return layout and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, np.generic):
         return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
     if isinstance(a, float):
@@ -112,21 +107,36 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def sealed(body: bytes, count: int = 1, *, flags: int = 0, size: int | None = None, version: int = 2) -> bytes:
-    """A payload with a right checksum around any body."""
-    head = struct.pack("<4sBBHIQ", b"RPLB", version, flags, 0, count, len(body) if size is None else size)
-    crc32, xxh3 = zlib.crc32(body, zlib.crc32(head)), xxhash.xxh3_64_intdigest(body, xxhash.xxh3_64_intdigest(head))
-    return head + struct.pack("<I", crc32 if version == 1 else xxh3 & 0xFFFFFFFF) + body
+def sealed(
+    packed: bytes, count: int = 1, *, blocks: Sequence[bytes] = (), flags: int = 0, version: int = 1, **numbers: int
+) -> bytes:
+    """A payload with right checksums around any msgpack and blocks; `numbers` of its header may be others."""
+    at = 40 + 16 * len(blocks) + len(packed)
+    head = at + -at % 64
+    table = struct.pack(f"<{2 * len(blocks)}Q", *map(len, blocks), *map(xxhash.xxh3_64_intdigest, blocks))
+    behind = b""
+    for block in blocks:
+        behind += bytes(-len(behind) % 64) + block
+    says = {"blocks": len(blocks), "msgpack": len(packed), "head": head, "size": head + len(behind)} | numbers
+    return with_checksum(
+        struct.pack("<4sBBHIIIIQ", b"RPLB", version, flags, 0, count, *says.values()),
+        table + packed + bytes(head - at),
+        behind,
+    )
 
 
-def hostile(packed: bytes, *, flags: int = 0, behind: bytes = b"") -> bytes:
-    return sealed(struct.pack("<Q", len(packed)) + packed + behind, flags=flags)
+def with_checksum(header: bytes, body: bytes, behind: bytes = b"") -> bytes:
+    return header + struct.pack("<Q", xxhash.xxh3_64_intdigest(body, xxhash.xxh3_64_intdigest(header))) + body + behind
 
 
-def hostile_field(value: Any, behind: bytes = b"") -> bytes:
-    """A payload of one field, with these bytes out of band, from the next offset where an array may be."""
-    packed = msgpack.packb({"field": value})
-    return hostile(packed, behind=bytes(-(32 + len(packed)) % 64) + behind if behind else b"")
+def head(dtype: bytes, shape: Sequence[int]) -> bytes:
+    """What stands before the bytes of an array."""
+    return struct.pack(f"<BB{len(dtype)}s{len(shape)}Q", len(dtype), len(shape), dtype, *shape)
+
+
+def hostile_field(value: Any, *blocks: bytes) -> bytes:
+    """A payload of one field of one rollout, and these blocks."""
+    return sealed(msgpack.packb([None, columns.ROWS, {"field": value}]), blocks=blocks)
 
 
 offsets = st.builds(timezone, st.timedeltas(timedelta(hours=-23), timedelta(hours=23)))
@@ -147,9 +157,8 @@ hashables = st.recursive(
     | st.timedeltas()
     | st.datetimes(timezones=zones)
     | st.times(timezones=st.none() | offsets)
-    | st.builds(range, st.integers(), st.integers(-(2**70), 2**70), st.integers().filter(bool))
     | st.lists(st.text("ab./\\:"), max_size=3).flatmap(
-        lambda parts: st.sampled_from([pathlib.PurePosixPath(*parts), _windows_path(parts), pathlib.Path(*parts)])
+        lambda parts: st.sampled_from([pathlib.PurePosixPath(*parts), pathlib.Path(*parts)])
     )
     | st.sampled_from([*Status, Color.RED, Level.HIGH, Name.ANN, Bits.A | Bits.B]),
     lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
@@ -159,16 +168,15 @@ scalar_dtypes = (
     hnp.scalar_dtypes()
     | hnp.byte_string_dtypes()
     | hnp.unicode_string_dtypes()
-    | st.sampled_from([np.dtype(name) for name in (">i8", ">f4", "<f2", "<M8[25s]", "<M8", "<V5", "<g", "<G")])
+    | st.sampled_from([np.dtype(name) for name in (">i8", ">f4", "<f2", "<M8[25s]", "<M8", "<g", "<G")])
 )
-dtypes = scalar_dtypes | hnp.array_dtypes(scalar_dtypes, allow_subarrays=True)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 layouts = st.sampled_from([lambda a: a, np.asfortranarray, lambda a: a.T, lambda a: a[..., ::-1] if a.ndim else a])
 
 
 @st.composite
 def ndarrays(draw: st.DrawFn) -> Any:
-    dtype, shape = draw(dtypes), draw(shapes)
+    dtype, shape = draw(scalar_dtypes), draw(shapes)
     array = np.zeros(shape, dtype)
     if dtype.names is None and dtype.kind not in "bU":
         array = np.frombuffer(draw(st.binary(min_size=array.nbytes, max_size=array.nbytes)), np.uint8).copy()
@@ -221,7 +229,7 @@ values = st.recursive(
 GROUP = [
     {"a": np.arange(80).reshape(2, 40), "b": [(1, {2.5}), Status.FAILED, 2**70], "c": datetime(2024, 1, 1, tzinfo=UTC)},
     {"a": np.float32(1), "b": {"x": Decimal(1), (1, 2): bytearray(b"z")}},
-    {"a": collections.deque([1], 2), "b": np.array([[1, "a"]], object), "c": memoryview(b"ab"), "d": range(1, 9, 2)},
+    {"a": collections.deque([1], 2), "b": np.array([[1, "a"]], object), "c": memoryview(b"ab"), "d": 7},
     {"a": collections.defaultdict(list, a=[1]), "b": pathlib.PurePosixPath("a/b"), "c": collections.OrderedDict(a=1)},
 ]
 PAYLOAD = DICTS.encode(GROUP)

@@ -13,7 +13,7 @@ from replaybuf.errors import FencedError
 from replaybuf.storage.values import Cursor
 from tests.contract.checkpointing import state_of
 from tests.contract.durable import SamePlace
-from tests.contract.harness import CODEC, SOON, Harness, OpenBuffer, group, ids
+from tests.contract.harness import CODEC, SOON, Harness, OpenBuffer, group, ids, rules_of
 from tests.contract.leasing import LONG
 from tests.contract.persistence import everything, fill
 from tests.contract.waiting import waiting
@@ -62,6 +62,38 @@ class FenceLaws(Harness):
             with pytest.raises(FencedError, match=r"step 1 at .* by .*End this process"):
                 await ATTEMPTS[attempt](buffer)
         assert state_of(trainer) == before
+
+    async def test_background_work_of_the_run_before_changes_nothing(
+        self, open_buffer: OpenBuffer, same_place: SamePlace
+    ) -> None:
+        """It prunes by no limit of its own, ends no lease, forgets no draw, and publishes no limits."""
+        buffer = await open_buffer(unfit_groups=1, archive_groups=1, max_deliveries=1)
+        await buffer.checkpoint(1)
+        storage = same_place(buffer.storage, CODEC)
+        storage.rules = rules_of()
+        trainer = await open_buffer(storage=storage)
+        await trainer.restore(1)
+        await trainer.storage.thread.run(trainer.storage.sweeper.stop)  # its own work
+        for number in range(3):
+            await trainer.put(group(number, status="failed"), "math")
+            await trainer.put(group(number), "math")
+        await trainer.get(2, "math")
+        leased = await trainer.lease_batch({"math": 1}, seconds=0.001, heartbeat=False)
+        before = state_of(trainer)
+        work = buffer.storage
+        work.sweeper._history = 0
+        for step in (work.sweeper.look_after_groups, work.sweeper.prune_history):
+            with pytest.raises(FencedError):
+                await work.thread.run(step)
+        work.presence._limits_noted.clear()
+        work.presence.of("old").taken = 1
+        await work.thread.run(work.presence.flush)
+        assert state_of(trainer) == before
+        assert await trainer.storage._read(lambda tx: tx.run("SELECT count(*) FROM rb_event WHERE worker = 'old'")) == [
+            (0,)
+        ]
+        assert await trainer.storage._read(lambda tx: tx.run("SELECT count(*) FROM rb_batch")) == [(2,)]
+        await leased.extend(LONG)
 
     async def test_leases_of_the_run_before_are_fenced(
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace

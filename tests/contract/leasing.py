@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import InputError, LeaseLostError, NotReadyError
+from replaybuf.errors import GroupError, InputError, LeaseLostError, NotReadyError
 from replaybuf.rollouts.rollout import Status
 from tests.contract.harness import (
     SOON,
@@ -25,6 +26,7 @@ from tests.contract.harness import (
     total,
 )
 from tests.contract.waiting import waiting
+from tests.stores import set_by
 
 #: A lease that doesn't end while a test runs, in seconds.
 LONG = 1000.0
@@ -86,11 +88,47 @@ class LeaseLaws(Harness):
                 await asyncio.sleep(LONG)
 
         task = asyncio.create_task(work())
-        await asyncio.wait_for(begun.wait(), SOON)
+        await set_by(begun, task, SOON)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert [item.deliveries for item in await found(buffer)] == [0, 0]
+
+    @pytest.mark.parametrize("ends", [1, 3, 20])
+    async def test_a_block_that_is_cancelled_again_and_again_gives_back(self, buffer: ReplayBuffer, ends: int) -> None:
+        """As scopes of anyio do it, in each turn of the event loop; so does one that was about to acknowledge."""
+        await fill(buffer, 2)
+
+        async def work() -> None:
+            async with buffer.lease_batch({"math": 1}, seconds=LONG):
+                begun.set()
+                await leaving.wait()
+
+        for leaves in (False, True):
+            begun, leaving = asyncio.Event(), asyncio.Event()
+            task = asyncio.create_task(work())
+            await asyncio.wait_for(begun.wait(), SOON)
+            if leaves:
+                leaving.set()
+                await asyncio.sleep(0)
+            for _ in range(ends):
+                task.cancel()
+                await asyncio.sleep(0)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await total(buffer, "leased") == 0
+            assert (await total(buffer, "taken"), await total(buffer, "returned")) == (leaves, 1)
+
+    async def test_an_error_that_names_a_group_fails_that_one_alone(self, buffer: ReplayBuffer) -> None:
+        """The others come back uncounted; also those of an exception group, and where none is of the lease."""
+        uids = await fill(buffer, 4)
+        for named, count in (([uids[1]], 1), (uids[2], 1), (9999, 0)):
+            error: Exception = GroupError("its reward is NaN", uids=named)
+            with pytest.raises((GroupError, ExceptionGroup)):
+                async with buffer.lease_batch({"math": 4}, seconds=LONG):
+                    raise error if count else ExceptionGroup("of two", [error])
+        items = await found(buffer)
+        assert [(item.uid, item.deliveries) for item in items] == [(uid, int(uid in uids[1:3])) for uid in uids]
 
     async def test_groups_may_be_settled_one_by_one(self, buffer: ReplayBuffer) -> None:
         """Some acknowledged, some given back; the end of the block acknowledges the rest."""
@@ -167,6 +205,17 @@ class LeaseLaws(Harness):
         await late.acknowledge()
         await again.acknowledge()
         assert (len(buffer), await total(buffer, "taken")) == (0, 1)
+
+    async def test_what_another_holder_settled_in_part_is_acknowledged(self, buffer: ReplayBuffer) -> None:
+        """The groups left are, though the other one has renewed the lease beyond the end that this one knows of."""
+        uids = await fill(buffer, 3)
+        lease = await lease_of(buffer, 3)
+        other = buffer.adopt(replace(lease.handle, until=0.0), heartbeat=False)
+        await lease.acknowledge(uids[:1])
+        await lease.finish(group(7), "math", replaces=uids[1:2])
+        await other.acknowledge()
+        assert ids(await buffer.get(9, "math")) == [7]
+        assert await total(buffer, "leased") == 0
 
     async def test_a_lease_waits_for_a_whole_batch(self, buffer: ReplayBuffer) -> None:
         """As take_batch does; at the timeout nothing is leased, and the error says what others hold."""

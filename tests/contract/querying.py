@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,12 @@ class QueryingLaws(Harness):
         assert plain(item.tags) == plain({"n": True, "none": None})
         assert plain(item.item) == plain(group(2, reward=0.0, seq_staleness=-1, status=Status.FAILED))
         assert len(buffer) == 4
+
+    async def test_find_without_payloads_gives_the_metadata(self, buffer: ReplayBuffer) -> None:
+        """All of it, in the same order, and no rollouts."""
+        await four(buffer)
+        whole = await found(buffer, order_by="-reward")
+        assert await found(buffer, order_by="-reward", payloads=False) == [replace(one, item=[]) for one in whole]
 
     async def test_find_orders(self, buffer: ReplayBuffer) -> None:
         """By one field or several, groups without a value last, ties in insertion order."""

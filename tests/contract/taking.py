@@ -145,6 +145,7 @@ class CountingLaws(Harness):
         """A zero where there is none."""
         await buffer.put(group(1), "math")
         counts = await buffer.count_statuses(["math", "code"], ["completed", Status.FAILED])
+        assert [type(status) for status in counts["math"]] == [str, Status]  # as they were given
         none = {Status.COMPLETED: 0, Status.FAILED: 0}
         assert counts == {"math": none | {Status.COMPLETED: 1}, "code": none}
 

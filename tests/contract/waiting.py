@@ -15,6 +15,7 @@ from replaybuf.errors import ClosedError, NotReadyError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.backend import SQLStorage
 from tests.contract.harness import CODEC, SOON, Harness, Open, group, ids, new_group
+from tests.stores import set_by
 
 
 async def waiting(buffer: ReplayBuffer, wait: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -28,8 +29,7 @@ async def waiting(buffer: ReplayBuffer, wait: Coroutine[Any, Any, Any]) -> async
 
     buffer.storage.changed = changed  # type: ignore[method-assign]
     task = asyncio.create_task(wait)
-    async with asyncio.timeout(SOON):
-        await begun.wait()
+    await set_by(begun, task, SOON)
     return task
 
 

@@ -1,17 +1,20 @@
 """How a run begins, and when it refuses to."""
 
+import asyncio
 import io
 import sys
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from replaybuf import ConfigError, FencedError, ReplayBufError, RolloutState, Status
+from replaybuf import ConfigError, FencedError, ReplayBufError, ReplayBufferConfig, RolloutState, Status
+from replaybuf.cli.app import app
 from replaybuf.demo import Mode, trainer
 from replaybuf.demo.display import Display
 from replaybuf.demo.policy import Policy
 from replaybuf.demo.run_folder import TASK, Run, RunFolder, buffer_config, sampler_of
-from replaybuf.demo.trainer import Disaggregated, Training, begin, clear, default_folder
+from replaybuf.demo.trainer import Disaggregated, Training, begin, clear, default_folder, launch
 from replaybuf.demo.worker import WorkerSettings
 from replaybuf.produce import TrainState, publish, published
 
@@ -97,6 +100,40 @@ async def test_a_buffer_with_other_tasks_is_left_alone(buffer, folder, start):
     with pytest.raises(ReplayBufError, match=r"groups of other tasks \(math\).*--url"):
         await start(buffer, folder)
     assert await buffer.count("math", Status.COMPLETED) == 1
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_database_of_others_is_not_entered(shared_url, tmp_path, monkeypatch, fresh):
+    """Neither named, though its task has the demo's name, nor by a variable of the shell."""
+    monkeypatch.chdir(tmp_path)
+
+    async def put(count):
+        async with ReplayBufferConfig(url=shared_url).build() as buffer:
+            if count:
+                await put_group(buffer)
+            return await buffer.count(TASK, "completed")
+
+    assert asyncio.run(put(1)) == 1
+    options = {"mode": Mode.SYNC, "steps": 1, "workers": 1, "seed": None, "fresh": fresh}
+    with pytest.raises(ReplayBufError, match=r"has buffers of others \(default\), .*--url"):
+        launch(shared_url, tmp_path / "run", **options)
+    assert asyncio.run(put(0)) == 1
+    monkeypatch.setenv("REPLAYBUF_URL", shared_url)
+    monkeypatch.setattr("replaybuf.demo.trainer.launch", lambda url, *_, **__: url == "sqlite:///replaybuf-demo.db")
+    assert CliRunner().invoke(app, ["demo"]).exit_code == 0
+
+
+def test_its_own_database_and_an_empty_one_are_entered(shared_url, tmp_path, monkeypatch):
+    trained = []
+
+    async def end(training, seconds):
+        trained.append(len(await training.buffer.checkpoints()))
+
+    monkeypatch.setattr(Training, "run", end)
+    for fresh in (False, False, True):
+        options = {"mode": Mode.SYNC, "steps": 1, "workers": 1, "seed": None, "fresh": fresh}
+        assert launch(shared_url, tmp_path / "run", **options)
+    assert trained == [1, 1, 1]
 
 
 async def test_clear_leaves_nothing_of_a_run(buffer, folder):

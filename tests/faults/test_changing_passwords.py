@@ -17,8 +17,8 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ConfigError, ReplayBuffer, ReplayBufferConfig
-from replaybuf.chunks import ChunkBufferConfig
 from replaybuf.errors import AccessError, UnreachableError
+from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.passwords import ask, password_in
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader

@@ -10,8 +10,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from replaybuf import FencedError, ReplayBuffer, StorageError
-from replaybuf.errors import AccessError, LockedError
+from replaybuf import FencedError, ReplayBuffer
+from replaybuf.errors import AccessError, LockedError, StorageError
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.postgres import PostgresDatabase
 from replaybuf.storage.sql.engine.urls import parse_url

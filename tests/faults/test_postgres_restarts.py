@@ -13,8 +13,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from replaybuf import ClosedError, ReplayBuffer, Status
-from replaybuf.errors import UnreachableError
+from replaybuf import ReplayBuffer, Status
+from replaybuf.errors import ClosedError, UnreachableError
 from replaybuf.storage.sql.tasks import delivery as drawing
 from tests.cancellation.ways import no_connection_out
 from tests.faults.figures import Figures

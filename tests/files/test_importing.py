@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +33,24 @@ async def test_a_second_import_finds_nothing_to_do_also_after_draws(file: Path, 
         assert (await buffer.import_from(file)).groups == 0
         assert len(buffer) == 3
         assert (await buffer.import_from(file, again=True)).groups == 5
+
+
+async def test_a_file_is_known_by_its_own_bytes_and_how_its_columns_are_read(
+    file: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the payloads that are made of it, which an upgrade may encode otherwise; nor by its name."""
+    async with ReplayBufferConfig(url=url).build() as buffer:
+        assert (await buffer.import_from(file)).groups == 5
+        other = Path(shutil.copy(file, tmp_path / "other.jsonl"))
+        with monkeypatch.context() as upgraded:
+            trees, turned = importing.TREES, lambda rollouts: [dict(reversed(one.items())) for one in rollouts]
+            upgraded.setattr(
+                importing, "TREES", SimpleNamespace(encode=lambda rollouts: trees.encode(turned(rollouts)))
+            )
+            assert (await buffer.import_from(other)).there == 5
+        longer = Path(shutil.copy(file, tmp_path / "longer.jsonl"))
+        await asyncio.to_thread(lambda: longer.write_bytes(longer.read_bytes() + b"\n"))
+        assert (await buffer.import_from(longer)).groups == 5
 
 
 async def test_parts_of_a_file_and_the_rest_are_each_imported_once(file: Path, url: str) -> None:
@@ -73,9 +93,9 @@ async def test_a_restore_of_a_checkpoint_takes_the_import_back(file: Path, url: 
 async def test_two_imports_of_one_file_at_once_double_nothing(file: Path, url: str) -> None:
     source = RolloutFile(str(file))
     async with ReplayBufferConfig(url=url).build() as buffer:
-        found = await survey(buffer.storage, source.read, ImportOptions())
+        found = await survey(buffer.storage, source, ImportOptions())
         cursor = await buffer.storage.cursor(f"import {found.digest}")  # type: ignore[attr-defined]
-        await import_groups(buffer.storage, source.read, ImportOptions(), found)
+        await import_groups(buffer.storage, source, ImportOptions(), found)
         assert not await buffer.storage.put_with_cursor([], cursor)  # type: ignore[attr-defined]
         assert len(buffer) == 5
 

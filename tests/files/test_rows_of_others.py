@@ -11,6 +11,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, Status
 from replaybuf.errors import FileError, ReplayBufError
+from replaybuf.files.sources import RolloutFile
 from tests.files.stores import GOOD, contents
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,51 @@ async def test_rows_of_others_are_groups_by_their_id_or_prompt(tmp_path: Path) -
     assert first[0].message == [{"role": "user", "content": "a"}]
     assert first[0].extra_fields == {"source": "gsm8k"}
     assert (second[0].response_ids, second[0].status) == ([1, 2], Status.COMPLETED)
+
+
+CALL = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, {"role": "tool", "content": "4"}]
+ANSWER = {"role": "assistant", "content": [{"type": "output_text", "text": "It is "}, {"type": "text", "text": "4"}]}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("completion", [*CALL, ANSWER]),  # verifiers
+        ("response", {"id": "r", "output": [{"type": "reasoning"}, {"type": "message", **ANSWER}]}),  # NeMo Gym
+        ("output", {"choices": [{"message": {"role": "assistant", "content": "It is 4"}}]}),
+        ("completion", {"role": "assistant", "content": "It is 4"}),
+    ],
+)
+async def test_a_response_may_be_messages_which_are_kept(tmp_path: Path, column: str, value: Any) -> None:
+    row = {"prompt": [{"role": "user", "content": "2 + 2?"}], column: value, "reward": 1.0, "task": "math"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        await buffer.import_from(tmp_path / "a.jsonl")
+        [(_, [rollout])] = await contents(buffer)
+    assert (rollout.response, rollout.status) == ("It is 4", Status.COMPLETED)
+    assert rollout.extra_fields == {"response_messages": value}
+
+
+@pytest.mark.fast
+def test_an_error_names_the_file_s_own_column(tmp_path: Path) -> None:
+    for column, value, said in (
+        ("completion", [{"role": "user", "content": "2"}], "completion is .*; expected a text, or messages"),
+        ("completion", 5, r"completion \(read as response\) is 5; expected a text, or messages"),
+        ("score", "good", r"score \(read as reward\) is 'good'; expected a finite number"),
+    ):
+        (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a", "task": "math", column: value}))
+        with pytest.raises(FileError, match=said):
+            list(RolloutFile(str(tmp_path / "a.jsonl")).read())
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("prompt", ["", [], [{"role": "user", "content": ""}], None])
+def test_rows_with_an_empty_prompt_are_no_group_of_each_other(tmp_path: Path, prompt: Any) -> None:
+    rows = [{"prompt": prompt, "completion": "x", "task": "math", "example_id": n} for n in range(15)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    groups = list(RolloutFile(str(tmp_path / "a.jsonl")).read())
+    assert len(groups) == 15
+    assert any("each is a group by itself" in what for what in groups[0].odd)
 
 
 async def test_columns_may_be_named(tmp_path: Path) -> None:

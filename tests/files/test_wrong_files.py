@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pickle
 import socket
 import struct
 from contextlib import closing
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBufferConfig
+from replaybuf import ReplayBufferConfig, Status
 from replaybuf.errors import FileEndsError, FileError
 from replaybuf.files import importing
+from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
 from tests.files.stores import GOOD, fill, lines, write
 
@@ -88,7 +90,7 @@ WRONG = {
         b'{"prompt": "a", "task_name": "x", "response_ids": ["a"]}',
         "response_ids is .*a list",
     ),
-    "a wrong prompt": (b'{"prompt": 5, "task_name": "x"}', "message is 5; expected a text"),
+    "a wrong prompt": (b'{"prompt": 5, "task_name": "x"}', r"prompt \(read as message\) is 5; expected a text"),
     "a wrong status": (
         b'{"prompt": "a", "task_name": "x", "status": "done"}',
         "status is 'done'; expected one",
@@ -120,7 +122,7 @@ UNKNOWN = {
     "a JSON array": (b'[{"prompt": "a"}]', "line 1: a JSON array; write one object a line"),
     "an indented JSON array": (b'[\n  {"prompt": "a"}\n]\n', "line 1: a JSON array; write one object a line"),
     "an indented object": (b'\n{\n  "prompt": "a"\n}\n', "line 2: an object over several lines; write one"),
-    "garbage": (b"\x93\xff\x00\n\xfe", "line 1: no JSON object: .*; what can be read is JSONL .*torch"),
+    "garbage": (b"\x93\xff\x00\n\xfe", "line 1: no JSON object: .*; what can be read is JSONL .*Arrow"),
     "a JSON text": (b'"a"', "line 1: no JSON object: .*; what can be read is"),
 }
 
@@ -181,15 +183,6 @@ async def test_what_no_store_holds_is_refused_before_anything_is_put(
         with pytest.raises(FileError, match=f"line .*{message}"):
             await buffer.import_from(file)
         assert len(buffer) == 0
-
-
-async def test_a_range_beyond_all_memory_has_no_length_and_comes_in(file: Path) -> None:
-    first, *others = lines(file)
-    changed = {**json.loads(first), "response_ids": {"$range": [0, 10**30, 1]}, "$kinds": {}}
-    write(file, json.dumps(changed).encode() + b"\n" + b"".join(others))
-    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict)
-    async with config.build() as buffer:
-        assert (await buffer.import_from(file)).groups == 5
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -270,3 +263,38 @@ def test_a_wrong_table_is_refused_with_its_row_and_column(tmp_path: Path, name: 
     parquet.write_table(table(pa), tmp_path / "a.parquet")
     with pytest.raises(FileError, match=rf"a\.parquet: .*{message}"):
         list(RolloutFile(str(tmp_path / "a.parquet")).read())
+
+
+_SQLITE = b"SQLite format 3\0"
+OTHERS = {
+    "run.db": (_SQLITE, "this is a database: replaybuf save and resume"),
+    "postgresql://rl:secret@db/run": (b"", "this is a database: replaybuf save and resume"),
+    "a.pkl": (pickle.dumps([{}]), "this is a pickle, .*load it where its classes are"),
+    "a.pth": (b"PK\x03\x04", "this is a pickle, or a file of torch.save"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_not_a_file_of_rows_is_refused_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content, said = OTHERS[name]
+    if content:
+        Path(name).write_bytes(content.ljust(100, b"\0"))
+    with pytest.raises(FileError, match=said) as raised:
+        list(RolloutFile(name).read())
+    assert "secret" not in str(raised.value)
+
+
+def test_what_no_reader_has_foreseen_is_an_error_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the place after which it is."""
+
+    def unforeseen(*_: Any) -> Any:
+        yield FileGroup("line 1", "math", Status.COMPLETED, [{}])
+        raise LookupError("what is this?")
+
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n')
+    monkeypatch.setattr("replaybuf.files.sources.foreign_groups", unforeseen)
+    with pytest.raises(FileError, match=r"a\.jsonl: after .*line 1: the values can't be read \(LookupError: what is"):
+        list(RolloutFile(str(tmp_path / "a.jsonl")).read())

@@ -25,8 +25,10 @@ import numpy as np
 import pytest
 
 from replaybuf import ConfigError, ReplayBufferConfig
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import CheckpointError, InputError
-from replaybuf.nemo_rl import TrajectoryBuffer
+from replaybuf.integrations.nemo_rl import TrajectoryBuffer
+from replaybuf.sync import SyncReplayBuffer
 from tests.frameworks import Sample
 from tests.integrations.scripts import files_of, lines_of, page
 from tests.integrations.stand_ins import BatchedDataDict, Experience, checkout, methods_of, put_in_place
@@ -204,6 +206,28 @@ def test_nemo_rl_gets_the_trajectories_of_its_step_and_no_older_ones(shared_url:
     assert (buffer.has_complete_batch(3, 1), buffer.get_trajectories_needed(3, 4, max_age_steps=2)) == (True, 3)
     buffer.clear()
     assert buffer.size() == 0
+
+
+def test_nemo_rl_gets_no_part_of_a_batch_when_another_was_faster(
+    shared_url: str, closed: Closed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer: TrajectoryBuffer = closed(TrajectoryBuffer(shared_url, max_size=4))
+    buffer.add(trajectory(0), 2, 2)
+    monkeypatch.setattr(SyncReplayBuffer, "is_ready", lambda *_, **__: True)  # so it was a moment ago
+    assert buffer.sample(2, current_weight_version=2, max_age_steps=1) is None
+    assert buffer.size() == 1
+    assert buffer.sample(0, current_weight_version=2, max_age_steps=1) is None
+
+
+def test_nemo_rl_reads_no_trajectory_for_its_books(
+    shared_url: str, tmp_path: Path, closed: Closed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer: TrajectoryBuffer = closed(TrajectoryBuffer(shared_url, max_size=4))
+    buffer.add(trajectory(0) | {"_ng_task_index": 7}, 1, 2)
+    monkeypatch.setattr(Codec, "decode", None)
+    assert buffer.get_debug_info()["target_weight_versions"] == [2]
+    buffer.save_to_path(str(tmp_path / "saved"))
+    assert buffer.load_from_path(str(tmp_path / "saved"))["next_ng_task_index"] == 8
 
 
 def test_nemo_rl_goes_back_to_its_checkpoint(shared_url: str, tmp_path: Path, closed: Closed) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.scripts import MATH, ROOT, files_of, lines_of, start, until, write
+from tests.integrations.scripts import files_of, lines_of, start, until, write
 
 pytestmark = pytest.mark.frameworks
 
@@ -20,9 +19,8 @@ pytestmark = pytest.mark.frameworks
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     pytest.importorskip("trl")
-    subprocess.run([sys.executable, "-m", "tests.integrations.tiny_model", tmp_path / "model"], cwd=ROOT, check=True)
-    shutil.copy(MATH, tmp_path / "math.jsonl")
     write("trl.md", tmp_path)
+    subprocess.run([sys.executable, "tiny_model.py"], cwd=tmp_path, check=True)
     return tmp_path
 
 

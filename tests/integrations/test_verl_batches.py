@@ -1,4 +1,4 @@
-"""replaybuf.verl against verl's own DataProto: what comes out of a store is what went in, without its padding there."""
+"""The face for verl against its DataProto: what comes out of a store is what went in, without its padding there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState
 from replaybuf.errors import InputError, RolloutError
-from replaybuf.verl import from_groups, to_groups
+from replaybuf.integrations.verl import from_groups, to_groups
 
 pytestmark = pytest.mark.frameworks
 

@@ -112,18 +112,18 @@ _QUERY = [
 ]  # fmt: skip
 
 _CODEC = [
-    ("checksum-not-checked", "codec/payload_header.py", "if not verified and found.head_digest(view) != CHECKSUM.unpack_from(view, HEAD.size)[0]:", "if False:", "a damaged payload is noticed"),
-    ("small-arrays-keep-payloads", "codec/numpy_arrays.py", "self._lends and array.nbytes >= self._least", "self._lends", "a small array doesn't keep a large payload"),
-    ("arrays-share-what-others-have", "codec/numpy_arrays.py", "else array.copy()", "else array", "a payload that others have isn't written to"),
+    ("checksum-not-checked", "codec/payload_header.py", "if head_digest(view[: HEADER.size], view[BODY_AT:end]) != CHECKSUM.unpack_from(view, HEADER.size)[0]:", "if False:", "a damaged payload is noticed"),
+    ("small-arrays-keep-payloads", "codec/blocks.py", " or nbytes * _MOST_KEPT < self._kept:", ":", "a small array doesn't keep a large payload"),
+    ("arrays-share-what-others-have", "codec/blocks.py", "if not self._lends or len(", "if len(", "a payload that others have isn't written to"),
     ("newer-format-read", "codec/payload_header.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
-    ("lengths-not-checked", "codec/numpy_arrays.py", "if self._end != self._size:", "if False:", "lengths add up"),
+    ("lengths-not-checked", "codec/blocks.py", "if len(self._uses) != len(self._head.sizes) or self._ahead:", "if False:", "lengths add up"),
     ("bomb-allowed", "codec/payload_format.py", "if size > _allowed_size(len(stored)):\n        raise", "if False:\n        raise", "a small payload can't claim much memory"),
     ("int-without-sign", "codec/standard_types.py", 'int.from_bytes(raw, "little", signed=True)', 'int.from_bytes(raw, "little")', "big negative integers come back as they were"),
     ("fold-lost", "codec/standard_types.py", "microsecond, _decode_tz(tz), fold=fold)\n\n\ndef _decode_time", "microsecond, _decode_tz(tz))\n\n\ndef _decode_time", "a time that is there twice comes back as it was"),
     ("open-tags", "codec/msgpack_values.py", "if self._open_tags:", "if False:", "type tags without content are damage"),
     ("foreign-in-dicts", "codec/extension_types.py", "stack.append(item.values())", "pass", "bytearrays in dicts come back as such"),
     ("twin-classes", "rollouts/rollout_type.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),
-    ("instances-unlooked", "codec/msgpack_values.py", "if needs_wrapping(values) or (held and needs_wrapping(held)):", "if needs_wrapping(values):", "bytearrays in instances come back as such"),
+    ("instances-unlooked", "codec/msgpack_values.py", "if needs_wrapping(looked_into) or (held and needs_wrapping(held)):", "if needs_wrapping(looked_into):", "bytearrays in instances come back as such"),
     ("annotated-text-run", "rollouts/annotations.py", "elif origin in _ANNOTATED:", "elif origin is None:", "what stands beside a type in Annotated is no annotation"),
     ("enum-as-value", "codec/user_classes.py", "member = cls[names[0]] if names else cls(value)", "member = value", "enum members come back as members"),
     ("image-info-lost", "codec/images.py", "image.info = info", "pass", "what an image says of itself comes back"),
@@ -217,10 +217,10 @@ _PROMPTS = [
     ("prompts-uid-not-moved", "prompts/prompt_ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "prompts/prompt_ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "prompts/prompt_ledger.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
-    ("epochs-one-more", "prompts/dataset_readers.py", "end = min(end, size * self._epochs)", "end = min(end, size * self._epochs + 1)", "a dataset is read so many times"),
+    ("epochs-one-more", "prompts/dataset_readers.py", "if epoch + 1 == self._epochs:", "if epoch == self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "prompts/dataset_readers.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
-    ("shuffle-other-seed", "prompts/dataset_readers.py", "if seed_then != self._shuffle:", "if False:", "a run goes on with its own order"),
-    ("shuffle-other-size", "prompts/dataset_readers.py", "if size_then != size:", "if False:", "a shuffled dataset can't change its size"),
+    ("shuffle-other-seed", "prompts/dataset_readers.py", "if seed != self._shuffle:", "if False:", "a run goes on with its own order"),
+    ("shuffle-other-size", "prompts/dataset_readers.py", "index > size or (seed is not None and size != size_then)", "index > size", "a shuffled dataset can't change its size"),
 ]  # fmt: skip
 
 _PRODUCE = [
@@ -251,7 +251,7 @@ _OBSERVE = [
 ]  # fmt: skip
 
 _VIEWS = [
-    ("text-of-another", "codec/texts.py", "at = max(start, since)", "at = since", "a text is that of its own rollout"),
+    ("text-behind-the-last", "codec/texts.py", "self._last = found[0] + found[1]", "pass", "texts are found in their order"),
     ("text-with-nul", "codec/texts.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
     ("doctor-loses-places", "doctor/repairs.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),

@@ -20,7 +20,7 @@ EVERYTHING: dict[str, Any] = {
     "database": {
         "bytes": 4096,
         "unswept_payloads": 2,
-        "places": {"/scratch/run": {"segments": 3, "live_bytes": 200, "dead_bytes": 100}},
+        "places": {"/scratch/run": {"files": 3, "groups": 7, "bytes": 200}},
     },
     "buffers": {
         "default": {

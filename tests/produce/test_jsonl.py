@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from replaybuf.errors import InputError
 from replaybuf.produce.prompt_records import JSONLines
-from replaybuf.prompts.prompt_ledger import PromptDataset
+from replaybuf.prompts.prompt_dataset import PromptDataset
 
 
 def write(path: Path, *lines: str | bytes) -> Path:

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replaybuf import RolloutState
 from replaybuf.errors import InputError
 from replaybuf.prompts.dataset_readers import epoch_order
-from replaybuf.prompts.prompt_ledger import PromptDataset
+from replaybuf.prompts.prompt_dataset import PromptDataset
 
 
 class Again:
@@ -57,6 +59,16 @@ class Stateful:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.at = state["at"]
+
+
+class Forward:
+    """Can be iterated, and nothing else."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
 
 
 class OldSequence:
@@ -269,10 +281,65 @@ def test_an_iterator_that_raised_is_not_taken_for_one_at_its_end() -> None:
         source.read(place, 1)
 
 
-@pytest.mark.parametrize("kind", ["indexed", "iterated"])
-def test_a_dataset_that_grew_goes_on(kind: str) -> None:
-    place = place_after(sources(3)[kind](1), 3)
-    assert read_all(sources(5)[kind](1), place) == [3, 4]
+@pytest.mark.parametrize("kind", ["indexed", "iterated", "old"])
+@pytest.mark.parametrize("read", [3, 5, 8])
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_dataset_that_grows_or_shrinks_goes_on_in_its_epoch(kind: str, read: int, size: int) -> None:
+    """No item is read again in an epoch, none is left out: those of before its change and of after it."""
+    place = place_after(sources(3)[kind](3), read)
+    epoch, index = divmod(read - 1, 3)
+    if index + 1 > size:
+        with pytest.raises(InputError, match="become shorter"):
+            sources(size)[kind](3).read(place, 1)
+    else:
+        rest = [*range(index + 1, size), *(list(range(size)) * (2 - epoch))]
+        assert read_all(sources(size)[kind](3), place) == rest
+
+
+@dataclass
+class Item:
+    number: int
+    image: Any = field(default_factory=lambda: np.zeros(3))
+
+
+ITEMS: dict[str, Callable[[int], Any]] = {
+    "texts": lambda number: f"question {number}",
+    "records": lambda number: {"messages": [{"role": "user", "content": f"question {number}"}], "image": np.arange(2)},
+    "rollouts": lambda number: RolloutState(rollout_id=number, message=[{"role": "user", "content": "?"}]),
+    "objects": Item,
+}
+
+
+class Varied(list[Any]):
+    """A dataset whose items differ whenever they are read."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(range(size))
+        self.read = itertools.count()
+
+    def __getitem__(self, number: Any) -> Any:
+        return {"number": number, "augmented": next(self.read)}
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self)))
+
+
+@pytest.mark.parametrize("wrap", [list, lambda items: (item for item in items), Forward], ids=["list", "once", "again"])
+@pytest.mark.parametrize("kind", ITEMS)
+def test_another_dataset_is_told_by_an_item_that_was_read(kind: str, wrap: Callable[[Any], Any]) -> None:
+    """When a process resumes, by the last one. Items of the same values are the same."""
+    items = [ITEMS[kind](number) for number in range(6)]
+    place = place_after(PromptDataset(wrap(items), 1), 3)
+    assert len(read_all(PromptDataset(wrap([ITEMS[kind](number) for number in range(6)]), 1), place)) == 3
+    for other in (items[1:], items[::-1]):
+        with pytest.raises(InputError, match=r"item 2 of epoch 0 .* is another one than the run has read there.*name="):
+            PromptDataset(wrap(other), 1).read(place, 1)
+
+
+@pytest.mark.parametrize("make", [Varied, lambda size: Forward(Varied(size)), lambda size: [object()] * size])
+def test_items_that_are_never_the_same_tell_nothing(make: Callable[[int], Any]) -> None:
+    place = place_after(PromptDataset(make(5), 1), 3)
+    assert len(PromptDataset(make(5), 1).read(place, 9)[0]) == 2
 
 
 @pytest.mark.parametrize("kind", ["indexed", "shuffled", "iterated", "old"])
@@ -338,8 +405,8 @@ def test_the_place_of_another_kind_of_dataset_is_refused(kind: str, other: str) 
 
 
 NO_PLACES = {
-    "iterated": [0, [0, 0], {"epoch": 0}, {"epoch": 0, "index": -1}, {"epoch": "0", "index": 1}],
-    "indexed": [-1, 1 << 63, "3", [1], {b"1": 2}],
+    "iterated": [0, [0, 0], {"epoch": 0}, {"epoch": 0, "index": -1, "mark": 0}, {"epoch": "0", "index": 1, "mark": 0}],
+    "indexed": [-1, 1 << 63, "3", [1], {b"1": 2}, [0, -1, 5, None, 0], [0, 1, "5", None, 0]],
 }
 
 
@@ -372,5 +439,5 @@ class Streaming(Stateful):
 def test_a_state_without_its_shuffle_buffer_is_not_gone_by(step: Any) -> None:
     """The real ones were tried: by their state, items were skipped and others came twice."""
     place = place_after(PromptDataset(Streaming(5, step), 1), 2)
-    assert msgpack.unpackb(place) == {"epoch": 0, "index": 2}
+    assert msgpack.unpackb(place).keys() == {"epoch", "index", "mark"}
     assert read_all(PromptDataset(Streaming(5, step), 1), place) == [2, 3, 4]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from replaybuf.produce import (
     produce_loop,
     publish,
 )
+from replaybuf.storage.sql.engine.hooks import Hook, installed
 from tests.produce.laws import assert_accounted, items_of, leased
-from tests.produce.scripted import Script, ScriptedLoop, prompts
+from tests.produce.scripted import Script, ScriptedLoop, forever, prompts
 from tests.stores import TASK, build, until
 
 STRATEGY = AsyncProduceStrategy(over_sample=0.5, pause_timeout=2)
@@ -102,6 +104,39 @@ async def test_workers_together_keep_what_one_alone_would(shared_url: str) -> No
         assert groups == list(range(len(groups)))
 
 
+class Looks(Hook):
+    """Counts the looks of workers at the trainer's state, and of sweeps, and the writes of this process."""
+
+    def __init__(self) -> None:
+        self.workers = self.sweeps = self.writes = 0
+
+    def statement(self, sql: str, values: Any, many: bool) -> None:
+        self.workers += "FROM rb_cursor" in sql
+        self.sweeps += "rb_checkpoint_group" in sql
+        self.writes += sql == "BEGIN IMMEDIATE"
+
+
+@pytest.mark.parametrize("waits_for", ["a trainer", "room", "a group"])
+async def test_a_worker_looks_at_the_store_when_it_has_changed(tmp_path: Path, waits_for: str) -> None:
+    """Not by the clock: in the time of six sweeps, hardly more often than something was written."""
+    async with build(f"sqlite:///{tmp_path}/idle.db") as buffer:
+        loop = ScriptedLoop(forever() if waits_for == "a group" else Script())
+        if waits_for != "a trainer":
+            await publish(buffer, TrainState(1, 0))
+        async with working(loop, Sampler(buffer, prompts(400), TASK, epochs=1)):
+            if waits_for == "room":
+                await completed(buffer, 6)
+            await asyncio.sleep(0)
+            with installed(looks := Looks()):
+                await until(holds(lambda: looks.sweeps >= 6))
+            assert looks.workers <= looks.writes + 4
+            if waits_for == "a trainer":
+                await publish(buffer, TrainState(1, 0))
+            elif waits_for == "room":
+                await buffer.take_batch({TASK: 6})
+            await until(holds(lambda: len(loop.order) == (12 if waits_for == "room" else 6)))
+
+
 async def test_max_concurrency_is_each_workers_own(sampler: Sampler) -> None:
     loops = [ScriptedLoop(), ScriptedLoop()]
     strategy = STRATEGY.model_copy(update={"max_concurrency": 1})
@@ -143,15 +178,18 @@ class Weights:
 
 @pytest.mark.parametrize("partial", [True, False])
 async def test_new_weights_are_loaded_while_nothing_is_generated(sampler: Sampler, partial: bool) -> None:
-    buffer, loop = sampler.buffer, ScriptedLoop(Script(tokens=12, seconds=0.01))
+    script = Script(tokens=12, seconds=0.01)
+    buffer, loop = sampler.buffer, ScriptedLoop(script)
     weights = Weights(loop)
     strategy = AsyncProduceStrategy(over_sample=0.5, enable_partial_rollout=partial)
     await publish(buffer, TrainState(0, 0))
     async with working(loop, sampler, strategy, load_weights=weights):
         for step in range(3):
+            script.tokens = 10**9 if partial else 12  # then nothing is done before the worker hears of the weights
             await until(holds(lambda: loop.running > 0))
             await publish(buffer, TrainState(step + 1, step + 1, weights=f"weights-{step + 1}"))
             await until(holds(lambda step=step: weights.loaded[-1] == step + 1))
+            script.tokens = 12
             await completed(buffer, 4)
             await buffer.take_batch({TASK: 4})
     assert weights.loaded == [0, 1, 2, 3]
@@ -161,17 +199,20 @@ async def test_new_weights_are_loaded_while_nothing_is_generated(sampler: Sample
 
 
 async def test_interrupted_groups_are_continued_with_the_new_weights(sampler: Sampler) -> None:
-    buffer, loop = sampler.buffer, ScriptedLoop(Script(tokens=40, seconds=0.01))
+    buffer, loop = sampler.buffer, ScriptedLoop(forever())
     await publish(buffer, TrainState(1, 0))
     strategy = AsyncProduceStrategy(enable_partial_rollout=True)
     async with working(loop, sampler, strategy, size=2):
         await until(holds(lambda: loop.running == 2))
         await asyncio.sleep(0.1)
         await publish(buffer, TrainState(2, 1))
+        await until(holds(lambda: sorted(loop.calls.values()) == [2, 2]))
+        loop.default.tokens = 1  # after the next one of each
         await completed(buffer, 2)
     for item in await items_of(buffer, Status.COMPLETED):
-        steps = item.item[0].response_model_steps
-        assert (len(steps), steps, set(steps)) == (40, sorted(steps), {0, 1})
+        rollout = item.item[0]
+        steps = list(rollout.response_model_steps)
+        assert (len(steps), steps, set(steps)) == (len(rollout.response_ids), sorted(steps), {0, 1})
         assert item.tags == {"interrupted": 1}
     assert sorted(loop.calls.values()) == [2, 2]
 

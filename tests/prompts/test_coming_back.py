@@ -77,6 +77,30 @@ async def test_what_was_generated_comes_back_with_partial_rollouts(url: str, par
         assert [rollout.response for rollout in result] == ["halfdone" if partial else "done", "whole"]
 
 
+@pytest.mark.parametrize("call", ["save", "give_back"])
+async def test_tokens_keep_the_step_of_the_weights_that_wrote_them(
+    url: str, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Finishing dates only what is new. Tokens that come back without a step are warned of, once."""
+    async with build(url) as buffer:
+        ledger = PromptLedger(buffer, indexed(3), TASK, partial_rollouts=True)
+        for number, step in enumerate([3, None, None]):
+            [one] = await ledger.draw()
+            one.group[0].response_ids, one.group[0].status = [1, 2], Status.ABORTED
+            await getattr(one, call)(one.group, model_step=step)
+            if call == "save":
+                await one.give_back()
+            [again] = await ledger.draw()
+            if number < 2:
+                again.group[0].response_ids.append(3)
+                await again.finish(complete(again.group), model_step=9)
+            else:
+                await again.give_back()
+        steps = [list(item.item[0].response_model_steps) async for item in buffer.find({"status": "completed"})]
+        assert steps == [[3, 3, 9], [9, 9, 9]]
+        assert ["give_back() the model_step" in one.message for one in caplog.records] == [True]
+
+
 async def test_prompts_of_dead_workers_come_back_whatever_else_does(url: str) -> None:
     """`again` says which others are prompts again."""
     async with build(url) as buffer:
@@ -198,3 +222,21 @@ async def test_a_save_that_is_cancelled_leaves_the_prompt_to_its_worker(url: str
         await one.save()
         await one.finish(complete(one.group))
         assert (await ledger.counts()).finished == 1
+
+
+@pytest.mark.parametrize("times", [1, 2, 9])
+async def test_a_prompt_that_is_given_back_by_a_cancelled_worker_comes_back(url: str, times: int) -> None:
+    """With what was generated, however often the worker is cancelled meanwhile."""
+    async with build(url) as buffer:
+        ledger = PromptLedger(buffer, indexed(1), TASK, partial_rollouts=True)
+        [one] = await ledger.draw()
+        one.group[0].response_ids, one.group[0].status = [1, 2], Status.ABORTED
+        giving = asyncio.create_task(one.give_back(one.group, model_step=3))
+        await asyncio.sleep(0)
+        for _ in range(times):
+            giving.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await giving
+        [again] = await ledger.draw()
+        assert list(again.group[0].response_model_steps) == [3, 3]

@@ -130,6 +130,9 @@ async def test_the_dataset_is_left_as_it_is() -> None:
         first, second = await PromptLedger(buffer, dataset, TASK).draw(2)
         assert [len(first.group), len(second.group)] == [1, 2]
         assert (first.group[0].status, dataset[0].status) == (Status.INIT, Status.COMPLETED)  # type: ignore[union-attr]
+        first.group[0].message.append({"role": "assistant", "content": "6"})
+        first.group[0].message[0]["content"] = "?"
+        assert dataset[0].message == prompt(1).message  # type: ignore[union-attr]
 
 
 async def test_states_with_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +168,11 @@ async def test_a_result_without_a_status_is_refused(url: str) -> None:
 
 async def test_what_is_no_group_says_that_make_group_made_it(url: str) -> None:
     async with build(url) as buffer:
-        for wrong in ({"dataset": [1]}, {"dataset": indexed(1), "make_group": lambda item, number: item}):
-            with pytest.raises(RolloutError, match="make_group"):
+        for wrong, said in (
+            ({"dataset": [{"a": 1}]}, r"item 0 .* is a dict, .*give make_group=.*\[RolloutState\(...\)\]$"),
+            ({"dataset": indexed(1), "make_group": lambda item, number: item}, "by make_group"),
+        ):
+            with pytest.raises(RolloutError, match=said):
                 await use(buffer, **wrong).draw()
 
 

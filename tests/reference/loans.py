@@ -56,7 +56,7 @@ class Loans:
         """
         self.end_overdue()
         mine = self._of(lease, uids)
-        if len(mine) < len(uids) and now() >= lease.until:
+        if len(mine) < len(uids) and now() >= max([lease.until, *(loan.until for loan in mine)]):
             raise lost_to_others(lease, len(uids) - len(mine))
         return mine
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import replaybuf.reverb as reverb
+import replaybuf.integrations.reverb as reverb
 from replaybuf import ConfigError, FencedError, FullError, NotReadyError
 from replaybuf.errors import EncodeError, InputError
 from replaybuf.sync import run
@@ -228,6 +228,8 @@ def test_tables_that_are_not_there_are_refused() -> None:
 def test_what_reverb_has_besides_is_refused_with_advice() -> None:
     with pytest.raises(AttributeError, match="has no Server: the database is the server; give its url"):
         reverb.Server  # noqa: B018
+    with pytest.raises(ImportError, match="has no Server: the database is the server; give its url"):
+        from replaybuf.integrations.reverb import Server  # type: ignore[attr-defined]  # noqa: F401
     assert not hasattr(reverb, "TrajectoryWriter")
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ClosedError, ConfigError, FencedError, NotReadyError, StalenessPolicy
-from replaybuf.reverb import open_instruct as replay_buffer_lib
+from replaybuf import ConfigError, FencedError, NotReadyError
+from replaybuf.errors import ClosedError
+from replaybuf.integrations.reverb import open_instruct as replay_buffer_lib
+from replaybuf.rules.policies import StalenessPolicy
 from replaybuf.sync import run
 
 

@@ -50,7 +50,7 @@ def test_its_actor_keeps_its_results_in_the_database_and_goes_on_with_them(chang
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {
-        "table": "replaybuf.reverb.open_instruct",
+        "table": "replaybuf.integrations.reverb.open_instruct",
         "equal": True,
         "after_shutdown": [None, 4, True],
         "resumed": [0, 1, 2, 3],

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.environments import CannotInstallError, python_of
-from replaybuf.reverb import Table, rate_limiters, selectors
+from replaybuf.integrations.reverb import Table, rate_limiters, selectors
 
 pytestmark = pytest.mark.frameworks
 

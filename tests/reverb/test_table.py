@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf import ConfigError, FullError, NotReadyError, reverb
+from replaybuf import ConfigError, FullError, NotReadyError
 from replaybuf.errors import InputError
-from replaybuf.reverb import Table
-from replaybuf.reverb.rate_limiters import MinSize, Queue, SampleToInsertRatio
-from replaybuf.reverb.selectors import (
+from replaybuf.integrations import reverb
+from replaybuf.integrations.reverb import Table
+from replaybuf.integrations.reverb.rate_limiters import MinSize, Queue, SampleToInsertRatio
+from replaybuf.integrations.reverb.selectors import (
     Fifo,
     Lifo,
     MaxHeap,
@@ -27,7 +28,7 @@ from replaybuf.reverb.selectors import (
     priority_of,
     weight_of,
 )
-from replaybuf.reverb.table import SAMPLE_TIMEOUT
+from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT
 from tests.pages import DOCS
 
 SOON = 20

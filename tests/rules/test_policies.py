@@ -2,7 +2,8 @@
 
 import pytest
 
-from replaybuf import OrderTerm, QueryError, ReplayPolicy
+from replaybuf.errors import QueryError
+from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 
 
 def test_one_that_orders_by_an_unknown_field_is_refused_when_it_is_defined() -> None:

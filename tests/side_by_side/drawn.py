@@ -9,10 +9,18 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from replaybuf import OrderTerm, ReplayPolicy, RolloutState, Status
+from replaybuf import RolloutState, Status
 from replaybuf.errors import ConfigError
 from replaybuf.rules.limits import Limits, Rules
-from replaybuf.rules.policies import FIFOPolicy, LIFOPolicy, PrioritizedPolicy, StalenessPolicy, UniformPolicy
+from replaybuf.rules.policies import (
+    FIFOPolicy,
+    LIFOPolicy,
+    OrderTerm,
+    PrioritizedPolicy,
+    ReplayPolicy,
+    StalenessPolicy,
+    UniformPolicy,
+)
 from tests.query.strategies import queries as all_queries
 
 TASKS = ("a", "b")

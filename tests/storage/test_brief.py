@@ -17,7 +17,7 @@ from replaybuf.storage.sql.engine.hooks import Hook, installed
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import lane
 from tests.cancellation.ways import end_background_work
-from tests.stores import TASK, build, fill, group, take_all
+from tests.stores import TASK, build, fill, group, set_by, take_all
 
 
 def where(tx: Transaction) -> str:
@@ -58,7 +58,7 @@ async def test_a_brief_read_doesnt_wait_for_a_long_write(tmp_path: Path) -> None
             return go_on.wait(10)
 
         writing = asyncio.create_task(store.thread.run(lambda: store.transactions.write(long)))
-        await asyncio.to_thread(begun.wait, 10)
+        await set_by(begun, writing, 10)
         async with asyncio.timeout(5):
             assert await buffer.is_ready({TASK: 1})
         go_on.set()

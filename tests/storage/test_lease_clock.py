@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf import Lease, ReplayBuffer
+from replaybuf import Lease, ReplayBuffer, Status
 from replaybuf.storage.sql.engine import sqlite_dialect
-from replaybuf.storage.sql.statements.segments import keep_for_reading
+from replaybuf.storage.sql.statements.files import keep_for_reading
 from replaybuf.storage.sql.statements.upkeep import find_chores
 from tests.contract.lapsing import set_clock
 from tests.scripts import run
-from tests.stores import TASK, build, fill, numbers_of, until
+from tests.stores import TASK, build, fill, group, numbers_of, until
 
 #: A process whose wall clock is so many seconds ahead. It leases a group for a moment, says what else it may take, and
 #: leaves another leased when it ends.
@@ -149,3 +149,31 @@ async def test_payloads_wait_for_their_sweep_by_the_clock_of_the_server(
         )
         assert not await due(-60)
         assert await due(-180)
+
+
+@pytest.mark.parametrize("ahead", [7200.0, -7200.0])
+async def test_retention_is_by_the_clock_of_the_server(
+    lent_database: str, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """What is put aside, by a put of any kind or by a draw, stays for its time, whatever the hosts' clocks say."""
+    async with build(lent_database, archive="10m", unfit="10m") as buffer:
+        storage = buffer.storage
+        await storage.open()
+        await storage.thread.run(storage.sweeper.stop)
+
+        async def put_all() -> None:
+            for kind in ({}, {"key": str(time.time())}, {"tags": {"long": "x" * (1 << 24)}}):
+                await buffer.put(group(1, status=Status.FAILED), TASK, **kind)
+                await buffer.put(group(1), TASK)
+            await buffer.get(3, TASK)
+
+        async def looked() -> int:
+            await storage.thread.run(storage.sweeper.look_after_groups)
+            return await buffer.count_where({})
+
+        await put_all()
+        set_clock(monkeypatch, ahead)
+        await put_all()
+        assert await looked() == 12
+        await storage._write(lambda tx: tx.run("UPDATE rb_group SET archived_at = archived_at - 601"))  # type: ignore[attr-defined]
+        assert await looked() == 0

@@ -176,21 +176,20 @@ async def test_compressed_payloads_show_their_previews(tmp_path: Path) -> None:
         ]
 
 
-def test_a_text_is_looked_for_in_its_own_rollout_from_an_offset_on() -> None:
+def test_a_text_is_looked_for_from_an_offset_on_or_behind_the_last_one() -> None:
     codec = Codec(RolloutType(dict))
-    payload = codec.encode([{"a": "xx", "b": "xx"}, {"a": "xx"}])
+    payload = codec.encode([{"a": "xx", "b": "xx"}, {"a": "zz", "b": "x"}])
     texts = Texts(payload)
-    first = texts.find(0, "xx")
+    first, second = texts.find("xx"), texts.find("xx")
     assert first is not None
+    assert second is not None
     at, length = first
     assert payload[at : at + length] == b"xx"
-    second = texts.find(0, "xx", at + length)
-    other = texts.find(1, "xx")
-    assert second is not None
-    assert other is not None
-    assert at < second[0] < other[0]
-    assert texts.find(0, "xx", second[0] + 1) is None
-    assert texts.find(0, "yy") is None
+    assert first < second
+    assert texts.find("xx") == first
+    assert texts.find("xx", at + length) == second
+    assert texts.find("xx", second[0] + 1) is None
+    assert texts.find("yy") is None
 
 
 async def test_whole_texts_stay_whole_wherever_groups_go(tmp_path: Path) -> None:

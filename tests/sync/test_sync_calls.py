@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ClosedError, FullError, NotReadyError, QueryError
-from replaybuf.chunks import ChunkBufferConfig
-from replaybuf.errors import InputError, NotPicklableError
+from replaybuf import FullError, NotReadyError
+from replaybuf.errors import ClosedError, InputError, NotPicklableError, QueryError
+from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.storage.values import StorageItem
 from replaybuf.sync import SyncReplayBuffer, run
 from replaybuf.sync.buffer import face_of

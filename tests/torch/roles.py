@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 
 from replaybuf import ReplayBufferConfig, load_into
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError
-from replaybuf.torch import GroupDataset, Step, largest, leased_steps, lockstep, same_steps, split_steps
-from replaybuf.torch.ranks import Link, RankStep
+from replaybuf.integrations.torch import GroupDataset, Step, largest, leased_steps, lockstep, same_steps, split_steps
+from replaybuf.integrations.torch.ranks import Link, RankStep
 from tests.torch.groups import TASK, numbers
 
 LEASE_SECONDS = 4.0

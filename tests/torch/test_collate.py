@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from replaybuf import RolloutState, Status, StorageItem
 from replaybuf.errors import InputError, RolloutError
-from replaybuf.torch import Pack, Pad, group_advantages, sequences
+from replaybuf.integrations.torch import Pack, Pad, group_advantages, sequences
 
 TOKENS = st.lists(st.integers(0, 1000), max_size=12)
 
@@ -162,6 +162,8 @@ GOOD = RolloutState(message=[], prompt_ids=[1], response_ids=[2, 3], reward=1.0)
         ({"prompt_ids": None}, "group 4, rollout 1 has no prompt_ids"),
         ({"response_ids": None}, "group 4, rollout 1 has no response_ids"),
         ({"logprobs": [0.0]}, "group 4, rollout 1: logprobs has 1 numbers, and response_ids 2"),
+        ({"logprobs": [0.0, None]}, r"group 4, rollout 1: logprobs\[1\] is None: leave the field out"),
+        ({"response_mask": [None, 1]}, r"group 4, rollout 1: response_mask\[0\] is None"),
         ({"response_mask": [1] * 3}, "group 4, rollout 1: response_mask has 3 numbers"),
         ({"response_ids": ["a"]}, "group 4, rollout 1: response_ids isn't a row of numbers"),
         ({"response_ids": [[1, 2]]}, r"response_ids has the shape \(1, 2\)"),

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from replaybuf import ArrayHandle, ReplayBufferConfig, load_into
+from replaybuf import ReplayBufferConfig, load_into
 from replaybuf.errors import InputError
+from replaybuf.integrations.torch import GroupDataset, leased_steps
 from replaybuf.rules.transitions import Tally
-from replaybuf.torch import GroupDataset, leased_steps
+from replaybuf.storage.sql.tasks.handles import ArrayHandle
 from tests.torch.conftest import ROOT, Ranks
 from tests.torch.groups import TASK, group, totals
 

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError, LeaseLostError, NotReadyError, QueryError
+from replaybuf.integrations.torch import GroupDataset, leased_steps
 from replaybuf.rules.causes import Reason
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.sync import run
-from replaybuf.torch import GroupDataset, leased_steps
 from tests.presence.views import list_events
 from tests.torch.groups import TASK, group, numbers, put, settled, totals
 
@@ -304,7 +304,7 @@ def test_what_cannot_be_asked_for_is_refused_at_once(config: ReplayBufferConfig)
             GroupDataset(config, {TASK: 1}, **options)
     with pytest.raises(InputError, match="source must be a ReplayBufferConfig or a ReplayBuffer, got str"):
         GroupDataset("sqlite:///x.db", {TASK: 1})  # type: ignore[arg-type]
-    for url in ("memory://", "pandas://", "sqlite:///:memory:"):
+    for url in ("memory://", "sqlite:///:memory:"):
         with pytest.raises(ConfigError, match="private buffer in memory"):
             GroupDataset(ReplayBufferConfig(url=url), {TASK: 1})
 

@@ -15,8 +15,8 @@ import pytest
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import InputError
+from replaybuf.integrations.torch import lockstep
 from replaybuf.rules.transitions import Tally
-from replaybuf.torch import lockstep
 from tests.torch.conftest import ROOT, Ranks
 from tests.torch.groups import put, settled, totals
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from replaybuf.torch import Pack, Pad
+from replaybuf.integrations.torch import Pack, Pad
 from tests.pages import DOCS
 from tests.torch.conftest import ROOT
 from tests.torch.test_collate import DTYPES

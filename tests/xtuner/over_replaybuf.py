@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-import replaybuf.xtuner
+import replaybuf.integrations.xtuner
 
 _CHANGED = "xtuner.v1.rl.replay_buffer"
 
@@ -39,7 +39,7 @@ class _Changed(MetaPathFinder):
 
 
 def _change(module: ModuleType) -> None:
-    names = {name: getattr(replaybuf.xtuner, name) for name in replaybuf.xtuner.__all__}
+    names = {name: getattr(replaybuf.integrations.xtuner, name) for name in replaybuf.integrations.xtuner.__all__}
     for name, value in names.items():
         setattr(module, name, _with_a_url(value) if name.endswith("Config") else value)
 
@@ -48,7 +48,7 @@ def _with_a_url(config: Any) -> Any:
     """Return a config whose default is a new buffer in the database."""
     url = os.environ["REPLAYBUF_XTUNER_URL"]
 
-    def build(self: Any) -> replaybuf.xtuner.ReplayBuffer:
+    def build(self: Any) -> replaybuf.integrations.xtuner.ReplayBuffer:
         return config(url=url, name=uuid.uuid4().hex).build()
 
     return type(config)(config.__name__, (config,), {"build": build, "__module__": config.__module__})

@@ -1,4 +1,4 @@
-"""xtuner's own managers, samplers, agent loops and producers over `replaybuf.xtuner`, with prompts of word problems.
+"""xtuner's own managers, samplers, agent loops and producers over a database, with prompts of word problems.
 
     python -m tests.xtuner.production sync|async|disaggregated URL MODEL_FOLDER
 
@@ -28,7 +28,7 @@ from xtuner.v1.rl.agent_loop_manager import (
     SyncProduceStrategyConfig,
 )
 
-from replaybuf.xtuner import AsyncReplayBufferConfig, SyncReplayBufferConfig
+from replaybuf.integrations.xtuner import AsyncReplayBufferConfig, SyncReplayBufferConfig
 
 PROMPTS = Path(__file__).resolve().parents[1] / "data" / "math.xtuner.jsonl"
 STEPS, SIZE = 3, 6

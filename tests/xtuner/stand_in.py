@@ -1,4 +1,4 @@
-"""A stand-in for xtuner where it isn't installed: what `replaybuf.xtuner` uses of it, by its published interface."""
+"""A stand-in for xtuner where it isn't installed: what the face uses of it, by its published interface."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _MODULES: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def installed(*, is_installed: bool = True) -> Iterator[None]:
-    """Make it what `import xtuner` finds, or nothing. Within, `replaybuf.xtuner` is imported anew."""
+    """Make it what `import xtuner` finds, or nothing. Within, `replaybuf.integrations.xtuner` is imported anew."""
     before = _forget()
     if is_installed:
         for name, values in _MODULES.items():
@@ -87,5 +87,9 @@ def installed(*, is_installed: bool = True) -> Iterator[None]:
 
 def _forget() -> dict[str, ModuleType]:
     """Remove the modules of xtuner, and those that depend on it, from those that are imported. Return them."""
-    found = [name for name in sys.modules if name.partition(".")[0] == "xtuner" or name.startswith("replaybuf.xtuner")]
+    found = [
+        name
+        for name in sys.modules
+        if name.partition(".")[0] == "xtuner" or name.startswith("replaybuf.integrations.xtuner")
+    ]
     return {name: sys.modules.pop(name) for name in found}

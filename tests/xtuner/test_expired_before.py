@@ -1,4 +1,4 @@
-"""Groups with rollouts that were EXPIRED before they were put: `replaybuf.xtuner` does with them what xtuner does."""
+"""Groups with rollouts that were EXPIRED before they were put: they become what xtuner makes of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ A, C, E = XtunerStatus.ABORTED, XtunerStatus.COMPLETED, XtunerStatus.EXPIRED
 @pytest.fixture
 async def build() -> AsyncIterator[Callable[..., Any]]:
     with stand_in.installed():
-        from replaybuf.xtuner import SyncReplayBufferConfig
+        from replaybuf.integrations.xtuner import SyncReplayBufferConfig
 
         buffers: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""xtuner's own producers over `replaybuf.xtuner`, in processes of their own (`production`)."""
+"""xtuner's own producers over `replaybuf.integrations.xtuner`, in processes of their own (`production`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_their_producers_train_each_prompt_once(
 
 _TAKES = """
 from pydantic import TypeAdapter
-from replaybuf.xtuner import AsyncReplayBufferConfig
+from replaybuf.integrations.xtuner import AsyncReplayBufferConfig
 from xtuner.v1.train.rl_trainer import RLColocateTrainerConfig
 config = AsyncReplayBufferConfig(url="sqlite:///run.db")
 field = RLColocateTrainerConfig.model_fields["replay_buffer_config"]

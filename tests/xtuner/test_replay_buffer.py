@@ -1,12 +1,11 @@
-"""`replaybuf.xtuner` does what xtuner's code relies on, with a stand-in for xtuner (`stand_in`)."""
+"""`replaybuf.integrations.xtuner` does what xtuner's code relies on, with a stand-in for xtuner (`stand_in`)."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,10 +16,7 @@ from replaybuf.errors import (
     MissingDriverError,
     MissingSnapshotError,
     NotEmptyError,
-    QueryError,
-    UnsupportedError,
 )
-from replaybuf.rules.policies import OrderTerm
 from tests.frameworks import XtunerRollout, XtunerStatus
 from tests.xtuner import stand_in
 
@@ -29,11 +25,11 @@ COMPLETED, EXPIRED = XtunerStatus.COMPLETED, XtunerStatus.EXPIRED
 
 @pytest.fixture
 def xtuner() -> Iterator[ModuleType]:
-    """`replaybuf.xtuner`, beside the stand-in."""
+    """`replaybuf.integrations.xtuner`, beside the stand-in."""
     with stand_in.installed():
-        import replaybuf.xtuner
+        import replaybuf.integrations.xtuner
 
-        yield replaybuf.xtuner
+        yield replaybuf.integrations.xtuner
 
 
 @pytest.fixture
@@ -90,13 +86,11 @@ async def test_rollouts_and_statuses_are_xtuners(buffer: Any) -> None:
     assert (group[0].status, group[0].response_model_steps, group[0].seq_staleness) == (COMPLETED, [3], 1)
 
 
-async def test_a_response_without_token_ids_stays_without_model_steps(xtuner: ModuleType, buffer: Any) -> None:
-    """As xtuner's does, also over a storage and with a policy of the user's own."""
+async def test_a_response_without_token_ids_stays_without_model_steps(buffer: Any) -> None:
     texts = {"response": "4", "response_ids": None, "response_mask": None}
-    for one in (buffer, xtuner.ReplayBuffer(xtuner.FIFOReplayPolicy(), _in_a_dict(xtuner))):
-        await one.put([rollout(1, None, **texts)], "math", model_step=3, current_train_step=9, stale_threshold=2)
-        ((got,),) = await one.get(1, "math", COMPLETED)
-        assert (got.response, got.response_model_steps, got.seq_staleness) == ("4", None, 0)
+    await buffer.put([rollout(1, None, **texts)], "math", model_step=3, current_train_step=9, stale_threshold=2)
+    ((got,),) = await buffer.get(1, "math", COMPLETED)
+    assert (got.response, got.response_model_steps, got.seq_staleness) == ("4", None, 0)
 
 
 async def test_a_refresh_counts_all_that_are_expired_afterwards(buffer: Any) -> None:
@@ -204,143 +198,10 @@ async def test_checkpoints_in_the_database_are_not_replaced(
     assert len(again) == 1
 
 
-async def test_a_state_dict_is_loaded_by_another_storage(xtuner: ModuleType, build: Callable[..., Any]) -> None:
-    first, second = build("sqlite:///:memory:"), build("memory://")
-    await first.put([rollout(1)], "math")
-    xtuner.DatabaseStorage(second.buffer).load_state_dict(xtuner.DatabaseStorage(first.buffer).state_dict())
-    assert numbers(await second.get(9, "math", COMPLETED)) == [1]
-
-
 async def test_a_file_of_xtuners_own_buffer_is_named(buffer: Any, tmp_path: Path) -> None:
     (tmp_path / "replay_buffer.pth").write_bytes(b"")
     with pytest.raises(MissingSnapshotError, match="replaybuf import"):
         await buffer.resume(tmp_path)
-
-
-# Parts of the user's own
-
-
-async def test_nodes_and_dicts_ask_the_same(xtuner: ModuleType, buffer: Any) -> None:
-    for number, staleness in ((1, 0), (2, 3), (3, 5)):
-        await buffer.put([rollout(number, None, seq_staleness=staleness)], "math")
-    storage = xtuner.DatabaseStorage(buffer.buffer)
-    query = {"status": COMPLETED, "staleness": {"$gt": 0, "$between": [1, 4]}, "$or": [{"uid": {"$in": [1, 2]}}]}
-    for asked in (query, xtuner.parse_query(query)):
-        assert [(one.uid, one.staleness) for one in await storage.get(asked)] == [(2, 3)]
-        assert await storage.count(asked) == 1
-    await storage.delete([1, 2])
-    assert len(storage) == 1
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        {"uid": {"$near": 1}},
-        {"uid": {"$in": 3}},
-        {"uid": {"$between": [2, 1]}},
-        {"$and": {}},
-        {"uid": {"$between": [1]}},
-        7,
-    ],
-)
-def test_what_is_no_query_is_a_value_error(xtuner: ModuleType, query: Any) -> None:
-    with pytest.raises(QueryError):
-        xtuner.parse_query(query)
-
-
-async def test_a_policy_of_ones_own_draws_from_the_database(xtuner: ModuleType, buffer: Any) -> None:
-    class Newest(xtuner.FIFOReplayPolicy):  # type: ignore[misc, name-defined]
-        order, same_as = (OrderTerm("timestamp_id", descending=True),), ""
-
-    own = xtuner.ReplayBuffer(Newest(), xtuner.DatabaseStorage(buffer.buffer))
-    for number, step in ((1, 0), (2, 2), (3, 3)):
-        await own.put([rollout(number, step)], "math", current_train_step=4)
-    assert await refresh(own, retryable=False) == {"math": 1}
-    assert numbers(await own.get(1, "math", COMPLETED)) == [3]
-    assert numbers(await buffer.get(2, "math", COMPLETED)) == [2]
-
-
-async def test_a_storage_of_ones_own_is_called_as_xtuner_calls_it(xtuner: ModuleType) -> None:
-    storage = _in_a_dict(xtuner)
-    own = xtuner.ReplayBuffer(xtuner.StalenessReplayPolicy(), storage)
-    for number, step in ((1, 0), (2, 3), (3, 2)):
-        await own.put([rollout(number, step)], "math", current_train_step=4)
-    assert (len(own), await own.is_ready({"math": 3})) == (3, True)
-    assert await refresh(own, retryable=True) == {"math": 1}
-    assert numbers(await own.get(9, "math", COMPLETED)) == [3, 2]
-    assert await refresh(own, retryable=False) == {"math": 1}
-    assert (stand_in.released, len(own)) == ([[101]], 0)
-
-
-async def test_a_storage_of_ones_own_is_saved_by_torch(
-    xtuner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: dict[Path, Any] = {}
-    torch = SimpleNamespace(save=lambda state, path: kept.update({path: state}), load=lambda path, **_: kept[path])
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    first = xtuner.ReplayBuffer(xtuner.FIFOReplayPolicy(), _in_a_dict(xtuner))
-    await first.put([rollout(1)], "math")
-    await first.save(tmp_path)
-    with pytest.raises(NotEmptyError):
-        await first.resume(tmp_path)
-    with pytest.raises(ValueError, match="policy"):
-        await xtuner.ReplayBuffer(xtuner.StalenessReplayPolicy(), _in_a_dict(xtuner)).resume(tmp_path)
-    second = xtuner.ReplayBuffer(xtuner.FIFOReplayPolicy(), _in_a_dict(xtuner))
-    await second.resume(tmp_path)
-    assert numbers(await second.get(1, "math", COMPLETED)) == [1]
-
-
-def test_a_storage_of_ones_own_needs_a_policy(xtuner: ModuleType) -> None:
-    with pytest.raises(ConfigError, match="needs a policy"):
-        xtuner.ReplayBuffer(None, _in_a_dict(xtuner))
-
-
-async def test_the_database_refuses_to_replace_rollouts(xtuner: ModuleType, buffer: Any) -> None:
-    with pytest.raises(UnsupportedError, match="put it anew"):
-        await xtuner.DatabaseStorage(buffer.buffer).update([])
-
-
-def _in_a_dict(xtuner: ModuleType) -> Any:
-    """A storage backend as users write it: no database, and it only knows the queries that the buffer asks."""
-
-    class InADict(xtuner.StorageBackend):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            self.items: dict[int, Any] = {}
-            self.last = 0
-
-        async def put(self, item: Any) -> int:
-            self.last += 1
-            item.uid = item.timestamp_id = self.last
-            self.items[self.last] = item
-            return self.last
-
-        async def get(self, query: Any) -> list[Any]:
-            conditions = {node.field: getattr(node, "value", None) for node in xtuner.parse_query(query).conditions}
-            wanted = conditions["status"]
-            wanted = wanted if isinstance(wanted, list) else [wanted]
-            items = self.items.values()
-            return [one for one in items if one.task_name == conditions["task_name"] and one.status in wanted]
-
-        async def count(self, query: Any) -> int:
-            return len(await self.get(query))
-
-        async def delete(self, uids: list[int]) -> None:
-            for uid in uids:
-                self.items.pop(uid, None)
-
-        async def update(self, items: list[Any]) -> None:
-            self.items |= {one.uid: one for one in items}
-
-        def __len__(self) -> int:
-            return len(self.items)
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"items": self.items}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.items = state["items"]
-
-    return InADict()
 
 
 # Configs
@@ -365,8 +226,7 @@ async def test_a_config_has_xtuners_order_and_a_buffer_of_its_own(build: Callabl
 
 def test_without_xtuner_the_config_says_what_to_install() -> None:
     with stand_in.installed(is_installed=False):
-        import replaybuf.xtuner
+        import replaybuf.integrations.xtuner
 
-        assert replaybuf.xtuner.parse_query({}).conditions == []  # type: ignore[attr-defined]
         with pytest.raises(MissingDriverError, match="InternLM/xtuner"):
-            replaybuf.xtuner.SyncReplayBufferConfig()
+            replaybuf.integrations.xtuner.SyncReplayBufferConfig()

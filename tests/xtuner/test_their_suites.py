@@ -1,4 +1,4 @@
-"""xtuner's own tests, run over `replaybuf.xtuner`: those of its buffer, producers, managers and trainers.
+"""xtuner's own tests, run over `replaybuf.integrations.xtuner`: those of its buffer, producers, managers and trainers.
 
 `REPLAYBUF_XTUNER` names a checkout of https://github.com/InternLM/xtuner, whose requirements are installed; nothing of
 it is changed but the import of its replay buffer. What has to run on a GPU or needs a model's weights is left out.

@@ -198,13 +198,25 @@ class SQLStorage(Store):
     # Reading
 
     async def find(
-        self, query: Node, *, order: Order, limit: int | None = None, deferred: frozenset[str] = frozenset()
+        self,
+        query: Node,
+        *,
+        order: Order,
+        limit: int | None = None,
+        deferred: frozenset[str] = frozenset(),
+        payloads: bool = True,
     ) -> AsyncIterator[StorageItem]:
         """Yield the groups that match, without consuming them. Holds no lock or transaction between items.
 
-        Arrays in the fields `deferred` are replaced by handles, which load them later.
+        Arrays in the fields `deferred` are replaced by handles, which load them later. Without `payloads` only the
+        metadata is read, and the items have no rollouts.
         """
         found = await self._read(matching.find_uids, query, order, limit)
+        if not payloads:
+            for uids in _chunks([(uid, 0) for uid, _ in found]):
+                for row in await self._read(matching.read_metadata, uids, query):
+                    yield row.item([])
+            return
         for uids in _chunks(found):
             for item in await self._run(partial(self._read_groups, uids, query, deferred)):
                 yield item
@@ -392,7 +404,7 @@ class SQLStorage(Store):
 
         Raises NotEmptyError otherwise, and SnapshotMismatchError for a dict of another version.
         """
-        self._blocking(lambda: load_state(self.transactions, self.segments, self.codec, state))
+        self._blocking(lambda: load_state(self.transactions, self.files, self.codec, state))
 
     async def save(
         self, path: str, about: Mapping[str, str], progress: OnProgress | None = None, *, whole: bool = True
@@ -400,7 +412,7 @@ class SQLStorage(Store):
         """Write a consistent snapshot to the SQLite file `path`, replacing it, without blocking writers.
 
         `about` is stored in the snapshot; `resume` compares it. `progress` is called from time to time, in any thread.
-        Unless `whole`, the snapshot refers to payloads kept in segments, and is valid as long as those exist.
+        Unless `whole`, the snapshot refers to payloads that are kept apart, and is valid as long as those exist.
         """
         await self._run(lambda: copy_to(self.engine, self.transactions.scope, path, about, progress, whole=whole))
 
@@ -414,7 +426,7 @@ class SQLStorage(Store):
 
         async def work() -> None:
             scope, codec = self.transactions.scope, self.codec
-            await copy_from(self.engine, scope, path, expected, progress, codec, self.segments)
+            await copy_from(self.engine, scope, path, expected, progress, codec, self.files)
             self.watch.committed()
 
         await self._run(work)

@@ -17,24 +17,24 @@ from replaybuf.checks import check_history
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ClosedError, ConfigError, ForkedError
 from replaybuf.passwords import PasswordFunction
+from replaybuf.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
 from replaybuf.rules.limits import Rules
-from replaybuf.segments.places import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.server_function import bring_up
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.engine.urls import is_memory, parse_url, public_url
+from replaybuf.storage.sql.engine.urls import at_absolute_path, is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
 from replaybuf.storage.sql.statements.fence import check_fence, joined
 from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
-from replaybuf.storage.sql.tasks.buffer_segments import Segments
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from replaybuf.storage.sql.tasks.handles import Parts, know_database
 from replaybuf.storage.sql.tasks.heartbeats import Presence
+from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.sql.tasks.watch import Watch
@@ -63,8 +63,11 @@ class Store:
     file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`. The view `batches`
     keeps the last `history` draws of the buffer (None: all). `worker` is the worker name recorded in the view `events`
     (restores, deletions, ...). Arrays of payloads, from `payload_threshold` bytes on, are kept in the place `payloads`
-    (`replaybuf.segments.places`). `password` is called before each connection and returns PostgreSQL's password.
+    (`replaybuf.places.owners`). `password` is called before each connection and returns PostgreSQL's password.
     """
+
+    #: Returns the database's URL from a user's. Raises ConfigError, and MissingDriverError.
+    check_url = staticmethod(parse_url)
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class Store:
         payloads: str = IN_DATABASE,
         payload_threshold: int = PAYLOAD_THRESHOLD,
     ) -> None:
-        self.url = parse_url(url)
+        self.url = at_absolute_path(parse_url(url))
         if password is not None and (self.url.get_backend_name() == "sqlite" or self.url.password):
             why = "the url has one, too: take one of them away" if self.url.password else "a SQLite file has none"
             raise ConfigError(f"password= is for PostgreSQL: {why}")
@@ -158,21 +161,21 @@ class Store:
         )
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.engine)
-        self.presence = Presence(self.engine, scope)
-        self.sweeper = Sweeper(self.engine, scope, self.watch.committed, self._history, self.presence)
         self.transactions = Transactions(self.engine, self.thread, self.watch, scope)
+        self.presence = Presence(self.transactions)
+        self.sweeper = Sweeper(self.transactions, self._history, self.presence)
         synced = self._durability == "full" or self.engine.dialect.is_remote
-        self.segments = Segments(
+        self.files = PayloadFiles(
             self.engine, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout
         )
-        self.segments.reader.on_hang = self.transactions.replace_threads
-        self.encoding = Encoding(self.codec, self.transactions, self.segments)
+        self.files.reader.on_hang = self.transactions.replace_threads
+        self.encoding = Encoding(self.codec, self.transactions, self.files)
         self.sweeper.tend = self.encoding.tend
         self.draws = Draws(self.transactions, self.encoding, self.presence, self._history)
         self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
         self._preparing = asyncio.Lock()
         self._pid, self._ready = os.getpid(), False
-        know_database(self.segments.reader.url, self)
+        know_database(self.files.reader.url, self)
         presence = None if self._read_only else self.presence
         # A garbage-collected buffer is closed by its finalizer. So neither `_End` nor a task may refer to it, nor a
         # function that runs in a transaction, since the driver's thread keeps a reference to the last one.
@@ -184,7 +187,7 @@ class Store:
             self.sweeper,
             self.watch,
             presence,
-            self.segments,
+            self.files,
         )
         self._end = end
         weakref.finalize(self, end.abandon).atexit = False
@@ -208,7 +211,7 @@ class Store:
                 await bring_up(engine, FUNCTIONS)
             transactions.scope = await engine.read(joined, transactions.scope)
             engine.opened = True
-            await self.segments.prepare(transactions.scope, writes=not self._read_only)
+            await self.files.prepare(transactions.scope, writes=not self._read_only)
             if not self._read_only:
                 self.sweeper.start()
             self._ready = True
@@ -223,7 +226,7 @@ class Store:
     async def _create(self) -> None:
         """Create the schema. Raises ConfigError when the place for payloads can't be used by this database."""
         try:
-            await self.segments.check_new()
+            await self.files.check_new()
         except ConfigError:
             # Another process that creates this database at the same moment may have claimed the place for it.
             if not await self._is_there():
@@ -313,7 +316,7 @@ class _End:
         sweeper: Sweeper,
         watch: Watch,
         presence: Presence | None,
-        segments: Segments,
+        files: PayloadFiles,
     ) -> None:
         self._thread = thread
         self._engine = engine
@@ -322,7 +325,7 @@ class _End:
         self._sweeper = sweeper
         self._watch = watch
         self._presence = presence
-        self._segments = segments
+        self._files = files
         self._closing = threading.Lock()
         self._closed = False
 
@@ -353,5 +356,5 @@ class _End:
         if self._presence is not None:
             await self._presence.end()
         await self._watch.stop()
-        await self._segments.close()
+        await self._files.close()
         await self._engine.dispose()

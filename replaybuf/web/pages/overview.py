@@ -14,7 +14,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.circumstances import in_force
 from replaybuf.rules.transitions import Tally, rate
 from replaybuf.storage.sql.inspection.groups import buffers_of, check_buffer
-from replaybuf.storage.sql.inspection.measures import segments_of_places, tallies_of
+from replaybuf.storage.sql.inspection.measures import list_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
 from replaybuf.storage.sql.inspection.waits import DrawQuestion, explain, newest_groups
@@ -61,7 +61,7 @@ def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         ],
         "rates": _rates_now(history),
         "bytes": tx.database_bytes(),
-        "places": segments_of_places(tx),
+        "places": list_places(tx),
         **read_waits(tx, buffer, task),
         "newest": newest_groups(tx, buffer, task),
         "batches": [

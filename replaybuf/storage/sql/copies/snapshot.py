@@ -5,7 +5,7 @@ concurrent writes. Copies go between SQLite and PostgreSQL in both directions. T
 complete.
 
 Payloads that are kept apart are copied whole, or by reference to their place. A buffer that loads a snapshot gets its
-own copies in either case: segments of another database aren't protected by this one.
+own copies in either case: files of another database aren't protected by this one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from replaybuf.atomic_file import partial_file, publish
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.stored import joined, names_its_arrays
 from replaybuf.errors import DecodeError, PayloadStoreError, SnapshotError
+from replaybuf.places.store import EXTENT_BYTES, Extent, FileLostError
 from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
-from replaybuf.segments.store import EXTENT_BYTES, Extent, SegmentLostError
 from replaybuf.storage.sql.copies.snapshot_file import (
+    BUFFER,
     PAYLOADS_OF,
     check_facts,
     close_file,
@@ -39,7 +40,7 @@ from replaybuf.storage.sql.copies.snapshot_file import (
     same_file,
     write_facts,
 )
-from replaybuf.storage.sql.copies.whole import BATCH_BYTES, keeping_segments, read_whole, tails_of
+from replaybuf.storage.sql.copies.whole import BATCH_BYTES, keeping_files, read_whole, tails_of
 from replaybuf.storage.sql.engine.database import Database, Steps
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
@@ -49,15 +50,15 @@ from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
 from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
+from replaybuf.storage.sql.statements.files import name_files
 from replaybuf.storage.sql.statements.lanes import CLOCKS, all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.rows import rescoped_key
-from replaybuf.storage.sql.statements.segments import check_open
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.tasks.buffer_segments import Segments
-    from replaybuf.storage.sql.tasks.open_segments import SegmentBatch
+    from replaybuf.storage.sql.tasks.file_batch import FileBatch
+    from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 
 _BATCH_GROUPS = 1000
 _FEW_GROUPS = 50
@@ -65,7 +66,7 @@ _FEW_GROUPS = 50
 T = TypeVar("T")
 Row = dict[str, Any]
 #: The columns of a row of `rb_payload` with a whole payload.
-_INSIDE: Row = {"segment": None, "size": None}
+_INSIDE: Row = {"file": None, "size": None}
 
 
 async def copy_to(
@@ -88,7 +89,7 @@ async def copy_to(
         try:
             await target.write(lambda tx: create_schema(tx, path))
             async with (
-                keeping_segments(source, scope) as kept,
+                keeping_files(source, scope) as kept,
                 source.transaction(scope, write=False) as reading,
                 target.transaction(held, write=True) as writing,
             ):
@@ -97,7 +98,7 @@ async def copy_to(
 
                 async def convert(rows: list[Row]) -> list[Row]:
                     if not whole:
-                        return [row | {"segment": None} for row in rows]  # the file owns no segments
+                        return [row | {"file": None} for row in rows]  # the copy owns no files
                     payloads = await read_whole([row["data"] for row in rows], places, kept=kept)
                     return [row | {"data": data} | _INSIDE for row, data in zip(rows, payloads, strict=True)]
 
@@ -106,7 +107,7 @@ async def copy_to(
                     about = {**about, PAYLOADS_OF: scope.database or ""}
                     await ends[1].run(_insert_rows, place, [{"id": id, "url": url} for id, url in places[0].items()])
                 await ends[1].run(return_all)
-                await ends[1].run(write_facts, about, digest)
+                await ends[1].run(write_facts, {**about, BUFFER: scope.buffer or ""}, digest)
         finally:
             await close_file(target)
         await asyncio.to_thread(publish, partial, path)
@@ -119,16 +120,16 @@ async def copy_from(
     expected: Mapping[str, str],
     progress: OnProgress | None,
     codec: Codec,
-    segments: Segments,
+    files: PayloadFiles,
 ) -> None:
-    """Load the snapshot at `path` into an empty buffer in `target`; `segments` are the buffer's."""
+    """Load the snapshot at `path` into an empty buffer in `target`; `files` are the buffer's."""
     source = await open_file(path, expected)
     try:
         async with source.transaction(write=False) as reading:
-            snapshot = _Loading(_CopyEnd(source, DEFAULT, reading, path), path, codec, segments)
+            snapshot = _Loading(_CopyEnd(source, DEFAULT, reading, path), path, codec, files)
             while True:
                 try:
-                    if segments.writes:
+                    if files.writes:
                         await target.read(_check_room, scope)
                         await snapshot.write_apart()
                     async with target.transaction(scope, write=True, alone=True) as writing:
@@ -137,16 +138,16 @@ async def copy_from(
                         ends = snapshot.end, _CopyEnd(target, scope, writing)
                         try:
                             digest = await _copy_rows(*ends, snapshot.converted, progress, anew=True)
-                        except (SegmentLostError, PayloadStoreError, SnapshotError):
+                        except (FileLostError, PayloadStoreError, SnapshotError):
                             raise
                         except Exception:
                             await ends[0].run(_check_file, path)  # the file may be damaged
                             raise
-                        await writing.run(check_open, {extent.segment for extent in snapshot.extents.values()})
+                        await writing.run(name_files, snapshot.extents.values())
                         await ends[0].run(check_facts, path, digest)
                     return
-                except SegmentLostError:
-                    segments.lost()
+                except FileLostError:
+                    continue
     finally:
         await source.dispose()
 
@@ -157,26 +158,26 @@ def _check_room(tx: Transaction) -> None:
 
 
 class _Loading:
-    """A snapshot being loaded. `extents` are the payloads written to segments of the buffer, by uid."""
+    """A snapshot being loaded. `extents` are the payloads written to files of the buffer, by uid."""
 
-    def __init__(self, end: _CopyEnd, path: str, codec: Codec, segments: Segments) -> None:
+    def __init__(self, end: _CopyEnd, path: str, codec: Codec, files: PayloadFiles) -> None:
         self.end = end
         self.extents: dict[int, Extent] = {}
         self._path = path
         self._codec = codec
-        self._segments = segments
+        self._files = files
 
     async def write_apart(self) -> None:
         """Write the payloads that are to be kept apart, before the transaction that refers to them."""
         self.extents, after, size = {}, 0, 1
-        while batch := await self._segments.ready():
+        while batch := self._files.batch():
             groups, rows = await self.end.run(_batch, after, size, batch.threshold)
             if not groups:
                 return
             after, size = groups[-1]["uid"], _next_size(groups)
             self.extents |= await asyncio.to_thread(self._add, batch, await self._whole(rows))
 
-    def _add(self, batch: SegmentBatch, rows: Sequence[Row]) -> dict[int, Extent]:
+    def _add(self, batch: FileBatch, rows: Sequence[Row]) -> dict[int, Extent]:
         extents = {}
         for row in rows:
             with suppress(DecodeError):  # a damaged payload stays in the database
@@ -194,7 +195,7 @@ class _Loading:
     def _named(self, row: Row) -> Row:
         extent, data = self.extents[row["uid"]], row["data"]
         head = data[:-EXTENT_BYTES] if names_its_arrays(data) else self._codec.split(data).head
-        return row | {"data": head + extent.packed(), "segment": extent.segment, "size": extent.size}
+        return row | {"data": head + extent.packed(), "file": extent.file, "size": extent.size}
 
     async def _whole(self, rows: list[Row]) -> list[Row]:
         """Return rows with whole payloads. Raises SnapshotError where a payload kept apart is missing."""

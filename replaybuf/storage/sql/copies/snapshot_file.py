@@ -27,6 +27,8 @@ from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor,
 from replaybuf.storage.values import LOCK_SECONDS
 
 GROUPS, BYTES = "groups", "bytes"
+#: The name of the buffer that was saved.
+BUFFER = "buffer"
 #: The id of the database whose payloads the file refers to; missing if the file has all payloads.
 PAYLOADS_OF = "payloads_of"
 
@@ -93,8 +95,8 @@ def read_facts(tx: Transaction) -> dict[str, str]:
 def damaged(path: str, why: object) -> SnapshotError:
     """Return the error for a damaged or partial snapshot."""
     return SnapshotError(
-        f"the snapshot {path} is damaged or was cut short: {why}; nothing was loaded. Take another one, or save what "
-        f"can be read of it: replaybuf doctor {path} --rescue FOLDER"
+        f"the snapshot {path} is damaged or was cut short: {why}; nothing was loaded. Take another "
+        "one, or save what can be read of it (docs/doctor.md)"
     )
 
 

@@ -20,13 +20,13 @@ from sqlalchemy import select, update
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.stored import Places
 from replaybuf.errors import DecodeError, SnapshotMismatchError
+from replaybuf.places.store import FileLostError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.segments.store import SegmentLostError
-from replaybuf.storage.sql.copies.whole import in_batches, keeping_segments, read_whole
+from replaybuf.storage.sql.copies.whole import in_batches, keeping_files, read_whole
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors, read_tallies
@@ -42,7 +42,6 @@ from replaybuf.storage.sql.statements.new_rows import (
     describe,
     group_row,
     insert_groups,
-    payload_row,
 )
 from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
@@ -50,7 +49,7 @@ from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key, select_r
 from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.tasks.buffer_segments import Segments
+    from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
     from replaybuf.storage.sql.tasks.transactions import Transactions
 
 
@@ -158,7 +157,7 @@ def _stored_group(record: dict[str, Any]) -> StoredGroup:
 
 async def save_state(transactions: Transactions, codec: Codec) -> dict[str, Any]:
     """Return the portable state of a buffer, with whole payloads."""
-    async with keeping_segments(transactions.engine, transactions.scope) as kept:
+    async with keeping_files(transactions.engine, transactions.scope) as kept:
         groups, homes, places, state = await transactions.read(_read_state)
         for rows in in_batches(groups, lambda row: row.column("bytes") or 0):
             stored = [row for row in rows if row.payload is not None]
@@ -225,7 +224,7 @@ def _given_back(
     return StoredGroup(item, stored.payload, stored.ticket, keys, archived_at, stored.due)
 
 
-async def load_state(transactions: Transactions, segments: Segments, codec: Codec, state: dict[str, Any]) -> None:
+async def load_state(transactions: Transactions, files: PayloadFiles, codec: Codec, state: dict[str, Any]) -> None:
     """Load a portable state into an empty buffer; large payloads are kept apart if those of new groups are."""
     loaded, copying = unpack_state(state), codec.as_stored()
     await transactions.read(check_no_groups)
@@ -233,15 +232,13 @@ async def load_state(transactions: Transactions, segments: Segments, codec: Code
         encoded: list[EncodedGroup] = []
         try:
             for groups in in_batches(loaded.groups, lambda one: len(one.payload)):
-                apart = await segments.ready()
-                encoded += await transactions.compute(partial(_encoded, copying, apart), groups)
+                encoded += await transactions.compute(partial(_encoded, copying, files.batch()), groups)
             load = partial(_load, loaded=loaded, encoded=encoded)
             await transactions.engine.write(load, transactions.scope, fenced=False)
-        except SegmentLostError:
-            segments.lost()
-        else:
-            transactions.committed()
-            return
+        except FileLostError:
+            continue
+        transactions.committed()
+        return
 
 
 def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup]) -> None:
@@ -263,7 +260,7 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
     groups = [
         group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None, 0) for uid, one, key, ticket in keyed
     ]
-    insert_groups(tx, groups, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
+    insert_groups(tx, groups, [(uid, encoded) for uid, encoded, *_ in keyed])
     for one in loaded.groups:
         rest = {name: getattr(one.item, name) for name in _REST} | {"archived_at": one.archived_at}
         rest |= {race: one.keys.get(race) for race in KEYS}

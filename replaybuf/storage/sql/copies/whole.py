@@ -1,19 +1,18 @@
-"""Whole payloads for copies, joined with their arrays that are kept apart, whose segments are kept meanwhile."""
+"""Whole payloads for copies, joined with their arrays that are kept apart, whose files are kept meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any, TypeVar
 
 from replaybuf.codec.stored import Places, joined, names_its_arrays, read_tails
 from replaybuf.errors import AccessError, DecodeError, PayloadStoreError, ReplayBufError, SnapshotError
-from replaybuf.segments.store import EXTENT_BYTES
+from replaybuf.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope
-from replaybuf.storage.sql.statements.segments import SILENT_SECONDS, begin_use, end_use, renew_use
+from replaybuf.storage.sql.statements.files import SILENT_SECONDS, keep_files
 
 #: Bytes of payloads in memory at a time.
 BATCH_BYTES = 16 << 20
@@ -25,22 +24,24 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def keeping_segments(engine: Database, scope: Scope) -> AsyncIterator[bool]:
-    """Keep all existing segments during the block, and yield whether they are: with read-only access they aren't.
+async def keeping_files(engine: Database, scope: Scope) -> AsyncIterator[bool]:
+    """Keep all existing files during the block, and yield whether they are: with read-only access they aren't.
 
-    Raises SnapshotError at the end if this process's lease on them lapsed, so that some may have been overwritten.
+    Raises SnapshotError at the end if they weren't kept all the time, so that some may have been deleted.
     """
     if not (await engine.read(lambda tx: tx.places(), scope))[0]:
         yield True
         return
     try:
-        user = await engine.write(partial(begin_use, keeps=True), scope, fenced=False)
+        await engine.write(keep_files, scope, fenced=False)
     except AccessError:
         yield False
         return
+    lapsed = False
 
-    def renew() -> Any:
-        return engine.write(partial(renew_use, user=user), scope, fenced=False)
+    async def renew() -> None:
+        nonlocal lapsed
+        lapsed |= not await engine.write(keep_files, scope, fenced=False)
 
     async def go_on() -> None:
         while True:
@@ -51,22 +52,21 @@ async def keeping_segments(engine: Database, scope: Scope) -> AsyncIterator[bool
     renewing = asyncio.create_task(go_on())
     try:
         yield True
-        if not await renew():
+        await renew()
+        if lapsed:
             raise SnapshotError(
                 f"the database didn't answer for {SILENT_SECONDS:g} s, and what is kept apart of payloads may have "
-                "been written over meanwhile: copy again"
+                "been deleted meanwhile: copy again"
             )
     finally:
         renewing.cancel()
-        with suppress(ReplayBufError):
-            await asyncio.shield(engine.write(partial(end_use, user=user), scope, fenced=False))
 
 
 async def read_whole(payloads: Sequence[bytes], places: Places, *, kept: bool) -> list[bytes]:
     """Return whole payloads; if the part kept apart is damaged, only the database's part of the payload.
 
-    Raises PayloadStoreError where a place can't be reached, and SnapshotError where a payload was overwritten because
-    the segments aren't `kept`.
+    Raises PayloadStoreError where a place can't be reached, and SnapshotError where a payload was deleted because the
+    files aren't `kept`.
     """
     whole = []
     for payload, tail in zip(payloads, await tails_of(payloads, places), strict=True):
@@ -75,7 +75,7 @@ async def read_whole(payloads: Sequence[bytes], places: Places, *, kept: bool) -
         except DecodeError as error:
             if not kept:
                 raise SnapshotError(
-                    f"{error}; it may have been written over while it was copied, since this user may not write to "
+                    f"{error}; it may have been deleted while it was copied, since this user may not write to "
                     "the database: copy again as one who may"
                 ) from error
             whole.append(payload[:-EXTENT_BYTES] if names_its_arrays(payload) else payload)

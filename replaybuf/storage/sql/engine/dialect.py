@@ -147,6 +147,11 @@ class Dialect(ABC):
         """Return the lease clock as an expression: the server's time, or the `given` one."""
 
     @abstractmethod
+    def moment(self, given: ColumnElement[float]) -> ColumnElement[float]:
+        """Return the `given` moment of the present as an expression: on a server its own time, because hosts' clocks
+        differ. NULL stays NULL."""
+
+    @abstractmethod
     def start_clock(self, tx: Transaction) -> float:
         """Return the time of `clock` in a write transaction, and make the clock monotonic from now on."""
 

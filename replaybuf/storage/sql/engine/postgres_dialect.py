@@ -76,12 +76,15 @@ class PostgresDialect(Dialect):
             tx.run(locks.TAKE_NAMED, name, kind)
 
     def clock(self, tx: Transaction) -> float:
-        [(seconds,)] = tx.run(f"SELECT {_NOW}")
+        [(seconds,)] = tx.run(f"SELECT {NOW}")
         return float(seconds)
 
     def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
         # In a subquery, evaluated once: a volatile function would rule out an index.
-        return func.coalesce(given, cast(select(literal_column(_NOW)).scalar_subquery(), Number))
+        return func.coalesce(given, cast(select(literal_column(NOW)).scalar_subquery(), Number))
+
+    def moment(self, given: ColumnElement[float]) -> ColumnElement[float]:
+        return cast(given, Number) * 0 + cast(literal_column(NOW), Number)
 
     def start_clock(self, tx: Transaction) -> float:
         return self.clock(tx)
@@ -181,7 +184,7 @@ def _indexes(node: dict[str, Any]) -> Iterator[str]:
         yield from _indexes(child)
 
 
-_NOW = PostgresDialect.now
+NOW = PostgresDialect.now
 _NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
 # Uncompressed values (`schema.create`) are read in part.
 _PARTS = """SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
@@ -191,7 +194,7 @@ _PARTS = """SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
 _COLUMNS = ", ".join(column.name for column in group.columns)
 #: The groups in `gone` as past ones; with the newest checkpoint in `{newest}`, and `{seconds}` to be kept for reading.
 PAST = f"""INSERT INTO rb_past ({_COLUMNS}, until, removed_at)
-    SELECT {_COLUMNS}, CASE WHEN since < {{newest}} THEN {{newest}} END, {_NOW} + {{seconds}} FROM gone"""  # noqa: S608
+    SELECT {_COLUMNS}, CASE WHEN since < {{newest}} THEN {{newest}} END, {NOW} + {{seconds}} FROM gone"""  # noqa: S608
 _TO_PAST = f"""
 WITH gone AS (DELETE FROM rb_group WHERE uid = ANY (CAST($1 AS bigint[])) RETURNING *),
 past AS ({PAST.format(newest="CAST($2 AS bigint)", seconds=0)})

@@ -295,7 +295,7 @@ WITH note AS (
 _RETURN = "DELETE FROM rb_info WHERE name = 'left'"
 _LEFT = "SELECT value FROM rb_info WHERE name = 'left'"
 _MARKS = "SELECT name, value FROM rb_counter WHERE name = ANY($1)"
-# Sequence numbers of lost transactions must not be reused, since they identify leases and segments. The first writing
+# Sequence numbers of lost transactions must not be reused, since they identify leases. The first writing
 # process on a new timeline advances the sequences, before other writers continue there.
 _ENTER = f"""
 WITH local AS MATERIALIZED ({_UNREPLICATED}),

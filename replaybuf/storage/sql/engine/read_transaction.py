@@ -77,7 +77,7 @@ class ReadTransaction(ABC):
         return None if there is None else self.value(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
 
     def places(self) -> tuple[dict[int, str], str | None]:
-        """Return the places of segments by id, and the unique id of the database that owns their payloads.
+        """Return the places of payloads by id, and the unique id of the database that owns their payloads.
 
         The owner of payloads that a snapshot refers to is the database that was saved.
         """

@@ -15,14 +15,19 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import aiosqlite
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import LockedError
-from replaybuf.storage.sql.engine.sqlite_files import PAGE_SIZE, OpenFiles, quote_path, refuse_others
+from replaybuf.storage.sql.engine.sqlite_files import (
+    PAGE_SIZE,
+    OpenFiles,
+    check_version,
+    read_only_files,
+    refuse_others,
+)
 from replaybuf.storage.sql.engine.sqlite_log import ALONE_PAGES
 from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 from replaybuf.storage.sql.engine.urls import is_memory, public_url
@@ -86,12 +91,13 @@ class Connections:
     ) -> None:
         memory = is_memory(url)
         path, options = ":memory:" if memory else str(url.database), dict[str, Any]()
+        self._files = OpenFiles(None if memory else path)
         if read_only and not memory:
-            path, options = f"file:{quote_path(Path(path).absolute())}?mode=ro", {"uri": True}
+            self._files, path = read_only_files(path)
+            options = {"uri": True}
         pragmas = _pragmas(durability, read_only)
         check = partial(refuse_others, path, public_url(url)) if ours_only and not memory else None
         self._connect = partial(connect, path, pragmas, lock_timeout, check=check, **options)
-        self._files = OpenFiles(None if memory or read_only else url.database)
         self._lock_timeout = lock_timeout
         self._idle: list[SqliteConnection] = []
         self._free = asyncio.Semaphore(_MOST_LENT)
@@ -166,6 +172,7 @@ def connect(
     **options: Any,
 ) -> sqlite3.Connection:
     """Return a `sqlite3` connection with these pragmas, usable by any thread; `check()` runs before it is opened."""
+    check_version()
     if check is not None:
         _patiently(check, lock_timeout)
     raw: sqlite3.Connection = sqlite3.connect(

@@ -80,6 +80,9 @@ class SqliteDialect(Dialect):
     def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
         return given
 
+    def moment(self, given: ColumnElement[float]) -> ColumnElement[float]:
+        return given
+
     def start_clock(self, tx: Transaction) -> float:
         name = this_start()
         if name is not None and _host_start(tx) is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,9 +26,9 @@ from replaybuf.errors import (
     StorageError,
     TooLargeError,
 )
+from replaybuf.places.filesystems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.redact import redact
 from replaybuf.rules.circumstances import brief
-from replaybuf.segments.filesystems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
 
 _Identity = tuple[int, int] | None
@@ -35,6 +36,19 @@ _Identity = tuple[int, int] | None
 #: 16 KiB pages: 100 KB payloads are written at 1.3 times the rate with 4 KiB pages (`benchmarks/README.md`).
 PAGE_SIZE = 16 * 1024
 _LOOK_AGAIN_SECONDS = 0.05
+
+#: The oldest version of SQLite that has what the statements need (RETURNING).
+OLDEST_VERSION = (3, 35, 0)
+
+
+def check_version(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> None:
+    """Raise StorageError if Python's SQLite is too old."""
+    if version < OLDEST_VERSION:
+        have, need = (".".join(map(str, numbers)) for numbers in (version, OLDEST_VERSION))
+        raise StorageError(
+            f"this Python ({sys.executable}) has SQLite {have}, and replaybuf needs {need} or newer: use a Python with "
+            "its own, such as one of conda, uv or python.org, or PostgreSQL"
+        )
 
 
 class OpenFiles:
@@ -95,9 +109,12 @@ class OpenFiles:
                 "is written to the database then"
             )
 
+    def confirm(self) -> None:
+        """Raise LockedError at the end of a transaction if what it read may be mixed up."""
+
     @contextlib.contextmanager
     def read(self) -> Iterator[None]:
-        """Translate errors from malformed stored values to NotADatabaseError: replaybuf did not write them."""
+        """Translate an error of Python: malformed stored values may have caused it, or a defect of the program."""
         try:
             yield
         except (ReplayBufError, UnicodeEncodeError):  # the latter concerns values being written
@@ -105,9 +122,46 @@ class OpenFiles:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             if self._path is None:
                 raise
-            raise NotADatabaseError(
-                f"{self._path} is damaged: it holds what replaybuf never wrote ({type(error).__name__}: {error})"
+            raise StorageError(
+                f"{self._path}: a transaction raised {type(error).__name__}: {error}, and was rolled back. Either this "
+                "is a defect of the program, or the file holds what replaybuf never wrote: replaybuf doctor tells "
+                "which. If it finds nothing, report this error with its traceback"
             ) from error
+
+
+class QuietFile(OpenFiles):
+    """A file that nobody has open, read as immutable: by one who may not write beside it, where a WAL would be."""
+
+    def __init__(self, path: str, state: tuple[int, ...]) -> None:
+        super().__init__(None)
+        self._quiet, self._state = path, state
+
+    def confirm(self) -> None:
+        if quiet_state(self._quiet) != self._state:
+            raise LockedError(
+                f"{self._quiet} was opened for writing while it was read by one who may not write to its folder: what "
+                "was read may be mixed up; do it again when that run has ended, or with more permissions"
+            )
+
+
+def quiet_state(path: str | Path) -> tuple[int, ...] | None:
+    """Return a value that changes with every write to a SQLite file; None while another process may be writing."""
+    for suffix in ("-wal", "-journal"):
+        if _size(f"{path}{suffix}"):
+            return None
+    stat = os.stat(path)
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def read_only_files(path: str) -> tuple[OpenFiles, str]:
+    """Return the files of a database that is only read, and its URI.
+
+    In a folder that this user may not write to, SQLite reads a file in WAL mode without a WAL only as immutable.
+    """
+    there = Path(path).absolute()
+    if os.path.exists(there) and not os.access(there.parent, os.W_OK) and (state := quiet_state(there)) is not None:
+        return QuietFile(str(there), state), f"file:{quote_path(there)}?mode=ro&immutable=1"
+    return OpenFiles(None), f"file:{quote_path(there)}?mode=ro"
 
 
 def is_wal(path: str | Path) -> bool:
@@ -173,7 +227,7 @@ def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: 
         return AccessError(f"{where} is read-only: check the permissions of the file and of its folder")
     if "malformed" in text:
         return NotADatabaseError(
-            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, and --rescue saves what can be read"
+            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, docs/doctor.md how to save the rest"
         )
     if "not a database" in text or "encrypted" in text:
         return NotADatabaseError(f"{where}: {text}; give the path of a replaybuf database, or of a file to create")

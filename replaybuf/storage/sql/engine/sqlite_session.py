@@ -109,6 +109,7 @@ class SqliteSession(Session):
 
     def commit(self) -> None:
         """Commit the transaction."""
+        self._files.confirm()
         on_commit()
         self.raw.commit()
         after_commit()

@@ -7,10 +7,11 @@ options `host=a,b` and `port=5432,5433`, as SQLAlchemy does.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import quote, unquote
 
 from sqlalchemy import exc
@@ -163,8 +164,8 @@ def _port(text: str | None, which: str, known: str = "") -> int | None:
 # URLs
 
 _SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
-#: Other schemes of a SQLite database in memory; the rest of the URL is ignored.
-_MEMORY_NAMES = {"memory", "pandas"}
+#: Another scheme of a SQLite database in memory; the rest of the URL is ignored.
+_MEMORY_NAME = "memory"
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
 
 
@@ -177,17 +178,18 @@ def parse_url(url: str) -> URL:
     """Return the URL of a database from user input, with the async driver filled in.
 
     Accepts `sqlite:///run.db`, `postgresql://...`, `postgres://...`, both also with several hosts, and for SQLite in
-    memory `sqlite:///:memory:`, `sqlite://`, `memory://` and `pandas://`. Raises ConfigError for anything else, and
-    MissingDriverError when the driver isn't installed. Messages never show a refused URL: the error may be next to its
-    password.
+    memory `sqlite:///:memory:`, `sqlite://` and `memory://`; `~` is the home folder. Raises ConfigError for anything
+    else, and MissingDriverError when the driver isn't installed. Messages never show a refused URL: the error may be
+    next to its password.
     """
     if not isinstance(url, str) or not url:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
+    url = url.rstrip("\r\n")  # of a block of YAML
     parsed = _parsed(hosts_as_options(url))
     if parsed is None:
         hint = _meant(url) or (f"; for a file write sqlite:///{url}" if not _ODD.search(url) else "")
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
-    if parsed.drivername in _MEMORY_NAMES:
+    if parsed.drivername == _MEMORY_NAME:
         return make_url("sqlite+aiosqlite:///:memory:")
     if parsed.drivername in _SQLITE_NAMES:
         if parsed.host:
@@ -196,7 +198,8 @@ def parse_url(url: str) -> URL:
             raise ConfigError("SQLite urls take no options; a ? in the name of a file is written %3F")
         if "\x00" in (parsed.database or ""):
             raise ConfigError("the url holds a NUL, which no file name can have")
-        return parsed.set(drivername="sqlite+aiosqlite", database=parsed.database or ":memory:")
+        path = os.path.expanduser(parsed.database or ":memory:")
+        return parsed.set(drivername="sqlite+aiosqlite", database=path)
     if parsed.drivername in _POSTGRES_NAMES:
         if importlib.util.find_spec("asyncpg") is None:
             raise MissingDriverError("PostgreSQL needs the driver asyncpg, which is not installed: pip install asyncpg")
@@ -206,14 +209,14 @@ def parse_url(url: str) -> URL:
 
 
 # Schemes with too few slashes; the rest of the URL isn't shown, since it may hold a password.
-_SLIPS = {"memory": "memory://", "pandas": "pandas://", "sqlite": "sqlite:///FILE", "postgresql": "postgresql://HOST"}
-_SLIP = re.compile(r"(memory|pandas|sqlite|postgres(?:ql)?)(?::/?(?!/)|$)")
+_SLIPS = {"memory": "memory://", "sqlite": "sqlite:///FILE", "postgresql": "postgresql://HOST"}
+_SLIP = re.compile(r"(memory|sqlite|postgres(?:ql)?)(?::/?(?!/)|$)")
 
 
 def _meant(url: str) -> str:
     """Return advice on a URL with too few slashes, as a part of a sentence."""
     found = _SLIP.match(url)
-    if found is None or (not found[0].endswith((":", "/")) and found[1] not in ("memory", "pandas")):
+    if found is None or (not found[0].endswith((":", "/")) and found[1] != _MEMORY_NAME):
         return ""
     return f"; did you mean {_SLIPS['postgresql' if found[1] == 'postgres' else found[1]]}?"
 
@@ -248,6 +251,16 @@ def _parsed(url: str) -> URL | None:
 def is_memory(url: URL) -> bool:
     """Return whether the URL names a SQLite database in memory."""
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+
+def at_absolute_path(url: URL) -> URL:
+    """Return the URL of a SQLite file with an absolute path, because the working directory may change; else the same.
+
+    (Not `abspath`: the system resolves `..` after symbolic links.)
+    """
+    if url.get_backend_name() != "sqlite" or is_memory(url):
+        return url
+    return url.set(database=str(Path(url.database or "").absolute()))
 
 
 def public_url(url: URL) -> str:
@@ -326,7 +339,9 @@ def _checked_postgres(url: URL) -> URL:
         except (TypeError, ValueError):
             given = f", not {value!r}" if str(value).isalnum() else ""
             raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
-    url = url.set(query=options)
+    files = {name: options.get(name) for name in ("passfile", *tls.FILES)}
+    paths = {name: os.path.abspath(file) for name, file in files.items() if _is_path(file)}
+    url = url.set(query=options | paths)
     files = {name: value for name, value in url.query.items() if name in ("ssl", *tls.OPTIONS)}
     try:
         if files and not is_local(url.host or url.query.get("host")):
@@ -336,6 +351,10 @@ def _checked_postgres(url: URL) -> URL:
     except ConfigError as error:
         raise ConfigError(f"the PostgreSQL url: {error}") from None
     return url
+
+
+def _is_path(value: str | Sequence[str] | None) -> TypeGuard[str]:
+    return isinstance(value, str) and value not in ("", tls.SYSTEM)
 
 
 def is_local(host: str | Sequence[str] | None) -> bool:

@@ -12,13 +12,13 @@ from typing import Any, Final
 import numpy as np
 
 from replaybuf import units
-from replaybuf.codec.arrays_apart import ArrayFacts
+from replaybuf.codec.blocks import ArrayFacts
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import is_apart
 from replaybuf.codec.stored import Places, decode_shown
 from replaybuf.errors import DecodeError
+from replaybuf.places.store import FILES, Extent
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.segments.store import SEGMENTS, Extent
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 
 #: Decodes rollouts, and objects in their fields, as dicts whatever their class, without torch or Ray.
@@ -91,7 +91,7 @@ def arrays_of(stored: Stored) -> list[StoredArray]:
         if is_apart(payload):
             extent = Extent.at_end_of(payload)
             url = urls.get(extent.place, f"a place {extent.place} that the database doesn't know")
-            folder, file = f"{url}/{SEGMENTS}", extent.name
+            folder, file = f"{url}/{FILES}", extent.name
     except DecodeError:
         return []
     found = []

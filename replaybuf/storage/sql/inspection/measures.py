@@ -66,8 +66,8 @@ def count_unswept(tx: ReadTransaction) -> int:
     return int(tx.value("SELECT count(*) FROM rb_past WHERE until IS NULL"))
 
 
-def segments_of_places(tx: ReadTransaction) -> list[dict[str, Any]]:
-    """Return a row for each place of payloads kept apart: its segments, and the number of live bytes."""
+def list_places(tx: ReadTransaction) -> list[dict[str, Any]]:
+    """Return a row for each place of payloads kept apart: its files, their groups and bytes."""
     return tx.rows("SELECT * FROM places ORDER BY url")
 
 

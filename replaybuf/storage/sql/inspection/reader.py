@@ -22,7 +22,7 @@ from replaybuf.redact import redact
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction as ReadTransaction
 from replaybuf.storage.sql.engine.read_transaction import Table as Table
-from replaybuf.storage.sql.engine.sqlite_files import quote_path, translate_sqlite
+from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
 from replaybuf.storage.sql.schema.revisions import HEAD as HEAD
 from replaybuf.storage.sql.schema.revisions import State as State
 from replaybuf.storage.sql.schema.revisions import check_revision
@@ -48,10 +48,10 @@ def open_reader(url: str) -> Reader:
 
     Raises ConfigError, and UnreachableError when the file doesn't exist.
     """
-    if url.startswith(("memory:", "pandas:")):
-        raise ConfigError(f"{url.partition(':')[0]}:// lives in the process that made it; nobody else can look into it")
+    if url.startswith("memory:"):
+        raise ConfigError("memory:// lives in the process that made it; nobody else can look into it")
     if _PLAIN_PATH.fullmatch(url):
-        return _sqlite_reader(url, url.removeprefix("sqlite:///"))
+        return _sqlite_reader(url, os.path.expanduser(url.removeprefix("sqlite:///")))
     from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 
     parsed = url_or_path(url)
@@ -154,12 +154,7 @@ class SqliteReader(Reader):
 
     def _quiet_state(self) -> tuple[int, ...] | None:
         """Return a value that changes with every write; None while another process may be writing."""
-        for suffix in ("-wal", "-journal"):
-            beside = Path(f"{self._path}{suffix}")
-            if beside.exists() and beside.stat().st_size:
-                return None
-        stat = self._path.stat()
-        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+        return quiet_state(self._path)
 
     def _read(self, function: Callable[[ReadTransaction], T], timeout: float | None, *, immutable: bool) -> T:
         clock = _Clock(timeout)
@@ -174,6 +169,7 @@ class SqliteReader(Reader):
 
     def _connect(self, clock: _Clock, immutable: bool) -> sqlite3.Connection:
         uri = f"file:{quote_path(self._path)}?mode=ro{'&immutable=1' if immutable else ''}"
+        check_version()
         connection = sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)
         connection.execute("PRAGMA query_only = ON")
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH and VACUUM INTO would create files

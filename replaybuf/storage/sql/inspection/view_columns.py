@@ -196,9 +196,7 @@ detail | text | why
 
 places: a row for each place where payloads are kept apart (`payloads=`)
 url | text | a folder, or the URL of an object store
-segments | integer | files or objects there
-open_segments | integer | that are being written
-bytes | integer | of all segments; of open ones, what is in them
-live_bytes | integer | that groups, leases or checkpoints have
-dead_bytes | integer | of groups that are gone, until segments are written over or deleted
+files | integer | files or objects there
+groups | integer | whose payloads are in them, also those of leases and checkpoints
+bytes | integer | of the files, each of which goes when its last group has gone
 """)

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from replaybuf.errors import ConfigError, InputError, NotADatabaseError, SchemaError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
-from replaybuf.storage.sql.copies.snapshot_file import read_snapshot_facts
+from replaybuf.storage.sql.copies.snapshot_file import BUFFER, read_snapshot_facts
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.dialect import Dialect
@@ -145,11 +145,13 @@ def save_snapshot(
 
 
 def opens_read_only(reader: Reader) -> bool:
-    """Return whether a reader opens the database read-only: unless it is a writable SQLite file with a WAL.
+    """Return whether a reader opens the database read-only: unless it is a SQLite file with a WAL that it may write.
 
     A read-only last connection to such a file can't remove the WAL, and would leave an empty one behind.
     """
-    return not (reader.path is not None and os.access(reader.path, os.W_OK) and is_wal(reader.path))
+    path = reader.path
+    writable = path is not None and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return not (writable and path is not None and is_wal(path))
 
 
 _OF_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
@@ -179,9 +181,10 @@ def forget_buffer(reader: Reader, name: str) -> None:
         writer.write(forget)
 
 
-def policy_of(file: str) -> str | None:
-    """Return the policy of a snapshot, None for any. Raises SnapshotError or SchemaError when it isn't a snapshot."""
-    return asyncio.run(read_snapshot_facts(file)).get("policy")
+def saved_buffer(file: str) -> tuple[str, str | None]:
+    """Return a snapshot's name of the buffer, and its policy, None for any. Raises SnapshotError or SchemaError."""
+    facts = asyncio.run(read_snapshot_facts(file))
+    return facts[BUFFER], facts.get("policy")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ Payloads are immutable and separate; only narrow metadata changes:
                 virtual times of their samplers (`replaybuf.rules.policies`); leased groups have lanes of their own
     rb_group    a narrow row per group: its lane, staleness, priority, tags, rollout metadata, sampling keys, lease
     rb_payload  one wide row per group, written once: the encoded rollouts, their index and previews for SQL
-    rb_segment  files or objects with the arrays of payloads that are kept apart (`replaybuf.segments`)
-    rb_segment_user  processes that write segments, or need the existing ones unchanged, with their last heartbeat
-    rb_place    the folders and object stores of segments
+    rb_file     files or objects with the arrays of payloads that are kept apart (`replaybuf.places`)
+    rb_place    the folders and object stores of these files
     rb_past     versions of groups that left, or were changed: of checkpoints, or waiting to be swept
     rb_tally    the tallies of each lane, as a sum over shards: one per connection, to avoid lock contention
     rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the commit stamp of each connection)
@@ -27,12 +26,11 @@ Groups with another staleness (given with the put, without model steps, or expir
 `ticket` is the group's sampling id, the seed of its random draws, NULL where it is the uid. Uids are never reused, but
 groups put after a restore get the tickets that they would have had without it, and so the same chances.
 
-`segment` holds the tail of a payload, NULL if `data` is the whole payload, and `size` is the tail's length in bytes;
-`data` is then the head, and ends with the tail's extent in the segment (`replaybuf.segments.store`).
+`file` has the tail of a payload, of `size` bytes, NULL if `data` is the whole payload; `data` is then the head, and
+ends with the tail's extent in the file (`replaybuf.places.store`).
 
-A segment is open until it has a `size`. `live` are its bytes used by payloads, counted from then on. `owner` is the
-user that may write to it, and overwrite it; empty segments without an owner are deleted. An overwritten segment gets a
-new row, but keeps the `file`, which is the id of its first one.
+A file has `bytes`, and `groups` whose payloads name it: 0 when it can be deleted, -1 when it is nobody's
+(`statements.files`). A place was last listed for those at `listed_at`, and keeps all its files until `kept_until`.
 
 A version of a group is its row between two changes. `since` is the buffer's newest checkpoint when it began (0: none),
 and `until` the newest one when it ended, NULL if no checkpoint has it: a checkpoint has the versions with
@@ -141,9 +139,10 @@ payload = Table(
     Column("uid", Id, primary_key=True, autoincrement=False),
     Column("outline", Json, nullable=False),
     Column("prompt", Text),
-    Column("data", LargeBinary, nullable=False),
-    Column("segment", BigInteger),
+    # Before `data`, behind which SQLite would have to read.
+    Column("file", BigInteger),
     Column("size", BigInteger),
+    Column("data", LargeBinary, nullable=False),
     # A throttled vacuum, as by the server's defaults, frees less than a busy run puts: the database would grow.
     postgresql_with={
         "autovacuum_vacuum_scale_factor": "0.02",
@@ -227,30 +226,19 @@ place = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("url", Text, nullable=False),
+    Column("listed_at", Number),
+    Column("kept_until", Number),
     sqlite_autoincrement=True,
 )
 
-segment = Table(
-    "rb_segment",
+file = Table(
+    "rb_file",
     metadata,
-    Column("id", Id, primary_key=True),
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
     Column("place", Integer, nullable=False),
-    Column("file", BigInteger),
-    Column("owner", BigInteger),
-    Column("size", BigInteger),
-    Column("live", BigInteger, nullable=False, server_default=text("0")),
-    sqlite_autoincrement=True,  # the id tells a segment from earlier ones in its file
+    Column("bytes", BigInteger, nullable=False),
+    Column("groups", Integer, nullable=False),
     postgresql_with={"fillfactor": "50"},
-)
-
-segment_user = Table(
-    "rb_segment_user",
-    metadata,
-    Column("id", Id, primary_key=True),
-    Column("worker", Name),
-    Column("keeps", Boolean, nullable=False),
-    Column("renewed_at", Number, nullable=False),
-    sqlite_autoincrement=True,
 )
 
 info = Table(
@@ -318,9 +306,7 @@ partial_index(
 )
 partial_index("rb_past_to_sweep", past.c.removed_at, where=past.c.until.is_(None))
 partial_index("rb_past_kept", past.c.until, past.c.lane, where=past.c.until.is_not(None))
-partial_index("rb_payload_of_segment", payload.c.segment, payload.c.uid, where=payload.c.segment.is_not(None))
-partial_index("rb_segment_empty", segment.c.id, where=and_(segment.c.size.is_not(None), segment.c.live <= 0))
-Index("rb_segment_of_owner", segment.c.owner)
+partial_index("rb_file_empty", file.c.id, where=file.c.groups == 0)
 Index("rb_checkpoint_of_step", checkpoint.c.buffer, checkpoint.c.step, unique=True)
 
 #: The staleness of a group; needs `group` joined to `lane`.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from replaybuf.places.store import EXTENT_BYTES
 from replaybuf.rollouts.outline import PREVIEW_CHARS
-from replaybuf.segments.store import EXTENT_BYTES
 from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS
 
 _STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
@@ -257,21 +257,12 @@ SELECT
     e.worker AS worker, e.step AS step, e.groups AS groups, e.uids AS uids, e.detail AS detail
 FROM rb_event e
 """,
-        # The bytes of an open segment are counted when it is sealed.
         "places": f"""
 SELECT
-    s.url AS url, count(s.id) AS segments, count(s.id) - count(s.size) AS open_segments,
-    {whole("coalesce(sum(coalesce(s.size, s.written)), 0)")} AS bytes,
-    {whole("coalesce(sum(coalesce(s.written, s.live)), 0)")} AS live_bytes,
-    {whole("coalesce(sum(s.size - s.live), 0)")} AS dead_bytes
-FROM (
-    SELECT
-        p.id AS place, p.url AS url, s.id AS id, s.size AS size, s.live AS live,
-        CASE WHEN s.size IS NULL
-        THEN (SELECT coalesce(sum(y.size), 0) FROM rb_payload y WHERE y.segment = s.id) END AS written
-    FROM rb_place p LEFT JOIN rb_segment s ON s.place = p.id
-) s
-GROUP BY s.place, s.url
+    p.url AS url, count(f.id) AS files, {whole("coalesce(sum(f.groups), 0)")} AS groups,
+    {whole("coalesce(sum(f.bytes), 0)")} AS bytes
+FROM rb_place p LEFT JOIN rb_file f ON f.place = p.id AND f.groups >= 0
+GROUP BY p.id, p.url
 """,
     }
 

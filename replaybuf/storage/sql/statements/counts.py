@@ -258,11 +258,15 @@ def change(
 
 @lru_cache(maxsize=256)
 def _changing(names: tuple[str, ...], adding: tuple[str, ...], pins: bool) -> Prepared:
-    new = {name: bindparam(f"new_{name}", type_=group.c[name].type) for name in names}
+
+    def new(dialect: Dialect) -> dict[str, ColumnElement[Any]]:
+        given = {name: bindparam(f"new_{name}", type_=group.c[name].type) for name in names}
+        return {name: dialect.moment(value) if name == "archived_at" else value for name, value in given.items()}
+
     more = {name: group.c[name] + bindparam(f"more_{name}", type_=group.c[name].type) for name in adding}
     pin = _pinned(bindparam("pinned_at", type_=group.c.oldest_step.type)) if pins else {}
     return Prepared(
-        lambda dialect: update(group).where(dialect.one_of(group.c.uid, "uids")).values(new | more | pin),
+        lambda dialect: update(group).where(dialect.one_of(group.c.uid, "uids")).values(new(dialect) | more | pin),
         *(f"new_{name}" for name in names),
         *(f"more_{name}" for name in adding),
         *(("pinned_at",) if pins else ()),

@@ -17,12 +17,12 @@ from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.transaction import Prepared, Scope, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, tally
 from replaybuf.storage.sql.statements.counts import Counts, add_step, apply
+from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
 from replaybuf.storage.sql.statements.matching import lock_groups
 from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_races, pass_time
 from replaybuf.storage.sql.statements.past import known, leave
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, scoped_key, select_rows, uid_in
-from replaybuf.storage.sql.statements.segments import READING_SECONDS, keep_for_reading
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
 
 #: Collects the groups removed by a transaction, with their payloads; None if not requested.

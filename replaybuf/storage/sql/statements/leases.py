@@ -11,23 +11,23 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Table, bindparam, case, exists, insert, select, update
 
 from replaybuf.errors import DecodeError
+from replaybuf.places.store import Extent
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import KEYS
 from replaybuf.rules.transitions import LaneName, Place, Tally
-from replaybuf.segments.store import Extent
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, past, payload
 from replaybuf.storage.sql.statements.batches import settle
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, add_to_checkpoints, change, move
+from replaybuf.storage.sql.statements.files import READING_SECONDS, count_back
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.past import come_back, lock
 from replaybuf.storage.sql.statements.presence import note_rows
 from replaybuf.storage.sql.statements.rows import GroupRow, select_rows, uid_in
-from replaybuf.storage.sql.statements.segments import READING_SECONDS, count_gone, staying
 from replaybuf.storage.values import Leased, check_database, check_lease, count_passed_on, lost_to_others
 
 
@@ -180,10 +180,12 @@ def _of(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
 def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
     """Return the groups of a lease, without groups that were replaced while leased.
 
-    Raises LeaseLostError if the lease's time is over and it no longer holds all of them.
+    Raises LeaseLostError if the lease's time is over and it no longer holds all of them. While it holds any, another
+    process may have renewed it, and settled the others.
     """
     mine = _of(tx, lease, uids)
-    if len(mine) < len(uids) and tx.dialect.clock(tx) >= lease.until:
+    until = max([lease.until, *(row.column("leased_until") for row in mine)])
+    if len(mine) < len(uids) and tx.dialect.clock(tx) >= until:
         raise lost_to_others(lease, len(uids) - len(mine))
     return mine
 
@@ -207,12 +209,11 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow], made_before: int) -> di
     # If a sweep has locked some of these rows, it has deleted their payloads when this lock is granted.
     lock(tx, [row.uid for row in rows])
     limits = tx.scope.rules.limits
-    swept = _swept_unread(tx, rows)
     unarchived = replace(limits, archive_groups=None, archive_seconds=None)
     names = {row.home.name for row in rows}
     homes = need_lanes(tx, names | {(task, Status.ARCHIVED) for task, _ in names if limits.archives})
     keyless: dict[LaneName, list[int]] = {}
-    back: list[tuple[int, int]] = []
+    lost: dict[int, str] = {}
     for row in sorted(rows, key=lambda row: row.uid):
         draw = transitions.drawn(row, limits)
         if not draw.moves:
@@ -221,10 +222,8 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow], made_before: int) -> di
             continue
         if draw.after is None or not _unarchive(tx, row, homes[(row.task_name, Status.ARCHIVED)]):
             draw = transitions.drawn(row, unarchived)
-            extent = swept.get(row.uid)
-            if _restore(tx, row, extent):
+            if _restore(tx, row, lost):
                 counts[(row.lane, Tally.BYTES)] += row.column("bytes") or 0
-                back += [] if extent is None else [(extent.segment, -extent.size)]
             else:
                 add_step(counts, homes, row.task_name, transitions.removed(Place(row.status), Tally.REPLACED))
         add_step(counts, homes, row.task_name, draw.undone)
@@ -232,33 +231,12 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow], made_before: int) -> di
             keyless.setdefault(row.home.name, []).append(row.uid)
     add_counts(tx, counts)
     add_to_checkpoints(tx, counts, made_before)
-    count_gone(tx, back)
     for name, uids in keyless.items():  # races that began in the lane since the draw
         enter_races(tx, homes[name], uids)
-    return {uid: _TOO_LATE for uid, extent in swept.items() if extent is None}
+    return lost
 
 
 _TOO_LATE = f"its arrays were deleted: a draw that nobody received was undone more than {READING_SECONDS:g} s later"
-
-
-def _swept_unread(tx: Transaction, rows: Sequence[GroupRow]) -> dict[int, Extent | None]:
-    """Return groups whose payloads were swept before their arrays were read, with the extents of the arrays.
-
-    None if the extent may be deleted. Otherwise it is kept until the end of the transaction.
-    """
-    unread = {row.uid: row.payload for row in rows if row.is_apart and row.whole is row.payload}
-    if not unread:
-        return {}
-    there = select(payload.c.uid).where(uid_in(tx, sorted(unread), payload.c.uid))
-    extents = {uid: _extent(unread[uid]) for uid in unread.keys() - set(tx.execute(there).scalars())}
-    left = staying(tx, [one.segment for one in extents.values() if one is not None])
-    return {uid: one if one is not None and one.segment in left else None for uid, one in extents.items()}
-
-
-def _extent(head: bytes | None) -> Extent | None:
-    with contextlib.suppress(DecodeError):
-        return Extent.at_end_of(head or b"")
-    return None
 
 
 def _unsample(tx: Transaction, row: GroupRow, made_before: int) -> bool:
@@ -284,10 +262,10 @@ def _unarchive(tx: Transaction, row: GroupRow, archive: Lane) -> bool:
     return True
 
 
-def _restore(tx: Transaction, row: GroupRow, extent: Extent | None) -> bool:
+def _restore(tx: Transaction, row: GroupRow, lost: dict[int, str]) -> bool:
     """Reinsert a removed group; return False if there is a newer one with its key.
 
-    `extent` is the location of its arrays, if they weren't read.
+    If its arrays were deleted before they were read, the reason is added to `lost`.
     """
     if not tx.fetch(_RESTORE, *row.values):
         return False
@@ -295,10 +273,19 @@ def _restore(tx: Transaction, row: GroupRow, extent: Extent | None) -> bool:
     here = select(payload.c.uid).where(payload.c.uid == row.uid)
     if row.payload is not None and tx.execute(here).first() is None:
         # The payload was swept already. (The outline isn't restored: it only serves the views.)
-        where = {} if extent is None else {"segment": extent.segment, "size": extent.size}
-        kept = {"uid": row.uid, "outline": [], "prompt": None, "data": row.whole}
-        tx.execute(insert(payload), kept | where)
+        extent = _extent_of(row) if row.is_apart and row.whole is row.payload else None
+        if extent is not None and not count_back(tx, extent.file):
+            lost[row.uid], extent = _TOO_LATE, None
+        where = {} if extent is None else {"file": extent.file, "size": extent.size}
+        tx.execute(insert(payload), {"uid": row.uid, "outline": [], "prompt": None, "data": row.whole} | where)
     return True
+
+
+def _extent_of(row: GroupRow) -> Extent | None:
+    """Return where a group's arrays are, None if the payload is damaged."""
+    with contextlib.suppress(DecodeError):
+        return Extent.at_end_of(row.payload or b"")
+    return None
 
 
 _RESTORE = Prepared(

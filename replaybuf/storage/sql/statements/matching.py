@@ -55,11 +55,21 @@ def read_groups(
 
     Arrays in the fields `deferred` aren't read.
     """
-    chosen = uid_in(tx, uids), tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name)
-    statement = select_rows(payloads=not deferred).where(*chosen)
-    rows = {row.uid: row for row in map(GroupRow.of, tx.execute(statement))}
+    rows = _read_rows(tx, uids, query, payloads=not deferred)
     if deferred:
-        read_heads(tx, codec, [*rows.values()], deferred)
+        read_heads(tx, codec, rows, deferred)
+    return rows
+
+
+def read_metadata(tx: Transaction, uids: Sequence[int], query: Node) -> list[GroupRow]:
+    """Return the same groups as `read_groups`, without payloads."""
+    return _read_rows(tx, uids, query, payloads=False)
+
+
+def _read_rows(tx: Transaction, uids: Sequence[int], query: Node, *, payloads: bool) -> list[GroupRow]:
+    chosen = uid_in(tx, uids), tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name)
+    found = tx.execute(select_rows(payloads=payloads).where(*chosen))
+    rows = {row.uid: row for row in map(GroupRow.of, found)}
     return [rows[uid] for uid in uids if uid in rows]
 
 

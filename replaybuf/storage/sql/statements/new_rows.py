@@ -13,6 +13,7 @@ from pydantic_core import to_json
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_format import SplitPayload
 from replaybuf.codec.texts import Texts
+from replaybuf.places.store import EXTENT_BYTES, Extent
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import add_unreadable, outline, prompt_preview
 from replaybuf.rollouts.rewards import numeric_parts
@@ -21,12 +22,11 @@ from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.circumstances import brief, listed
 from replaybuf.rules.policies import PRIORITIZED, UNIFORM
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.segments.store import EXTENT_BYTES, Extent
 from replaybuf.storage.sql.engine.transaction import Row, Transaction, insertion
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements import row_arrays
+from replaybuf.storage.sql.statements.files import name_files
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.sql.statements.segments import check_open
 from replaybuf.storage.values import UNSET, NewGroup, Unset
 
 _logger = logging.getLogger("replaybuf.rewards")
@@ -36,7 +36,7 @@ _logger = logging.getLogger("replaybuf.rewards")
 class EncodedGroup:
     """A group ready to be inserted; `tokens` is the number of its response tokens.
 
-    If its arrays are in a segment, at `extent`, the `payload` is the head followed by the extent.
+    If its arrays are in a file, at `extent`, the `payload` is the head followed by the extent.
     """
 
     group: NewGroup
@@ -57,7 +57,7 @@ class EncodedGroup:
 
 
 class Apart(Protocol):
-    """Writes the tails of payloads to a segment."""
+    """Writes the tails of payloads to files."""
 
     threshold: int
 
@@ -236,20 +236,32 @@ def aside_since(new: NewGroup) -> float | None:
     return new.created_at if new.status in ASIDE else None
 
 
+def _at_present(tx: Transaction, row: Row) -> Row:
+    """Return a row of `rb_group` with the server's time for the start of its retention, if it has one."""
+    place = _ARCHIVED_AT
+    if row[place] is None or not tx.dialect.is_remote:
+        return row
+    return (*row[:place], tx.dialect.clock(tx), *row[place + 1 :])
+
+
+_ARCHIVED_AT = list(group.columns.keys()).index("archived_at")
+
+
 def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
     """Return a new group as a row of `rb_payload`."""
     extent = encoded.extent
-    where = (None, None) if extent is None else (extent.segment, extent.size)
-    return uid, encoded.outline, encoded.prompt, encoded.payload, *where
+    where = (None, None) if extent is None else (extent.file, extent.size)
+    return uid, encoded.outline, encoded.prompt, *where, encoded.payload
 
 
-def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row]) -> None:
-    """Insert rows of `rb_group`, as by `group_row`, and of `rb_payload`, as by `payload_row`."""
+def insert_groups(tx: Transaction, groups: Sequence[Row], new: Sequence[tuple[int, EncodedGroup]]) -> None:
+    """Insert rows of `rb_group`, as by `group_row`, and the payloads of these groups, given with their uids."""
     if not groups:
         return
-    check_open(tx, (row[row_arrays.SEGMENT] for row in payloads))
+    name_files(tx, (one.extent for _, one in new if one.extent is not None))
+    payloads = [payload_row(uid, one) for uid, one in new]
     if not (tx.dialect.is_remote and row_arrays.fit(groups, payloads)):
-        tx.insert(group, groups)
+        tx.insert(group, [_at_present(tx, row) for row in groups])
         insert_payloads(tx, payloads)
     elif row_arrays.are_light(len(row[row_arrays.DATA]) for row in payloads):
         metadata = row_arrays.of_groups(groups)

@@ -19,7 +19,7 @@ from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.buffer_facts import DROPPED
-from replaybuf.storage.sql.statements.segments import count_gone
+from replaybuf.storage.sql.statements.files import count_gone
 
 _COLUMNS = ", ".join(column.name for column in group.columns)
 
@@ -186,7 +186,7 @@ def sweep(tx: Transaction, removed_before: float, limit: int) -> int:
 
 def _delete_payloads(tx: Transaction, uids: Any) -> None:
     """Delete the payloads of those of these groups of which no version is left."""
-    count_gone(tx, tx.fetch(_DELETE, uids))
+    count_gone(tx, (file for (file,) in tx.fetch(_DELETE, uids)))
 
 
 _DUE = _of_uids(
@@ -198,7 +198,7 @@ ORDER BY removed_at LIMIT CAST(:limit AS bigint) {skip}""",
 _SWEEP = Prepared(lambda _: text("DELETE FROM rb_past WHERE uid = :uid AND since = :since"), "uid", "since")
 _DELETE = _of_uids(
     """DELETE FROM rb_payload WHERE {uids} AND NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
-AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid) RETURNING segment, size""",
+AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid) RETURNING file""",
     "uids",
 )
 

@@ -30,6 +30,7 @@ from replaybuf.storage.sql.schema.records import (
     worker,
 )
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
+from replaybuf.storage.sql.statements.fence import is_fenced_off
 from replaybuf.storage.sql.statements.rows import GroupRow
 
 #: Retained events of a buffer, and uids of one event, at most.
@@ -188,7 +189,7 @@ def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
             detail=one.detail,
             time=one.time + ahead,
         )
-    if beat.limits and beat.workers:
+    if beat.limits and beat.workers and not is_fenced_off(tx):
         _note_limits(tx, sorted(beat.workers)[0], draws=True in beat.limits)
 
 

@@ -38,7 +38,6 @@ from replaybuf.storage.sql.statements.new_rows import (
     group_row,
     insert_groups,
     most_bytes,
-    payload_row,
 )
 from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.past import newest
@@ -205,7 +204,7 @@ def store(
         for uid, one, key in rows
     ]
     counts.update(bytes_of((one for _, one, _ in rows), lanes))
-    insert_groups(tx, values, [payload_row(uid, one) for uid, one, _ in rows])
+    insert_groups(tx, values, [(uid, one) for uid, one, _ in rows])
     if evicting:
         evict(tx, {task for task, _ in lanes}, counts, leaving)
     add_counts(tx, counts)

@@ -31,6 +31,7 @@ from replaybuf.storage.sql.statements import row_arrays
 from replaybuf.storage.sql.statements.counts import LOCK_TASKS, Counts, add_counts, add_step, lock_tasks
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.fence import check_fence
+from replaybuf.storage.sql.statements.files import name_files
 from replaybuf.storage.sql.statements.lanes import KnownLanes, find_lanes
 from replaybuf.storage.sql.statements.new_rows import (
     EncodedGroup,
@@ -41,7 +42,6 @@ from replaybuf.storage.sql.statements.new_rows import (
     payload_row,
 )
 from replaybuf.storage.sql.statements.put import Outcome, put_groups
-from replaybuf.storage.sql.statements.segments import check_open
 
 
 @dataclass(slots=True)
@@ -113,7 +113,6 @@ class PutBatch:
         Stores nothing and returns [] if a lane has changed, or if there isn't room for all groups.
         """
         groups, limits = self.groups, tx.scope.rules.limits
-        check_open(tx, (one.extent.segment for one in groups if one.extent is not None))
         # Heavy payloads follow in further statements, while the next put may already reserve its uids.
         together = _are_light(groups)
         one_of = _PUTS[limits.slows_puts, together]
@@ -121,6 +120,7 @@ class PutBatch:
         if not rows:
             return []
         uids = list(rows[0][0])
+        name_files(tx, (one.extent for one in groups if one.extent is not None))
         self.reserved()
         if not together:
             insert_payloads(tx, [payload_row(uid, one) for uid, one in zip(uids, groups, strict=True)])

@@ -64,7 +64,7 @@ def make_room(tx: Transaction) -> None:
     # The past of other buffers may still be returned to them, or belong to their checkpoints: only the sweep can delete
     # it. And this buffer's payloads that are kept apart may be being read.
     if not tx.execute(select(exists().where(lane.c.buffer != tx.scope.buffer))).scalar():
-        tx.execute(delete(payload).where(payload.c.segment.is_(None), payload.c.uid.in_(select(past.c.uid))))
+        tx.execute(delete(payload).where(payload.c.file.is_(None), payload.c.uid.in_(select(past.c.uid))))
         tx.execute(delete(past).where(~exists().where(payload.c.uid == past.c.uid)))
 
 

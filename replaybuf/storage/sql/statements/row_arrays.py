@@ -14,11 +14,12 @@ from sqlalchemy import Column, Table, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from replaybuf.storage.sql.engine.postgres_dialect import NOW
 from replaybuf.storage.sql.engine.transaction import Prepared, Row
 from replaybuf.storage.sql.schema.tables import group, payload
 
 #: The indices of columns in rows of `rb_payload`.
-DATA, SEGMENT = (list(payload.columns.keys()).index(name) for name in ("data", "segment"))
+DATA, FILE = (list(payload.columns.keys()).index(name) for name in ("data", "file"))
 #: Bytes stored by one statement at most.
 MOST_BYTES = 64 << 20
 #: Larger payloads together are sent faster as rows.
@@ -67,7 +68,8 @@ def _value(column: Column[Any]) -> str:
     if column.name in _SHARED:
         same = f"array_fill(({values})[1], ARRAY[CAST(:count AS int)])"
         values = f"CASE cardinality({values}) WHEN 1 THEN {same} ELSE {values} END"
-    return f"unnest({values})"
+    # The moment since when a group is set aside is the server's, because hosts' clocks differ; a NULL stays one.
+    return f"unnest({values}) * 0 + CAST({NOW} AS float8)" if column is group.c.archived_at else f"unnest({values})"
 
 
 # Complete rows
@@ -76,7 +78,7 @@ def _value(column: Column[Any]) -> str:
 def fit(groups: Sequence[Row], payloads: Sequence[Row]) -> bool:
     """Return whether the metadata of these groups, as rows of both tables, fits into one statement."""
     texts = chain.from_iterable(map(row.__getitem__, _TEXTS) for row in groups)
-    outlines = chain.from_iterable(row[1:DATA] for row in payloads)
+    outlines = chain.from_iterable(row[1:FILE] for row in payloads)
     return sum(map(len, filter(None, chain(texts, outlines)))) <= MOST_BYTES // 4  # at most 4 bytes per character
 
 

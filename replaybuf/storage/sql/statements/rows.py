@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -12,14 +12,14 @@ from pydantic_core import from_json
 from sqlalchemy import JSON, ColumnElement, Select, Text, cast, select
 
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_header import has_tail, head_size, is_apart
+from replaybuf.codec.payload_header import has_blocks, head_size, is_apart
 from replaybuf.codec.stored import DAMAGE, Deferral, damaged, decode_stored
 from replaybuf.errors import DecodeError
+from replaybuf.places.store import EXTENT_BYTES
 from replaybuf.query import FIELDS as QUERIED
 from replaybuf.query import SetNode
 from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.rollout import Status
-from replaybuf.segments.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
@@ -90,10 +90,9 @@ def _columns(*names: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 _ORIGIN = _columns("worker", "reward", "oldest_step", "created_at")
 _STALENESS = _columns("pinned_staleness", "pinned_step", "oldest_step")
-_ITEM = _columns("priority", "times_sampled", "created_at", "reward", "tags", "scoped_key", "error", "deliveries")
+_ITEM = _columns("priority", "times_sampled", "created_at", "reward", "scoped_key", "error", "deliveries")
 _RECORD = _columns("worker", "trained_step")
 _NEEDED = _columns(*NEEDED)
-_JSON = _columns(*JSON_COLUMNS)
 _WIDTH = len(PLACES)
 
 
@@ -102,8 +101,8 @@ class GroupRow:
     """A row of `rb_group` with its lane's names and step, and the payload if read.
 
     `values` are those of all columns, in the order of the table, in the driver's form: JSON as text, which may be
-    damaged. If the payload is only a head, `tail` is its rest once read: bytes, arrays by number if only some were
-    read, or the error of the read.
+    damaged, and parsed once (`known`). If the payload is only a head, `tail` is its rest once read: bytes, arrays by
+    number if only some were read, or the error of the read.
     """
 
     uid: int
@@ -118,6 +117,7 @@ class GroupRow:
     probability: float | None = None
     weight: float | None = None
     tail: Any = None
+    known: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def unread(cls, uid: int, payload: bytes) -> GroupRow:
@@ -142,18 +142,17 @@ class GroupRow:
 
     def parsed(self, name: str) -> Any:
         """Return the value of a column with JSON. Raises DecodeError."""
-        try:
-            return _parsed(self.column(name))
-        except DAMAGE as error:
-            raise damaged(self.uid, error) from error
+        if name not in self.known:
+            try:
+                self.known[name] = _parsed(self.column(name))
+            except DAMAGE as error:
+                raise damaged(self.uid, error) from error
+        return self.known[name]
 
     def check_json(self) -> None:
         """Raise DecodeError if a column with JSON is damaged."""
-        try:
-            for text in _JSON(self.values):
-                _parsed(text)
-        except DAMAGE as error:
-            raise damaged(self.uid, error) from error
+        for name in JSON_COLUMNS:
+            self.parsed(name)
 
     @property
     def home(self) -> Lane:
@@ -220,7 +219,7 @@ class GroupRow:
         The payload stays as stored as long as the arrays aren't written to. With a `deferral`, handles replace some
         arrays. Raises DecodeError.
         """
-        marks, refreshed_to = self.column("marks"), self.refreshed_to
+        marks, refreshed_to = self.parsed("marks"), self.refreshed_to
         rollouts = decode_stored(
             codec,
             self.uid,
@@ -236,7 +235,7 @@ class GroupRow:
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""
         try:
-            priority, times_sampled, created_at, reward, tags, scoped, failure, deliveries = _ITEM(self.values)
+            priority, times_sampled, created_at, reward, scoped, failure, deliveries = _ITEM(self.values)
             worker, trained_step = _RECORD(self.values)
             return StorageItem(
                 uid=self.uid,
@@ -248,7 +247,7 @@ class GroupRow:
                 times_sampled=times_sampled,
                 created_at=created_at,
                 reward=reward,
-                tags=_parsed(tags),
+                tags=self.parsed("tags"),
                 key=key_of(scoped),
                 error=error or failure,
                 deliveries=deliveries,
@@ -297,18 +296,18 @@ def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred
     for row, first in zip(rows, firsts, strict=True):
         row.payload = first
         if first is not None and len(first) == _FIRST_BYTES:
-            whole = row.uid in apart or not has_tail(first)
+            whole = row.uid in apart or not has_blocks(first)
             rest.append((row, _ALL if whole else head_size(first) - _FIRST_BYTES))
     rest = [(row, size) for row, size in rest if size > 0]
     parts = tx.dialect.read_ranges(tx, [(row.uid, _FIRST_BYTES, size) for row, size in rest])
     for (row, _), part in zip(rest, parts, strict=True):
         row.payload = (row.payload or b"") + (part or b"")
-    here = [row for row in rows if row.uid not in apart and row.payload is not None and has_tail(row.payload)]
+    here = [row for row in rows if row.uid not in apart and row.payload is not None and has_blocks(row.payload)]
     _read_arrays(tx, codec, here, deferred)
 
 
 _APART = Prepared(
-    lambda dialect: select(payload.c.uid).where(dialect.one_of(payload.c.uid, "uids"), payload.c.segment.is_not(None)),
+    lambda dialect: select(payload.c.uid).where(dialect.one_of(payload.c.uid, "uids"), payload.c.file.is_not(None)),
     "uids",
 )
 

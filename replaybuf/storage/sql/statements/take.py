@@ -25,12 +25,12 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_step, lock_tasks, move, read_levels, set_aside
 from replaybuf.storage.sql.statements.fence import check_fence
+from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
 from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
-from replaybuf.storage.sql.statements.segments import READING_SECONDS, keep_for_reading
 from replaybuf.storage.values import Draw
 
 
@@ -191,7 +191,7 @@ def _draw(tx: Transaction, codec: Codec, draw: Draw, lanes: KnownLanes) -> list[
 def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None) -> None:
     """Consume drawn groups as `consume` does; only statements sent with COMMIT may follow.
 
-    If all groups are removed, the removal itself is sent with COMMIT. Payloads in segments are kept until read.
+    If all groups are removed, the removal itself is sent with COMMIT. Payloads that are kept apart are kept until read.
     """
     of_rows = [(row.lane, row.times_sampled, row.deliveries) for row in rows]
     states = dict(zip(of_rows, rows, strict=True))

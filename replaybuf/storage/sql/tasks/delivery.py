@@ -88,7 +88,7 @@ class Drawing:
         self._draws = draws
         self._transactions = draws.transactions
         self._codec = draws.encoding.codec
-        self._segments = draws.encoding.segments
+        self._files = draws.encoding.files
         self._draw = replace(draw, sizes={task: size for task, size in draw.sizes.items() if size > 0})
         self._tasks = list(draw.sizes)
         self._seconds = seconds
@@ -103,10 +103,10 @@ class Drawing:
                 items, failed = await self._read(taken)
                 if not failed:
                     taken.items = {task: [] for task in self._tasks} | _by_task(items)
-                    self._segments.read(row.uid for row in taken.rows if row.is_apart and self._leaves(row))
+                    self._files.read(row.uid for row in taken.rows if row.is_apart and self._leaves(row))
                     self._draws.presence.of(self._draw.worker).taken += len(items)
                     return taken
-                # Rare: damaged arrays in a segment, or another rollout type. The draw is repeated without this group.
+                # Rare: damaged arrays in a file, or another rollout type. The draw is repeated without this group.
                 _logger.warning("%d groups are set aside as failed: %s", len(failed), next(iter(failed.values())))
                 await self._give_back(taken, failed)
                 self._set_aside.update(failed)
@@ -119,7 +119,7 @@ class Drawing:
         try:
             items, failed = await (self._decoding or self._decoded(taken))
             if failed:
-                await self._segments.reader.check_places(row for row in taken.rows if row.uid in failed)
+                await self._files.reader.check_places(row for row in taken.rows if row.uid in failed)
         except BaseException:
             await self._give_back(taken, {})
             raise
@@ -156,7 +156,7 @@ class Drawing:
         """Put back groups that never reached the caller (database's thread)."""
         if taken is not None:
             self._draws.presence.of(self._draw.worker).taken -= len(taken.rows)
-            self._segments.unread(row.uid for row in taken.rows)
+            self._files.unread(row.uid for row in taken.rows)
             await self._give_back(taken, {})
 
     def _transact(self, tx: Transaction) -> Taken | None:
@@ -216,14 +216,14 @@ class Drawing:
     async def _decoded(self, taken: Taken) -> _Decoded:
         """Return the groups, and the errors of undecodable ones by uid; light batches are decoded in this thread."""
         compute = self._transactions.compute
-        await self._segments.reader.fetch(taken.rows, self._codec, compute, self._draw.deferred)
+        await self._files.reader.fetch(taken.rows, self._codec, compute, self._draw.deferred)
         if not self._codec.runs_code and len(taken.rows) * self._draws.group_seconds <= LIGHT_SECONDS:
             return self._decode(taken)
         return await self._transactions.compute(self._decode, taken)
 
     def _decode(self, taken: Taken) -> _Decoded:
         rows, leased = taken.rows, self._seconds is not None
-        began, deferral = time.perf_counter(), self._segments.reader.deferral(self._draw.deferred)
+        began, deferral = time.perf_counter(), self._files.reader.deferral(self._draw.deferred)
         items: list[StorageItem] = []
         failed: dict[int, str] = {}
         for row in rows:

@@ -7,13 +7,13 @@ from functools import partial
 from typing import TypeVar
 
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import DecodeError, PayloadStoreError
-from replaybuf.segments.store import SegmentLostError
+from replaybuf.errors import DecodeError, PayloadStoreError, ReplayBufError, StorageError
+from replaybuf.places.store import FileLostError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.eviction import decode_removed
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
-from replaybuf.storage.sql.tasks.buffer_segments import Segments
+from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
 
@@ -23,33 +23,43 @@ T = TypeVar("T")
 class Encoding:
     """Encodes and decodes the groups of an open buffer, in other threads (called in the database's thread)."""
 
-    def __init__(self, codec: Codec, transactions: Transactions, segments: Segments) -> None:
+    def __init__(self, codec: Codec, transactions: Transactions, files: PayloadFiles) -> None:
         self.codec = codec
-        self.segments = segments
+        self.files = files
         self._transactions = transactions
 
     async def encode(self, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
         """Return the groups encoded."""
-        apart = await self.segments.ready()
+        apart = self.files.batch()
         encode = partial(encode_groups, self.codec, apart)
-        return await self.segments.written(apart, self._transactions.compute(encode, groups))
+        return await self.files.written(apart, self._transactions.compute(encode, groups))
 
     async def write(self, groups: Sequence[NewGroup], function: Callable[[Transaction, list[EncodedGroup]], T]) -> T:
-        """Encode groups and return `function(tx, encoded)`, run in a fenced write transaction."""
+        """Encode groups and return `function(tx, encoded)`, run in a fenced write transaction.
+
+        None must mean that nothing was stored.
+        """
         while True:
+            encoded = await self.encode(groups)
+
+            def work(tx: Transaction, encoded: list[EncodedGroup] = encoded) -> T:
+                return function(tx, encoded)
+
             try:
-                encoded = await self.encode(groups)
-
-                def work(tx: Transaction, encoded: list[EncodedGroup] = encoded) -> T:
-                    return function(tx, encoded)
-
-                return await self._transactions.write(work)
-            except SegmentLostError:
-                self.segments.lost()
+                result = await self._transactions.write(work)
+            except FileLostError:
+                continue
+            except ReplayBufError as error:
+                if not isinstance(error, StorageError):  # refused, and rolled back
+                    self.files.discard(encoded)
+                raise
+            if result is None:
+                self.files.discard(encoded)
+            return result
 
     async def fetch(self, rows: Sequence[GroupRow], deferred: frozenset[str] = frozenset()) -> None:
         """Read the tails of these groups that are kept apart and weren't read, without arrays in fields `deferred`."""
-        await self.segments.reader.fetch(rows, self.codec, self._transactions.compute, deferred)
+        await self.files.reader.fetch(rows, self.codec, self._transactions.compute, deferred)
 
     async def decode(self, rows: Sequence[GroupRow], decode: Callable[[Sequence[GroupRow]], T]) -> T:
         """Read the tails of these groups that are kept apart, and return `decode(rows)`."""
@@ -57,8 +67,8 @@ class Encoding:
         return await self._transactions.compute(decode, rows)
 
     async def tend(self) -> bool:
-        """Do one small step of due maintenance of segments; return whether more is due."""
-        return await self.segments.tend(self._transactions.compute, self.codec)
+        """Do one small step of due maintenance of files; return whether more is due."""
+        return await self.files.tend()
 
     async def decode_removed(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
         """Return removed groups for their caller."""
@@ -70,10 +80,10 @@ class Encoding:
             for row in rows:
                 row.tail = row.tail if row.tail is not None or not row.is_apart else DecodeError(str(error))
         items = await self._transactions.compute(partial(decode_removed, codec=self.codec), rows)
-        self.segments.read(row.uid for row in rows if row.is_apart)
+        self.files.read(row.uid for row in rows if row.is_apart)
         return items
 
     async def decode_leniently(self, rows: Sequence[GroupRow], deferred: frozenset[str]) -> list[StorageItem]:
         """Return fetched groups as `rows.decode_leniently` does, with handles in the fields `deferred`."""
-        decode = partial(decode_leniently, codec=self.codec, deferral=self.segments.reader.deferral(deferred))
+        decode = partial(decode_leniently, codec=self.codec, deferral=self.files.reader.deferral(deferred))
         return await self._transactions.compute(decode, rows)

@@ -17,15 +17,15 @@ from typing import Any
 
 from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.errors import ClosedError, PayloadStoreError
-from replaybuf.segments.store import SegmentLostError
+from replaybuf.places.store import FileLostError
 from replaybuf.storage.sql.engine.errors import is_refusal
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.put_at_once import PutBatch
 from replaybuf.storage.sql.tasks.encoding import Encoding
+from replaybuf.storage.sql.tasks.file_batch import FileBatch
 from replaybuf.storage.sql.tasks.heartbeats import Presence
-from replaybuf.storage.sql.tasks.open_segments import SegmentBatch
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
 
@@ -36,7 +36,7 @@ MAX_BYTES = 16 * 1024 * 1024
 ENOUGH_BYTES, SHARE_BYTES = 256 * 1024, 4 * 1024 * 1024
 #: Up to this size, a batch is written in milliseconds.
 BRIEF_BYTES = 4 * 1024 * 1024
-#: Attempts to write the arrays of a group when the segment is lost each time.
+#: Attempts to write the arrays of a group when the file is lost each time.
 ATTEMPTS = 5
 #: Encoding up to this long costs less than a thread switch and back.
 LIGHT_SECONDS = 0.0005
@@ -76,7 +76,7 @@ class GroupCommit:
         self._transactions = transactions
         self._encoding = encoding
         self._codec = encoding.codec
-        self._segments = encoding.segments
+        self._files = encoding.files
         self._presence = presence
         self._lanes = lanes
         self._thread = transactions.thread
@@ -169,7 +169,7 @@ class GroupCommit:
 
     @property
     def _may_be_light(self) -> bool:
-        return not (self._codec.runs_code or self._segments.writes)
+        return not (self._codec.runs_code or self._files.writes)
 
     async def _wait(self, pipeline: CommitPipeline) -> None:
         """Wait until a commit has ended, or enough puts are pending for a concurrent one."""
@@ -204,19 +204,18 @@ class GroupCommit:
 
     async def _encode_batch(self, batch: list[_Pending], *, here: bool, attempts: int = ATTEMPTS) -> list[_Pending]:
         try:
-            apart = await self._segments.ready()
+            apart = self._files.batch()
             encode = partial(self._encode_all, apart)
             if here:
                 failed = encode(batch)
             else:
-                failed = await self._segments.written(apart, self._transactions.compute(encode, batch))
-            lost = [pending for pending, error in failed if isinstance(error, SegmentLostError)]
+                failed = await self._files.written(apart, self._transactions.compute(encode, batch))
+            lost = [pending for pending, error in failed if isinstance(error, FileLostError)]
             self._answer([one for one in failed if one[0] not in lost])
             if lost and attempts == 1:
-                problem = PayloadStoreError("the segments of payloads were deleted each time that they were written")
+                problem = PayloadStoreError("the files of payloads were gone each time that they had been written")
                 self._answer([(pending, problem) for pending in lost])
             elif lost:
-                self._segments.lost()
                 await self._encode_batch(lost, here=False, attempts=attempts - 1)
         except BaseException as error:
             self._fail(batch, error)
@@ -225,7 +224,13 @@ class GroupCommit:
             return []
         return [pending for pending in batch if pending.encoded is not None]
 
-    def _encode_all(self, apart: SegmentBatch | None, batch: list[_Pending]) -> list[tuple[_Pending, Outcome]]:
+    async def _encode_anew(self, batch: list[_Pending]) -> list[_Pending]:
+        """Encode a batch again, whose arrays have to be in other files."""
+        for pending in batch:
+            pending.encoded = None
+        return await self._encode_batch(batch, here=False)
+
+    def _encode_all(self, apart: FileBatch | None, batch: list[_Pending]) -> list[tuple[_Pending, Outcome]]:
         failed: list[tuple[_Pending, Outcome]] = []
         size, count, began = 0, 0, time.perf_counter()
         for place, pending in enumerate(batch):
@@ -261,20 +266,17 @@ class GroupCommit:
                     put = PutBatch(groups, self._lanes, passed)
                     brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
                     outcomes = await self._transactions.write(put.put, brief=brief, fenced=False, in_one_call=put.call)
-            except SegmentLostError:
-                self._segments.lost()
-                for pending in wanted:
-                    pending.encoded = None
-                encoded = await self._encode_batch(wanted, here=False)
-                await self._commit_batch(encoded, passed)
+            except FileLostError:
+                await self._commit_batch(await self._encode_anew(wanted), passed)
             except Exception as error:
                 if len(wanted) == 1 or not is_refusal(error):
                     raise
-                for pending in wanted:
-                    await self._commit_batch([pending])
+                self._files.discard(groups)
+                for pending, group in zip(wanted, groups, strict=True):  # a file is named by one transaction only
+                    await self._commit_batch([pending] if group.extent is None else await self._encode_anew([pending]))
             else:
                 results = list(zip(wanted, outcomes, strict=True))
-                self._count(results)
+                self._files.discard(groups, self._count(results))
                 await self._add_dropped(results)
                 self._answer(results)
         except BaseException as error:
@@ -282,9 +284,11 @@ class GroupCommit:
             if not isinstance(error, Exception):
                 raise
 
-    def _count(self, results: Sequence[tuple[_Pending, Outcome]]) -> None:
-        stored = [one.encoded for one, outcome in results if not isinstance(outcome, BaseException)]
-        self._presence.count_puts(filter(None, stored))
+    def _count(self, results: Sequence[tuple[_Pending, Outcome]]) -> list[EncodedGroup]:
+        """Count the stored groups, and return them."""
+        stored = [one.encoded for one, outcome in results if one.encoded and not isinstance(outcome, BaseException)]
+        self._presence.count_puts(stored)
+        return stored
 
     async def _add_dropped(self, results: Sequence[tuple[_Pending, Outcome]]) -> None:
         """Decode the removed groups, for puts with a `dropped` list."""

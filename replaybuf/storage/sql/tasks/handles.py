@@ -16,11 +16,12 @@ from typing import Any, Protocol, Self, TypeVar, cast
 import numpy as np
 
 from replaybuf.checks import check_seconds
-from replaybuf.codec.arrays_apart import DeferredArray, Replacing, StandIn, checked_array
-from replaybuf.codec.payload_header import has_tail, head_size
+from replaybuf.codec.blocks import DeferredArray, StandIn, checked_array
+from replaybuf.codec.payload_header import has_blocks, head_size
+from replaybuf.codec.replacing import Replacing
 from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
-from replaybuf.segments.places import in_frames, local_url, open_place
-from replaybuf.segments.store import ALIGNMENT, Extent, Frame, GoneError, Range, SegmentStore
+from replaybuf.places.owners import local_url, open_place
+from replaybuf.places.store import Extent, GoneError, PlaceStore, Range
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.urls import url_or_path
@@ -64,9 +65,15 @@ class ArrayHandle(StandIn):
         """Return the handle of a tensor built from these bytes."""
         return replace(self, dtype=name, shape=tuple(shape), _tensor=(name, tuple(shape), build, flags))
 
-    def made(self, raw: Any) -> Any:
-        """Return the array or tensor built from bytes that were read. Raises DecodeError."""
+    @property
+    def block(self) -> Any:
+        """A key of the bytes that are read for it, those of other small arrays included."""
+        return self.source.place, self.source, self.array.block_at
+
+    def made(self, raw: Any, *, shared: bool = False) -> Any:
+        """Return the array or tensor built from a block that was read, its own or `shared`. Raises DecodeError."""
         array = checked_array(self.array, raw)
+        array = array.copy() if shared else array
         if self._tensor is None:
             return array
         name, shape, build, flags = self._tensor
@@ -82,31 +89,26 @@ def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> li
     for one in wanted:
         if not isinstance(one, ArrayHandle):
             raise InputError(f"handles must be ArrayHandles, got {type(one).__name__}")
-    by_place: dict[Any, list[int]] = {}
-    for place, one in enumerate(wanted):
-        by_place.setdefault((type(one.source), one.source.place), []).append(place)
+    by_place: dict[Any, dict[Any, list[int]]] = {}
+    for index, one in enumerate(wanted):
+        blocks = by_place.setdefault((type(one.source), one.source.place), {})
+        blocks.setdefault(one.block, []).append(index)
     found: list[Any] = [None] * len(wanted)
-    for places in by_place.values():
-        chosen = [(wanted[place].source, wanted[place].array) for place in places]
-        for place, raw in zip(places, chosen[0][0].read(chosen, seconds), strict=True):
-            found[place] = _made(wanted[place], raw, seconds)
+    for blocks in by_place.values():
+        chosen = [(wanted[first].source, wanted[first].array) for first, *_ in blocks.values()]
+        for members, raw in zip(blocks.values(), chosen[0][0].read(chosen, seconds), strict=True):
+            for index in members:
+                found[index] = _made(wanted[index], raw, shared=len(members) > 1)
     return found
 
 
-def _made(handle: ArrayHandle, raw: Any, timeout: float) -> Any:
+def _made(handle: ArrayHandle, raw: Any, *, shared: bool) -> Any:
     """Return the array or tensor built from bytes that were read, or raise the read's error."""
-    try:
-        if isinstance(raw, Exception):
-            raise raw
-        return handle.made(raw)
-    except GoneError as error:
-        raise _lost(error) from None
-    except DecodeError as error:
-        # The space may have been overwritten during the read; a second read detects that.
-        [again] = handle.source.read([(handle.source, handle.array)], timeout)
-        if isinstance(again, GoneError):
-            raise _lost(again) from error
-        raise
+    if isinstance(raw, GoneError):
+        raise _lost(raw)
+    if isinstance(raw, Exception):
+        raise raw
+    return handle.made(raw, shared=shared)
 
 
 def _lost(error: GoneError) -> LeaseLostError:
@@ -166,8 +168,8 @@ class HeldSource(ByteSource):
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentSource(ByteSource):
-    """Bytes in a segment of a `database`, with the URL of the place in the process that made the handle."""
+class FileSource(ByteSource):
+    """Bytes in a file of a `database`, with the URL of the place in the process that made the handle."""
 
     url: str
     extent: Extent
@@ -178,22 +180,9 @@ class SegmentSource(ByteSource):
         return self.url, self.extent.place, self.database
 
     def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
-        ranges = [Range(source.extent, array.at, array.nbytes) for source, array in wanted]
+        ranges = [Range(source.extent, array.block_at, array.block_size) for source, array in wanted]
         store = _store(local_url(self.database, self.extent.place, self.url), self.database, timeout)
-        store.forget()
-        return [_checked(store, one.extent, raw) for one, raw in zip(ranges, store.read(ranges, timeout), strict=True)]
-
-
-def _checked(store: SegmentStore, extent: Extent, raw: Any) -> Any:
-    """Return the bytes in writable memory, or the error if they are gone or damaged."""
-    if not isinstance(raw, Exception):
-        return bytearray(raw) if isinstance(raw, bytes) else raw
-    if isinstance(raw, DecodeError) and not isinstance(raw, GoneError):
-        # If a segment was overwritten, its first frame shows that.
-        first = Frame.parsed(store.read_raw(extent.name, 0, ALIGNMENT))
-        if first is not None and first.segment != extent.segment:
-            return GoneError(f"segment {extent.name}: it was written over")
-    return raw
+        return store.read(ranges, timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +198,7 @@ class DatabaseSource(ByteSource):
         return self.url
 
     def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
-        places = [(source.uid, source.start + array.at, array.nbytes) for source, array in wanted]
+        places = [(source.uid, source.start + array.block_at, array.block_size) for source, array in wanted]
         parts = _read_parts(self.url, places, timeout)
         return [
             GoneError(f"group {uid} is gone") if part is None else bytearray(part)
@@ -285,17 +274,15 @@ def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None
 
 
 #: Places that handles have read from, by process id, URL and database.
-_stores: dict[tuple[int, str, str], SegmentStore] = {}
+_stores: dict[tuple[int, str, str], PlaceStore] = {}
 _lock = threading.Lock()
 
 
-def _store(url: str, database: str, timeout: float) -> SegmentStore:
+def _store(url: str, database: str, timeout: float) -> PlaceStore:
     key = os.getpid(), url, database
     with _lock:
         if key not in _stores:
-            store = open_place(url, timeout)
-            store.database = in_frames(database) if database else None
-            _stores[key] = store
+            _stores[key] = open_place(url, timeout)
         return _stores[key]
 
 
@@ -322,11 +309,11 @@ def handles_of(url: str, database: str, places: Mapping[int, str], uid: int, pay
     `url` and `database` are the URL and the id of the database, `places` has the URLs of the places where payloads are
     kept apart.
     """
-    if not has_tail(payload):
+    if not has_blocks(payload):
         return Handles(None)
     if len(payload) == head_size(payload):
         return Handles(DatabaseSource(url, uid, len(payload)))
     extent = Extent.at_end_of(payload)
     if extent.place not in places:
         raise DecodeError(f"group {uid}: the database doesn't know the place {extent.place} of its arrays")
-    return Handles(SegmentSource(places[extent.place], extent, database))
+    return Handles(FileSource(places[extent.place], extent, database))

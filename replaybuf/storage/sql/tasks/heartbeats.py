@@ -21,11 +21,10 @@ from functools import partial
 from replaybuf.errors import ReplayBufError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent, kind_of_wait
-from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.schema.records import HISTORY_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, is_noted, note_minute, write_beat
+from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup
 from replaybuf.worker_name import host_name
 
@@ -46,9 +45,9 @@ _logger = logging.getLogger("replaybuf.presence")
 class Presence:
     """The activity of this process's workers since the last heartbeat, and their waits."""
 
-    def __init__(self, engine: Database, scope: Scope) -> None:
-        self._engine = engine
-        self._scope = scope
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+        self._engine = transactions.engine
         self._process = Process(host_name(), os.getpid(), time.time())
         self._done: dict[str, Activity] = {}
         self._names: dict[str, None] = {}  # the most recent one last
@@ -168,7 +167,7 @@ class Presence:
             beat = Beat(workers, waits, sorted(self._shown - numbers), events, ended, noted - self._limits_noted)
             try:
                 write = partial(write_beat, process=self._process, beat=beat)
-                await self._engine.write(write, self._scope, brief=True, patience=_PATIENCE, fenced=False)
+                await self._engine.write(write, self._transactions.scope, brief=True, patience=_PATIENCE, fenced=False)
             except BaseException:
                 for name, counts in done.items():
                     self.of(name).add(counts)
@@ -183,8 +182,8 @@ class Presence:
         minute = int((time.time() - self._behind) // HISTORY_SECONDS)
         if minute == self._minute:
             return
-        noted = await self._engine.read(is_noted, self._scope)
-        if noted or await self._engine.write(note_minute, self._scope, patience=_PATIENCE, fenced=False):
+        noted = await self._engine.read(is_noted, self._transactions.scope)
+        if noted or await self._engine.write(note_minute, self._transactions.scope, patience=_PATIENCE, fenced=False):
             self._minute = minute  # else another process is recording it: the next heartbeat checks
 
     def _failed(self, error: Exception) -> None:

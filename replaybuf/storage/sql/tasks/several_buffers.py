@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from replaybuf.errors import ClosedError, FencedError
-from replaybuf.segments.store import SegmentLostError
+from replaybuf.places.store import FileLostError
 from replaybuf.storage.sql.statements import put as statements
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
@@ -50,9 +50,8 @@ async def put_together(puts: Sequence[BufferPut]) -> list[int | Stored]:
         try:
             outcomes = await _put(apart)
             return [outcomes[place] for place in range(len(puts))]
-        except SegmentLostError:
-            for one in puts:
-                one.encoding.segments.lost()
+        except FileLostError:
+            continue
         except FencedError:
             # A restore by one of these buffers may be committed and not be known to it yet: this waits for the restore,
             # and raises if it was another process's.
@@ -64,11 +63,13 @@ async def _put(apart: Sequence[_Puts]) -> _Outcomes:
     """Put into the buffers of the first database, and into the others' before its commit."""
     here, *others = apart
     lead = next(iter(here.values())).transactions
-    batches = {place: await one.transactions.thread.run(one.encoding.segments.ready) for place, one in here.items()}
 
     async def put() -> _Outcomes:
         def encode(puts: _Puts) -> dict[int, EncodedGroup]:
-            return {at: encode_groups(one.encoding.codec, batches[at], [one.group])[0] for at, one in puts.items()}
+            return {
+                at: encode_groups(one.encoding.codec, one.encoding.files.batch(), [one.group])[0]
+                for at, one in puts.items()
+            }
 
         encoded = await lead.compute(encode, here)
         each = {place: statements.BufferGroup(here[place].transactions.scope, one) for place, one in encoded.items()}

@@ -15,15 +15,15 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.errors import FencedError, ReplayBufError
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import last_beyond, prune_batches
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.past import pass_on, sweep
 from replaybuf.storage.sql.statements.upkeep import Chores, any_to_prune, find_chores, forget_old, prune
 from replaybuf.storage.sql.tasks.heartbeats import Presence
+from replaybuf.storage.sql.tasks.transactions import Transactions
 
 #: Seconds for which the payloads of taken groups are kept, for the undo of a take.
 GRACE_SECONDS = 2.0
@@ -47,16 +47,13 @@ class Sweeper:
 
     def __init__(
         self,
-        engine: Database,
-        scope: Scope,
-        changed: Callable[[], object],
+        transactions: Transactions,
         history: int | None,
         presence: Presence,
         grace: float = GRACE_SECONDS,
     ) -> None:
-        self._engine = engine
-        self._scope = scope
-        self._changed = changed  # called when groups were returned
+        self._transactions = transactions
+        self._engine = transactions.engine
         self._history = history
         self._presence = presence
         self._grace = grace
@@ -64,7 +61,7 @@ class Sweeper:
         self._chores = Chores()
         self._tidy_at = 0.0
         self._stopping = asyncio.Event()
-        #: Does one small step of maintenance of the payloads' segments; returns whether more is due.
+        #: Does one small step of maintenance of the payloads' files; returns whether more is due.
         self.tend: Callable[[], Awaitable[bool]] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -82,7 +79,8 @@ class Sweeper:
         while not self._stopping.is_set():
             try:
                 if time.monotonic() >= look_at:
-                    await self.look_after_groups()
+                    with contextlib.suppress(FencedError):  # those who use the restored buffer look after it
+                        await self.look_after_groups()
                     look_at = time.monotonic() + _pause(self._chores.connections)
                 full = await self._step()
                 if self.tend is not None:
@@ -98,17 +96,18 @@ class Sweeper:
                 await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
 
     async def look_after_groups(self) -> None:
-        """Poll for due work, end expired leases, and prune the groups outside the capacity."""
-        scope, now = self._scope, time.time()
-        look = partial(find_chores, grace=self._grace, now=now)
-        self._chores = await self._engine.read(look, scope, brief=True, single=True)
+        """Poll for due work, end expired leases, and prune the groups outside the capacity. Raises FencedError."""
+        transactions, limits = self._transactions, self._transactions.scope.rules.limits
+        look = partial(find_chores, grace=self._grace, now=time.time())
+        self._chores = await transactions.read(look, brief=True, single=True)
+        now = self._chores.now
         if self._chores.overdue:
-            returned = await self._engine.write(end_leases, scope, fenced=False)
+            returned = await transactions.write(end_leases, announce=lambda: False)
             if returned:
-                self._changed()
-        bounded = bool(scope.rules.limits.bounded_aside)
-        if bounded and await self._engine.read(lambda tx: any_to_prune(tx, now), scope):
-            await self._engine.write(lambda tx: prune(tx, now, self._limit), scope, fenced=False)
+                transactions.committed()
+        bounded = bool(limits.bounded_aside)
+        if bounded and await transactions.read(lambda tx: any_to_prune(tx, now)):
+            await transactions.write(lambda tx: prune(tx, now, self._limit), announce=lambda: False)
         if time.monotonic() > self._tidy_at:
             self._tidy_at = time.monotonic() + _TIDY_SECONDS
             await self._tidy()
@@ -120,13 +119,14 @@ class Sweeper:
         await self.prune_history()
 
     async def prune_history(self) -> None:
-        """Remove batches beyond the retention limit, some at a time."""
+        """Remove batches beyond the retention limit, some at a time. Raises FencedError."""
         keep, pruned = self._history, _BATCHES
         if keep is None:
             return
-        until = await self._engine.read(lambda tx: last_beyond(tx, keep), self._scope)
+        until = await self._transactions.read(lambda tx: last_beyond(tx, keep))
         while until is not None and pruned == _BATCHES:
-            pruned = await self._engine.write(lambda tx: prune_batches(tx, until, _BATCHES), self._scope, fenced=False)
+            prune_some = partial(prune_batches, until=until, limit=_BATCHES)
+            pruned = await self._transactions.write(prune_some, announce=lambda: False)
 
     async def _step(self) -> bool:
         """Run one small sweep of each kind that is due; return whether more is due."""

@@ -1,0 +1,317 @@
+"""A load: its settings, its groups, and the loops of workers (puts) and trainers (takes, leases) over a buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from replaybuf import FullError, NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf.errors import InputError, ReplayBufError, StorageError
+from replaybuf.storage.values import StorageItem
+
+TASK = "bench"
+_GROUP = re.compile(r"(\d{1,4})x(\d{1,7})")
+_POOL = 1 << 20  # tokens from which responses are sliced
+_PROMPT_TOKENS = 64
+#: Timeouts of puts and takes, in seconds; timeouts are counted, and the calls repeated.
+PUT_SECONDS, TAKE_SECONDS = 5.0, 2.0
+#: Pause after an error, in seconds, so that an unreachable database isn't called in a busy loop.
+_PAUSE_SECONDS = 0.2
+_LOOK_SECONDS = 0.5
+MODEL_STEP, TRAIN_STEP = 1, 2
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """A load: `workers` processes put, `trainers` processes take `take` groups at a time, for `seconds`.
+
+    A group has `rollouts` responses of `tokens` tokens each, as arrays or `lists`, and `extra` bytes in one array. A
+    worker puts `rate` groups a second (0: as fast as possible), up to `concurrency` concurrently, and at most `groups`
+    (0: any number); the load ends when all workers have. Workers pause while there are more than `most` groups (0:
+    never). With a `capacity` the buffer itself blocks puts, exactly. Trainers train for `step_seconds` after each
+    batch. `payloads` is the config's.
+    """
+
+    url: str
+    buffer: str
+    workers: int = 8
+    trainers: int = 1
+    rollouts: int = 8
+    tokens: int = 4000
+    lists: bool = False
+    extra: int = 0
+    seconds: float = 60.0
+    groups: int = 0
+    rate: float = 0.0
+    concurrency: int = 1
+    take: int = 64
+    leases: bool = False
+    step_seconds: float = 0.0
+    most: int = 4096
+    capacity: int = 0
+    payloads: str = "database"
+    keep: bool = False
+
+    def check(self) -> None:
+        """Raise InputError for settings that can't be measured."""
+        if not self.workers:
+            raise InputError("without workers there is nothing to take: give --workers")
+        if not self.seconds > 0:
+            raise InputError(f"--minutes must be more than 0, got {self.seconds / 60:g}")
+        if 0 < self.capacity < self.take:
+            raise InputError(f"a take of {self.take} groups never finds them in a buffer of --capacity {self.capacity}")
+        if 0 < self.most < self.take:
+            raise InputError(f"a take of {self.take} groups never finds them if workers pause at --most {self.most}")
+
+    def config(self, worker: str | None = None) -> ReplayBufferConfig:
+        """Return the config of the buffer, with the name of a worker."""
+        return ReplayBufferConfig(
+            url=self.url,
+            name=self.buffer,
+            policy="fifo",
+            capacity=self.capacity or None,
+            on_full="block" if self.capacity else "evict",
+            payloads=self.payloads,
+            worker=worker,
+        )
+
+
+def parse_group(text: str) -> tuple[int, int]:
+    """Parse `8x4000`: return the rollouts of a group, and the tokens of each. Raises InputError."""
+    found = _GROUP.fullmatch(text.strip().lower().replace(",", "").replace("_", ""))
+    if found is None or not int(found[1]):
+        raise InputError(f"{text!r:.50} is no group: write ROLLOUTSxTOKENS, as in 8x4000")
+    if int(found[2]) > _POOL // 2:
+        raise InputError(f"{int(found[2]):,} tokens in a response: at most {_POOL // 2:,} can be made; see --extra")
+    return int(found[1]), int(found[2])
+
+
+class GroupMaker:
+    """Makes groups of new rollouts over slices of preallocated arrays, which takes little time."""
+
+    def __init__(self, settings: BenchSettings, number: int) -> None:
+        random = np.random.default_rng(number)
+        self._settings = settings
+        self._ids = random.integers(0, 150_000, _POOL).astype(np.int32)
+        self._logprobs = random.normal(-1, 0.5, _POOL).astype(np.float32)
+        self._extra = random.integers(0, 256, settings.extra).astype(np.uint8)
+        self._number = number << 40
+        self._made = 0
+
+    def make(self) -> list[RolloutState]:
+        """Return a new group; no two groups of a load begin with the same tokens or have the same rollout ids."""
+        self._made += 1
+        group = [self._rollout(place) for place in range(self._settings.rollouts)]
+        if self._settings.extra:
+            group[0].extra_fields["extra"] = self._extra
+        return group
+
+    def _rollout(self, place: int) -> RolloutState:
+        tokens, number = self._settings.tokens, self._number + self._made * self._settings.rollouts + place
+        start = number * 7919 % (_POOL - tokens - _PROMPT_TOKENS)
+        fields: dict[str, Any] = {
+            "prompt_ids": self._ids[start : start + _PROMPT_TOKENS],
+            "response_ids": self._ids[start + _PROMPT_TOKENS : start + _PROMPT_TOKENS + tokens],
+            "logprobs": self._logprobs[start : start + tokens],
+        }
+        if self._settings.lists:
+            fields = {name: array.tolist() for name, array in fields.items()}
+        return RolloutState(
+            rollout_id=number,
+            message=[{"role": "user", "content": "A train leaves at 9:40 and arrives at 12:05. How long does it go?"}],
+            response="It goes for two hours and 25 minutes.",
+            finish_reason="stop",
+            reward=float(number % 2),
+            status=Status.COMPLETED,
+            **fields,
+        )
+
+
+@dataclass(slots=True)
+class Report:
+    """What a process did since its last report: uids, latencies in seconds by call, and errors by call and text.
+
+    `waited` are the seconds in which calls waited inside the buffer, or a worker paused because there were enough
+    groups; `late` counts puts that were due and not begun at the end, `in_doubt` puts that may or may not be stored;
+    `cpu` is in seconds. `last` marks the final report of a process that ends normally.
+    """
+
+    put: list[int] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)
+    latencies: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    waited: float = 0.0
+    late: int = 0
+    in_doubt: int = 0
+    cpu: float = 0.0
+    last: bool = False
+
+    def error(self, call: str, error: BaseException) -> None:
+        """Count an error that a user would see."""
+        self.errors[(call, f"{type(error).__name__}: {error}")] += 1
+        self.in_doubt += bool(getattr(error, "in_doubt", False))
+
+
+@dataclass(slots=True)
+class Load:
+    """A load in this process: from `start` to `until` of the monotonic clock, unless `stop` is set before.
+
+    `room` is cleared while there are more groups than `most`. `report` is replaced whenever it is sent.
+    """
+
+    settings: BenchSettings
+    number: int
+    buffer: ReplayBuffer
+    start: float
+    until: float
+    stop: asyncio.Event
+    room: asyncio.Event
+    report: Report = field(default_factory=Report)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the load has ended: no further call begins."""
+        return self.stop.is_set() or time.monotonic() >= self.until
+
+    async def at(self, due: float) -> bool:
+        """Wait until a time; return False if the load is over before."""
+        while not self.is_over:
+            if (left := due - time.monotonic()) <= 0:
+                return True
+            await asyncio.sleep(min(left, _LOOK_SECONDS))
+        return False
+
+
+# Workers
+
+
+async def work(load: Load) -> None:
+    """Put groups, as fast as possible or on schedule.
+
+    With a rate, latencies are also measured from when a put was due, so that the wait of a put behind a slow one counts
+    (no coordinated omission).
+    """
+    maker = GroupMaker(load.settings, load.number)
+    arrivals = islice(_arrivals(load), load.settings.groups or None)
+
+    async def one_after_another() -> None:
+        for due in arrivals:
+            if not await load.at(due) or not await _room(load):
+                load.report.late += bool(load.settings.rate)
+                return
+            await _put(load, maker.make(), due)
+
+    await asyncio.gather(*(one_after_another() for _ in range(load.settings.concurrency)))
+    if load.settings.rate:
+        load.report.late += sum(due < time.monotonic() for due in arrivals)
+
+
+def _arrivals(load: Load) -> Iterator[float]:
+    """Yield the due times of puts: at a constant rate, with an offset per worker; without a rate always now."""
+    if not load.settings.rate:
+        while time.monotonic() < load.until:
+            yield time.monotonic()
+        return
+    interval = 1 / load.settings.rate
+    due = load.start + interval * (load.number * 0.618034 % 1)
+    while due < load.until:
+        yield due
+        due += interval
+
+
+async def _put(load: Load, group: list[RolloutState], due: float) -> None:
+    """Put a group; put it again if there is no room within PUT_SECONDS."""
+    room = load.buffer.waits.for_room
+    begun, waited = time.monotonic(), room.seconds
+    while True:
+        try:
+            uid = await load.buffer.put(
+                group, TASK, model_step=MODEL_STEP, current_train_step=TRAIN_STEP, timeout=PUT_SECONDS
+            )
+            break
+        except FullError:
+            if load.is_over:
+                return
+        except StorageError as error:
+            load.report.error("put", error)
+            await asyncio.sleep(_PAUSE_SECONDS)
+            return
+        finally:
+            held = room.seconds - waited
+    now = time.monotonic()
+    assert uid is not None, "a completed group is stored"
+    load.report.put.append(uid)
+    load.report.waited += held
+    load.report.latencies["put"].append(now - begun - held)
+    if load.settings.rate:
+        load.report.latencies["put_due"].append(now - due)
+
+
+async def _room(load: Load) -> bool:
+    """Wait while there are too many groups; return False if the load ends first."""
+    begun = time.monotonic()
+    while not (load.is_over or load.room.is_set()):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await load.room.wait()
+    load.report.waited += time.monotonic() - begun
+    return not load.is_over
+
+
+# Trainers
+
+
+async def train(load: Load) -> None:
+    """Take batches until the parent sets `stop`, after the workers have ended."""
+    while not load.stop.is_set():
+        try:
+            await _train_step(load)
+        except NotReadyError:
+            continue
+        except StorageError as error:
+            load.report.error("take", error)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def _train_step(load: Load) -> None:
+    """Take a batch or lease it, train on it, and acknowledge the lease."""
+    settings, waits = load.settings, load.buffer.waits.for_groups
+    sizes, begun, waited = {TASK: settings.take}, time.monotonic(), waits.seconds
+    lease = None
+    try:
+        if settings.leases:
+            lease = await load.buffer.lease_batch(sizes, timeout=TAKE_SECONDS)
+            items = lease.items[TASK]
+        else:
+            items = (await load.buffer.sample(sizes, timeout=TAKE_SECONDS))[TASK]
+    finally:
+        held = waits.seconds - waited
+        load.report.waited += held
+    load.report.latencies["take"].append(time.monotonic() - begun - held)
+    _check(settings, items)
+    if settings.step_seconds:
+        await load.at(time.monotonic() + settings.step_seconds)
+    if lease is not None:
+        begun = time.monotonic()
+        await lease.acknowledge()
+        load.report.latencies["acknowledge"].append(time.monotonic() - begun)
+    load.report.taken += [item.uid for item in items]
+
+
+def _check(settings: BenchSettings, items: list[StorageItem[RolloutState]]) -> None:
+    """Raise ReplayBufError for a group that differs from the one put."""
+    for item in items:
+        lengths = {len(rollout.response_ids) for rollout in item.item}
+        if len(item.item) != settings.rollouts or lengths != {settings.tokens}:
+            raise ReplayBufError(
+                f"group {item.uid} has {len(item.item)} rollouts of {sorted(lengths)} tokens: it isn't what was put"
+            )

@@ -1,0 +1,172 @@
+"""Reverb's client: the tables of one database, for synchronous callers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, Self, overload
+
+from replaybuf.buffer.together import put_together
+from replaybuf.checks import check_timeout
+from replaybuf.errors import ConfigError, InputError, NotReadyError, ReplayBufError
+from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, Table, TableInfo
+from replaybuf.redact import redact
+from replaybuf.storage.values import UNSET, Unset
+from replaybuf.sync import run
+
+
+class Client:
+    """Inserts into the tables of a database, and samples from them, without a server.
+
+    `tables` are the tables' definitions, which every process must pass. Calls may be made by any thread, and block;
+    `table(name)` is the same table for coroutines. A pickled client consists of its url and its tables.
+    """
+
+    def __init__(self, url: str, tables: Iterable[Table]) -> None:
+        self._url = url
+        self._tables: dict[str, Table] = {}
+        for table in tables:
+            if not isinstance(table, Table):
+                raise ConfigError(f"tables must be of replaybuf.integrations.reverb.Table, got {type(table).__name__}")
+            if table.name in self._tables:
+                raise ConfigError(f"tables: there are two of the name {table.name}")
+            self._tables[table.name] = table.replace(url=url)
+        if not self._tables:
+            raise ConfigError("tables: there must be at least one")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._url, list(self._tables.values()))
+
+    def __repr__(self) -> str:
+        return f"Client({redact(self._url)!r}, tables={', '.join(self._tables)})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all waits with ClosedError, and release the database. Idempotent."""
+        for table in self._tables.values():
+            run(table.close())
+
+    def table(self, name: str) -> Table:
+        """Return a table. Raises InputError if there is none of this name."""
+        if not isinstance(name, str) or name not in self._tables:
+            raise InputError(f"there is no table {name!r:.100}; there are {', '.join(self._tables)}")
+        return self._tables[name]
+
+    def insert(
+        self, data: Any, priorities: Mapping[str, float], *, timeout: float | Unset | None = UNSET
+    ) -> dict[str, int]:
+        """Store an item with the same data in each of these tables, in one transaction. Return its keys, by table.
+
+        All tables have their item when the call returns, and none when it raises: FullError, if one of them has no
+        room within `timeout` seconds (by default the `put_timeout` of the first). Tables in memory are separate
+        databases: their items are stored one after the other once all have room.
+        """
+        if not isinstance(priorities, Mapping) or not priorities:
+            raise InputError(f"priorities must be a dict with the priority for each table, got {priorities!r:.100}")
+        chosen = {self.table(name): priority for name, priority in priorities.items()}
+        puts = [table.put_of(data, priority) for table, priority in chosen.items()]
+        uids = run(put_together(puts, timeout=timeout))
+        return {table.name: uid for table, uid in zip(chosen, uids, strict=True)}
+
+    @overload
+    def sample(
+        self,
+        table: str,
+        num_samples: int = 1,
+        *,
+        emit_timesteps: Literal[True] = True,
+        timeout: float | None = SAMPLE_TIMEOUT,
+    ) -> Iterator[list[ReplaySample]]: ...
+
+    @overload
+    def sample(
+        self,
+        table: str,
+        num_samples: int = 1,
+        *,
+        emit_timesteps: Literal[False],
+        timeout: float | None = SAMPLE_TIMEOUT,
+    ) -> Iterator[ReplaySample]: ...
+
+    def sample(
+        self,
+        table: str,
+        num_samples: int = 1,
+        *,
+        emit_timesteps: bool = True,
+        timeout: float | None = SAMPLE_TIMEOUT,
+    ) -> Iterator[list[ReplaySample]] | Iterator[ReplaySample]:
+        """Yield `num_samples` samples, each a list of one, as Reverb does for items from `insert`.
+
+        With `emit_timesteps=False` the samples themselves are yielded.
+
+        Each sample is drawn at the time of its iteration, from all current items, so an item may come more than once.
+        `sample_batch` returns different items, in one transaction. Raises NotReadyError if no item is available within
+        `timeout` seconds.
+        """
+        chosen = self.table(table)
+        samples = (one for _ in range(num_samples) for one in run(chosen.sample(1, timeout=timeout, at_least=1)))
+        return ([sample] for sample in samples) if emit_timesteps else samples
+
+    def sample_batch(
+        self,
+        table: str,
+        num_samples: int,
+        *,
+        timeout: float | None = SAMPLE_TIMEOUT,
+        at_least: int | None = None,
+    ) -> list[ReplaySample]:
+        """Sample different items in one transaction, as `Table.sample` does."""
+        return run(self.table(table).sample(num_samples, timeout=timeout, at_least=at_least))
+
+    def mutate_priorities(
+        self, table: str, updates: Mapping[int, float] | None = None, deletes: Iterable[int] | None = None
+    ) -> None:
+        """Set the priorities of items of a table by key, then remove some; missing keys are ignored."""
+        chosen = self.table(table)
+        if updates:
+            run(chosen.update_priorities(updates))
+        if deletes is not None:
+            run(chosen.delete(deletes))
+
+    def reset(self, table: str) -> None:
+        """Remove all items of a table; the rate limiter isn't reset (`Table.reset`)."""
+        run(self.table(table).reset())
+
+    def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
+        """Return the info of each table, by name. Raises NotReadyError after `timeout` seconds (None: never)."""
+        return run(self._server_info(check_timeout(timeout)))
+
+    async def _server_info(self, timeout: float) -> dict[str, TableInfo]:
+        try:
+            async with asyncio.timeout(None if math.isinf(timeout) else timeout):
+                return {name: await table.info() for name, table in self._tables.items()}
+        except TimeoutError as error:
+            if isinstance(error, ReplayBufError):
+                raise
+            raise NotReadyError(f"after {timeout:g} s: the database has not answered server_info") from None
+
+    def checkpoint(self, step: int | None = None) -> int:
+        """Make a checkpoint of all tables, one after the other. Return its step: by default one more than the last."""
+        step = 1 + self._last_step() if step is None else step
+        for table in self._tables.values():
+            run(table.checkpoint(step))
+        return step
+
+    def restore(self, step: int | None = None) -> int:
+        """Restore all tables to a checkpoint, by default the last one of all. Return its step."""
+        step = self._last_step() if step is None else step
+        for table in self._tables.values():
+            run(table.restore(step))
+        return step
+
+    def _last_step(self) -> int:
+        """Return the last step of which all tables have a checkpoint."""
+        made = [{one.step for one in run(table.buffer.checkpoints())} for table in self._tables.values()]
+        return max(set.intersection(*made), default=0)

@@ -1,0 +1,407 @@
+"""A Reverb table over the store: a buffer of its own, with one task, where every group is one item."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections import namedtuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, Self
+
+from replaybuf.buffer.putting import PutOptions
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.buffer.together import Put
+from replaybuf.checks import check_list, check_task_name, whole
+from replaybuf.config import ReplayBufferConfig
+from replaybuf.errors import ConfigError, InputError
+from replaybuf.integrations.reverb.rate_limiters import CallStats, Queue, RateLimiter, RateLimiterInfo, Stack
+from replaybuf.integrations.reverb.selectors import Fifo, Lifo, Selector, exponent_of, priority_of, weight_of
+from replaybuf.readable_config import nearest
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.shapes import is_namedtuple
+from replaybuf.rules.transitions import Tally, levels
+from replaybuf.storage.values import UNSET, Checkpoint, StorageItem, Unset
+
+
+class SampleInfo(NamedTuple):
+    """An item as it was sampled.
+
+    `key` identifies it in updates and deletions. `probability` is that of its selection among `table_size` items; 1 for
+    selectors that aren't random. `times_sampled` includes this sample.
+    """
+
+    key: int
+    probability: float
+    table_size: int
+    priority: float
+    times_sampled: int
+
+
+class ReplaySample(NamedTuple):
+    """A sampled item: its info, and its data as inserted."""
+
+    info: SampleInfo
+    data: Any
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """A snapshot of a table's counts.
+
+    Every item is an episode of its own: there are `num_episodes`, and `num_deleted_episodes` were removed in any way.
+    `num_unique_samples` of all items were sampled at least once.
+    """
+
+    name: str
+    sampler_options: Selector
+    remover_options: Selector
+    max_size: int
+    max_times_sampled: int
+    rate_limiter_info: RateLimiterInfo
+    current_size: int
+    num_episodes: int
+    num_deleted_episodes: int
+    num_unique_samples: int
+
+
+#: The default timeout of a sample in seconds, the same as of a put.
+SAMPLE_TIMEOUT = 600.0
+
+_DATA, _NAMED = "data", "named"
+
+
+class Table:
+    """Items that are inserted with a priority, sampled, and removed beyond `max_size`, in a database.
+
+    `sampler` and `remover` are of the module `selectors`, `rate_limiter` is of `rate_limiters`. An item is removed with
+    its sample number `max_times_sampled`; below 1, never.
+    `url` is the database, and `options` are further ones of ReplayBufferConfig, such as `seed` or `durability`. A table
+    without a url is a definition: for a `Client`, or for `replace(url=...)`. All processes that open a table of this
+    name should have the same definition.
+
+    `buffer` is the underlying replay buffer, for features that Reverb lacks: leases, queries, tags, metrics. The name
+    of the table is that of its buffer and of the buffer's only task.
+
+    Raises ConfigError, with the name of the argument, for unsupported values.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sampler: Selector,
+        remover: Selector,
+        max_size: int,
+        rate_limiter: RateLimiter,
+        max_times_sampled: int = 0,
+        extensions: Any = (),
+        signature: Any = None,
+        *,
+        url: str | None = None,
+        **options: Any,
+    ) -> None:
+        arguments = {
+            "name": name,
+            "sampler": sampler,
+            "remover": remover,
+            "max_size": max_size,
+            "rate_limiter": rate_limiter,
+            "max_times_sampled": max_times_sampled,
+            "url": url,
+        }
+        config = table_config(arguments, options)
+        self._arguments = {**arguments, **options}
+        if extensions:
+            raise ConfigError(f"table {name}: extensions can't be run here; leave them out")
+        if signature is not None:
+            raise ConfigError(f"table {name}: signature is not checked here, items may hold any values; leave it out")
+        self.name, self.url = name, url
+        self.sampler, self.remover, self.rate_limiter = sampler, remover, rate_limiter
+        self.max_size, self.max_times_sampled = max_size, config.max_times_sampled
+        self._known = config.types
+        self._exponent = exponent_of(sampler, remover)
+        self._buffer = None if url is None else config.build()
+
+    @classmethod
+    def queue(cls, name: str, max_size: int, **options: Any) -> Self:
+        """Return a table that is a bounded queue: oldest first, each item once; inserts wait when it is full."""
+        return cls(name, Fifo(), Fifo(), max_size, Queue(max_size), 1, **options)
+
+    @classmethod
+    def stack(cls, name: str, max_size: int, **options: Any) -> Self:
+        """Return a table that is a bounded stack: newest first, each item once; inserts wait when it is full."""
+        return cls(name, Lifo(), Lifo(), max_size, Stack(max_size), 1, **options)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a table with this one's definition, except for the given arguments."""
+        return type(self)(**{**self._arguments, **changes})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._arguments), ()
+
+    def __repr__(self) -> str:
+        limiter = self.rate_limiter
+        return f"Table({self.name!r}, {self.sampler}, {self.remover}, max_size={self.max_size}, {limiter})"
+
+    # Opening
+
+    @property
+    def buffer(self) -> ReplayBuffer[Any]:
+        """The underlying buffer. Raises InputError for a table without a url."""
+        if self._buffer is None:
+            raise InputError(f"table {self.name} has no url: give it one, or give the table to a Client")
+        return self._buffer
+
+    async def __aenter__(self) -> Self:
+        await self.buffer.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all waits with ClosedError, and release the database. Idempotent."""
+        await self.buffer.close()
+
+    # Items
+
+    async def insert(
+        self, data: Any, priority: float = 1.0, *, key: str | None = None, timeout: float | Unset | None = UNSET
+    ) -> int:
+        """Store an item and return its key; it is committed when this returns.
+
+        `data` is a number, a text, an array or tensor, or nested lists, tuples and dicts of them. An item with the same
+        text `key` is replaced. If the rate limiter blocks it, the insert waits for up to `timeout` seconds (default:
+        `put_timeout` of the options, 600; None: for ever), then it raises FullError.
+        """
+        put = self.put_of(data, priority, key=key)
+        uid = await self.buffer.put(put.items, put.task_name, timeout=timeout, **put.options)
+        assert uid is not None
+        return uid
+
+    def put_of(self, data: Any, priority: float = 1.0, *, key: str | None = None) -> Put:
+        """Return the arguments of an item's put for `put_together`, which inserts into several tables."""
+        options: PutOptions = {"priority": weight_of(priority, self._exponent), "key": key, "status": Status.COMPLETED}
+        plain, named = unnamed(data, self._known)
+        return Put(self.buffer, [{_DATA: plain, _NAMED: named} if named else {_DATA: plain}], self.name, options)
+
+    async def sample(
+        self, num_samples: int = 1, *, timeout: float | None = SAMPLE_TIMEOUT, at_least: int | None = None
+    ) -> list[ReplaySample]:
+        """Sample `num_samples` different items, in one transaction.
+
+        Waits until there are that many, or `at_least` as many, for up to `timeout` seconds (None: for ever); then
+        raises NotReadyError, with the reason. With a timeout of 0 it returns the available ones. Reverb's client, like
+        `Client.sample`, samples one item after the other, possibly the same one again.
+        """
+        drawn = await self.buffer.sample({self.name: num_samples}, timeout=timeout, at_least=at_least, beta=1)
+        items = drawn[self.name]
+        size = _table_size(items)
+        return [self._sample(item, size) for item in items]
+
+    async def update_priorities(self, priorities: Mapping[int, float]) -> int:
+        """Set the priorities of items by key. Return the number of these items that still exist."""
+        if not isinstance(priorities, Mapping):
+            raise InputError(f"expected a dict of keys and priorities, got {type(priorities).__name__}")
+        weights = {key: weight_of(priority, self._exponent) for key, priority in priorities.items()}
+        return await self.buffer.update_priorities(weights)
+
+    async def delete(self, keys: Iterable[int]) -> int:
+        """Remove items by key. Return the number of items removed."""
+        uids = check_list(keys, "keys")
+        return await self.buffer.delete({"task_name": self.name, "uid": {"$in": uids}}) if uids else 0
+
+    async def reset(self) -> int:
+        """Remove all items. Return their number.
+
+        The rate limiter keeps its error, which stays within its range; Reverb's is reset to 0.
+        """
+        return await self.buffer.delete({"task_name": self.name})
+
+    # Reading
+
+    async def can_sample(self, num_samples: int) -> bool:
+        """Return whether `sample` would not block."""
+        return await self.buffer.is_ready({self.name: num_samples})
+
+    async def can_insert(self, num_inserts: int) -> bool:
+        """Return whether this number of inserts would not block."""
+        level = (await self.buffer.levels([self.name]))[self.name]
+        allowed = self.buffer.limits.insertable(level, Status.COMPLETED)
+        return allowed is None or allowed >= num_inserts
+
+    async def info(self) -> TableInfo:
+        """Return the fields of Reverb's TableInfo."""
+        tallies, waits = await self.buffer.tallies(), self.buffer.waits
+        level = levels(tallies, [self.name])[self.name]
+        rate = self.buffer.limits.rate
+        low, high = (-math.inf, math.inf) if rate is None else rate.errors
+
+        def of(name: Tally) -> int:
+            return tallies.get((self.name, Status.COMPLETED, name), 0)
+
+        there = level.completed + of(Tally.LEASED)
+        inserts, samples = waits.for_room, waits.for_groups
+        limiter = RateLimiterInfo(
+            samples_per_insert=self.buffer.limits.samples_per_insert or 1.0,
+            min_diff=max(low, -sys.float_info.max),
+            max_diff=min(high, sys.float_info.max),
+            min_size_to_sample=max(1, self.buffer.limits.min_size),
+            insert_stats=CallStats(level.inserted, inserts.count, inserts.seconds, inserts.timeouts),
+            sample_stats=CallStats(level.sampled, samples.count, samples.seconds, samples.timeouts),
+        )
+        return TableInfo(
+            name=self.name,
+            sampler_options=self.sampler,
+            remover_options=self.remover,
+            max_size=self.max_size,
+            max_times_sampled=self.max_times_sampled,
+            rate_limiter_info=limiter,
+            current_size=there,
+            num_episodes=there,
+            num_deleted_episodes=level.inserted - there,
+            num_unique_samples=of(Tally.SAMPLED_NEW),
+        )
+
+    # Checkpoints
+
+    async def checkpoint(self, step: int | None = None) -> Checkpoint:
+        """Make a checkpoint of the table; `step` is a train step, by default one more than the last.
+
+        It takes milliseconds, and blocks no other call. The last three are kept (`keep_checkpoints` of the options).
+        """
+        return await self.buffer.checkpoint(1 + await self._last_step() if step is None else step)
+
+    async def restore(self, step: int | None = None) -> Checkpoint:
+        """Restore the table exactly to a checkpoint, by default the last. Raises CheckpointError.
+
+        Other processes that have the table open are fenced off: their calls raise FencedError until they reopen it.
+        """
+        return await self.buffer.restore(await self._last_step() if step is None else step)
+
+    async def _last_step(self) -> int:
+        return max((made.step for made in await self.buffer.checkpoints()), default=0)
+
+    def _sample(self, item: StorageItem[Any], table_size: int) -> ReplaySample:
+        assert item.probability is not None
+        info = SampleInfo(
+            key=item.uid,
+            probability=item.probability if self.sampler.is_random else 1.0,
+            table_size=table_size,
+            priority=priority_of(item.priority, self._exponent),
+            times_sampled=item.times_sampled,
+        )
+        rollout = item.item[0]
+        return ReplaySample(info, named_again(rollout[_DATA], rollout.get(_NAMED, ())))
+
+
+def _table_size(items: Sequence[StorageItem[Any]]) -> int:
+    """Return the number N of items at the draw, from an item's weight, which is 1 / (N p)."""
+    for item in items:
+        share = (item.weight or 0.0) * (item.probability or 0.0)
+        if 0 < share < math.inf:
+            return round(1 / share)
+    return len(items)  # priorities so far apart that p underflows to 0 for all of them
+
+
+#: A named tuple in the data: its path of indices and keys, the name of its class, and those of its fields.
+Named = list[Any]
+
+
+def unnamed(data: Any, known: Collection[Any]) -> tuple[Any, list[Named]]:
+    """Return the data with plain tuples, and the named tuples that were replaced, the outermost first."""
+    found: list[Named] = []
+    try:
+        return _unnamed(data, (), known, found), found
+    except RecursionError:  # nested too deeply or cyclic, for which storing it raises the error
+        return data, []
+
+
+def _unnamed(data: Any, path: tuple[Any, ...], known: Collection[Any], found: list[Named]) -> Any:
+    kind = type(data)
+    if kind is dict:
+        return {key: _unnamed(value, (*path, key), known, found) for key, value in data.items()}
+    if isinstance(data, tuple) and is_namedtuple(kind) and kind not in known:
+        found.append([list(path), kind.__name__, list(kind._fields)])
+    elif kind not in (list, tuple):
+        return data
+    values = [_unnamed(value, (*path, place), known, found) for place, value in enumerate(data)]
+    return values if kind is list else tuple(values)
+
+
+def named_again(data: Any, found: Sequence[Named]) -> Any:
+    """Undo `unnamed`: return the data with named tuples."""
+    for path, name, parts in reversed(found):  # the innermost first
+        data = _replaced(data, path, _named(name, tuple(parts))._make)
+    return data
+
+
+def _replaced(data: Any, path: Sequence[Any], make: Callable[[Any], Any]) -> Any:
+    if not path:
+        return make(data)
+    first, *rest = path
+    value = _replaced(data[first], rest, make)
+    if isinstance(data, tuple):
+        values = (*data[:first], value, *data[first + 1 :])
+        return values if type(data) is tuple else type(data)(*values)
+    data[first] = value
+    return data
+
+
+_named: Callable[[str, tuple[str, ...]], Any] = lru_cache(maxsize=1000)(namedtuple)
+
+_CONFIG = f"{ReplayBufferConfig[Any].__name__}: "
+# The names of limits in errors, and Reverb's names.
+_REVERBS_WORDS = {"capacity": "max_size", "min_size": "min_size_to_sample"}
+
+
+def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ReplayBufferConfig[Any]:
+    """Return the config of the buffer of a table with these arguments; `options` are further ones of the config.
+
+    Raises ConfigError, which names the table's arguments.
+    """
+    name, url = arguments["name"], arguments["url"]
+    try:
+        check_task_name(name, "name")
+    except InputError as error:
+        raise ConfigError(f"a table's {error}") from None
+
+    def wrong(what: str) -> ConfigError:
+        return ConfigError(f"table {name}: {what}")
+
+    for argument, kind, module in (
+        ("sampler", Selector, "selectors"),
+        ("remover", Selector, "selectors"),
+        ("rate_limiter", RateLimiter, "rate_limiters"),
+    ):
+        if not isinstance(arguments[argument], kind):
+            raise wrong(f"{argument} must be one of reverb.{module}, got {arguments[argument]!r}")
+    times = whole(arguments["max_times_sampled"])
+    if times is None:
+        raise wrong(f"max_times_sampled must be a whole number, got {arguments['max_times_sampled']!r:.100}")
+    ours = {
+        "name": name,
+        "policy": arguments["sampler"].policy,
+        "remover": arguments["remover"].policy,
+        "capacity": arguments["max_size"],
+        "max_times_sampled": max(0, times),
+        "rollout_type": dict,
+        **arguments["rate_limiter"].limits,
+    }
+    further = [field for field in ReplayBufferConfig.model_fields if field not in ours]
+    for option in options:
+        if option in ours:
+            raise wrong(f"{option} is what the arguments of the table say; leave it out")
+        if option not in further:
+            near = nearest(option, [known for known in (*arguments, *further) if known not in options])
+            hint = f"; did you mean {near}?" if near else f" (options: {', '.join(further)})"
+            raise wrong(f"{option} is no option of a table{hint}")
+    try:
+        config = ReplayBufferConfig[Any](url="memory://" if url is None else url, **ours, **options)
+        config.rules()
+    except ConfigError as error:
+        words = re.sub(r"\b(capacity|min_size)\b", lambda match: _REVERBS_WORDS[match[0]], str(error))
+        raise wrong(words.removeprefix(_CONFIG)) from None
+    return config

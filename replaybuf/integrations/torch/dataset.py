@@ -1,0 +1,304 @@
+"""The dataset: batches of leased groups, for a DataLoader with any number of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import multiprocessing
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from replaybuf.buffer.drawing import AtLeast, DrawRequest
+from replaybuf.buffer.lease import Lease, Leasing
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.checks import check_at_least, check_list, check_sizes, check_timeout
+from replaybuf.config import ReplayBufferConfig
+from replaybuf.errors import ConfigError, InputError, NotReadyError
+from replaybuf.query import Query
+from replaybuf.redact import redact
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rollouts.statuses import StatusLike
+from replaybuf.storage.values import LEASE_SECONDS, Leased, StorageItem
+from replaybuf.sync import SyncReplayBuffer, run
+from replaybuf.sync.loop import end
+
+#: The highest number of workers.
+MOST_WORKERS = 1024
+
+_STATE, _WAITING_SINCE = 0, 1  # indexes of the shared numbers
+_NONE, _RUNNING, _STOPPED = 0, 1, 2  # states
+
+
+@dataclass(frozen=True)
+class LoadedBatch:
+    """A batch sent to the trainer, with its lease: the `number`-th batch of its worker in this pass.
+
+    `leased_at` is in the host's monotonic time. (torch's own collate functions leave our classes as they are.)
+    """
+
+    worker: int
+    number: int
+    leased: Leased
+    leased_at: float
+    batch: Any
+
+    def pin_memory(self) -> LoadedBatch:
+        """Return a copy with the batch's tensors in pinned memory; called by the DataLoader."""
+        return replace(self, batch=pin_memory(self.batch))
+
+
+#: Messages of workers: batches, and at the end the error for the trainer's timeout. This is sent like a batch, because
+#: torch keeps only the class and the text of an error that a worker raises.
+Loaded = LoadedBatch | NotReadyError
+
+
+class Handover:
+    """State shared by the training process and its workers, during one pass at a time over the DataLoader."""
+
+    def __init__(self) -> None:
+        self._received = torch.zeros(MOST_WORKERS, dtype=torch.int64).share_memory_()
+        self._times = torch.zeros(2, dtype=torch.float64).share_memory_()
+
+    # The training process
+
+    def begin(self) -> None:
+        """Begin a pass. Raises InputError during another pass."""
+        if self.begun:
+            raise InputError("this GroupDataset is being iterated over: end that pass first, or make another dataset")
+        self._received.zero_()
+        self._times[_WAITING_SINCE] = 0
+        self._times[_STATE] = _RUNNING
+
+    def stop(self) -> None:
+        """Stop the workers, also while they wait for groups."""
+        self._times[_STATE] = _STOPPED
+
+    def end(self) -> None:
+        """End the pass; no worker is loading any more."""
+        self._times[_STATE] = _NONE
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Publish to the workers the time since which the trainer waits for a batch, within the block."""
+        self._times[_WAITING_SINCE] = time.monotonic()
+        try:
+            yield
+        finally:
+            self._times[_WAITING_SINCE] = 0
+
+    def receive(self, batch: LoadedBatch) -> None:
+        """Report the receipt of a batch to its worker: from now on this process renews the lease."""
+        self._received[batch.worker] = batch.number
+
+    # A worker
+
+    @property
+    def begun(self) -> bool:
+        return int(self._times[_STATE]) != _NONE
+
+    @property
+    def stopped(self) -> bool:
+        return int(self._times[_STATE]) != _RUNNING
+
+    @property
+    def waited(self) -> float:
+        """The seconds of the trainer's current wait; 0 while it trains."""
+        since = float(self._times[_WAITING_SINCE])
+        return time.monotonic() - since if since else 0.0
+
+    def received(self, worker: int) -> int:
+        """Return the number of batches that the trainer has received from this worker."""
+        return int(self._received[worker])
+
+
+#: Makes a batch of the groups of a draw: task by task in the order of `sizes`, each with its metadata.
+Collate = Callable[[list[StorageItem[Any]]], Any]
+
+# Seconds between checks of `stop` while a worker waits for groups.
+_POLL_SECONDS = 0.5
+_SOON = 0.01
+
+_WATCH = "replaybuf-trainer"  # the thread of a worker that waits for the trainer's end
+
+
+class GroupDataset(IterableDataset[Loaded]):
+    """Batches of `sizes[task]` groups of each task, leased from the buffer of a config.
+
+        dataset = GroupDataset(config, {"math": 64}, collate=Pad(pad_token_id=0))
+        loader = DataLoader(dataset, batch_size=None, num_workers=2, in_order=False)
+        with leased_steps(loader) as steps:
+            for step in steps: ...
+
+    `leased_steps` iterates over the DataLoader, which by itself yields `LoadedBatch`es. Each worker opens a buffer of
+    its own from the config; with `num_workers=0` a buffer may stand in place of the config.
+
+    `collate` makes the batch, in the worker, from a list of `StorageItem`s; without it the batch is that list. If it
+    raises, the groups are given back as a failed delivery. `group_status`, `where`, `at_least`, `beta`, `seconds` and
+    `deferred` are those of `ReplayBuffer.lease_batch`: the groups leased by a killed process come back `seconds` after
+    its last lease renewal, and `collate` gets handles in place of arrays in deferred fields, which
+    `replaybuf.load_into` replaces by the arrays: in `collate`, or on the rank of a part.
+
+    `timeout` limits the trainer's wait for a batch, in seconds (None: for ever); then NotReadyError says what was
+    missing. Waits of workers while the trainer trains don't count. With `timeout=0` a batch has the available groups,
+    up to the sizes, and the iteration ends when there are none.
+    """
+
+    def __init__(
+        self,
+        source: ReplayBufferConfig[Any] | ReplayBuffer[Any] | SyncReplayBuffer[Any],
+        sizes: Mapping[str, int],
+        *,
+        collate: Collate | None = None,
+        group_status: StatusLike = Status.COMPLETED,
+        where: Query | None = None,
+        at_least: AtLeast | None = None,
+        beta: float | None = None,
+        timeout: float | None = 600.0,
+        seconds: float = LEASE_SECONDS,
+        deferred: Iterable[str] = (),
+    ) -> None:
+        super().__init__()
+        if not isinstance(source, ReplayBufferConfig | ReplayBuffer | SyncReplayBuffer):
+            raise InputError(f"source must be a ReplayBufferConfig or a ReplayBuffer, got {type(source).__name__}")
+        self.source = source.asynchronous if isinstance(source, SyncReplayBuffer) else source
+        self.sizes = check_sizes(sizes)
+        if not any(self.sizes.values()):
+            raise InputError("sizes asks for no groups: give each task the number of its groups in a batch")
+        if at_least is not None and not any(check_at_least(at_least, self.sizes).values()):
+            raise InputError("with this at_least a batch could be empty: ask for at least one group")
+        self.timeout = timeout
+        self.patience = check_timeout(timeout)
+        self.seconds = seconds
+        self._collate = collate
+        self._draw: dict[str, Any] = {"group_status": group_status, "where": where, "at_least": at_least, "beta": beta}
+        self._draw["deferred"] = frozenset(check_list(deferred, "deferred"))
+        self.handover = Handover()
+        self._open: tuple[int, ReplayBuffer[Any]] | None = None  # with the id of the process
+        buffer = self._build()
+        self._begin_lease(buffer, timeout).discard()  # validates the arguments
+        if isinstance(source, ReplayBufferConfig) and not buffer.durable:
+            raise ConfigError(
+                f"{redact(source.url)} is a private buffer in memory, in which nobody else puts: give the ReplayBuffer "
+                "itself, for num_workers=0, or the URL of a SQLite file or of PostgreSQL"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": None}
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[ReplayBuffer[Any]]:
+        """Open the buffer in this process, and close it at the end; an already open one is shared."""
+        if self._open is not None and self._open[0] == os.getpid():
+            yield self._open[1]
+            return
+        buffer = self._build()
+        self._open = os.getpid(), buffer
+        try:
+            yield buffer
+        finally:
+            self._open = None
+            if buffer is not self.source:
+                end(buffer.close())
+
+    def __iter__(self) -> Iterator[Loaded]:
+        if not self.handover.begun:
+            raise InputError("iterate over leased_steps(loader), which knows when a batch has been trained on")
+        _end_with_the_trainer()
+        with self.opened() as buffer:
+            yield from self._load(buffer)
+
+    def _load(self, buffer: ReplayBuffer[Any]) -> Iterator[Loaded]:
+        handover, info = self.handover, get_worker_info()
+        worker = 0 if info is None else info.id
+        sent: deque[Lease[Any]] = deque()  # renewed here until the trainer has received them
+        for number in itertools.count(1):
+            for _ in range(len(sent) - (number - 1 - handover.received(worker))):
+                sent.popleft().stop()
+            begun = time.monotonic()
+            lease = run(self._next_lease(buffer))
+            if lease is None:
+                break
+            if isinstance(lease, NotReadyError):
+                yield lease
+                break
+            batch = self._collated(lease)
+            sent.append(lease)
+            yield LoadedBatch(worker, number, lease.handle, begun, batch)
+        while handover.received(worker) < number - 1:
+            time.sleep(_POLL_SECONDS / 10)
+
+    def _collated(self, lease: Lease[Any]) -> Any:
+        items = [item for task in self.sizes for item in lease.items.get(task, [])]
+        if self._collate is None:
+            return items
+        try:
+            return self._collate(items)
+        except Exception as error:
+            run(lease.give_back_after(error))
+            raise
+
+    async def _next_lease(self, buffer: ReplayBuffer[Any]) -> Lease[Any] | NotReadyError | None:
+        """Lease the next batch. Return None at the end of the iteration, or the error for the trainer's timeout."""
+        handover = self.handover
+        if handover.stopped:
+            return None
+        if self.patience == 0:
+            lease = await self._begin_lease(buffer, 0)
+            return lease if lease.open else None
+        leasing = asyncio.ensure_future(self._begin_lease(buffer, None))
+        try:
+            while not (await asyncio.wait([leasing], timeout=_POLL_SECONDS))[0]:
+                over = handover.waited >= self.patience
+                if over or handover.stopped:
+                    leasing.cancel()
+                    await asyncio.wait([leasing])
+                    if leasing.cancelled():
+                        return await self._last_try(buffer, handover.waited) if over else None
+            return leasing.result()
+        finally:
+            leasing.cancel()
+
+    async def _last_try(self, buffer: ReplayBuffer[Any], waited: float) -> Lease[Any] | NotReadyError:
+        """Lease the batch if it is available now. Otherwise record and return the timeout of the trainer's wait."""
+        try:
+            return await self._begin_lease(buffer, _SOON)
+        except NotReadyError as error:
+            statuses = buffer.rollout_type.statuses
+            options = {**self._draw, "statuses": statuses, "worker": buffer.worker}
+            request = DrawRequest.checked(self.sizes, timeout=None, **options)
+            await request.report_timeout(buffer.waits, waited, self.patience, error.diagnosis)
+            over = NotReadyError(f"the trainer waited for {self.patience:g} s: {str(error).partition(': ')[2]}")
+            over.diagnosis = error.diagnosis
+            return over
+
+    def _begin_lease(self, buffer: ReplayBuffer[Any], timeout: float | None) -> Leasing[Any]:
+        return buffer.lease_batch(self.sizes, timeout=timeout, seconds=self.seconds, **self._draw)
+
+    def _build(self) -> ReplayBuffer[Any]:
+        return self.source if isinstance(self.source, ReplayBuffer) else self.source.build()
+
+
+def _end_with_the_trainer() -> None:
+    """In a worker, exit when the trainer's process ends, so that leases are no longer renewed.
+
+    torch only checks the process that started the worker, which may be a fork server that lives on.
+    """
+    trainer = None if get_worker_info() is None else multiprocessing.parent_process()
+    if trainer is None or any(thread.name == _WATCH for thread in threading.enumerate()):
+        return
+
+    def watch() -> None:
+        trainer.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name=_WATCH, daemon=True).start()

@@ -1,0 +1,271 @@
+"""Steps of several ranks: each with groups of its own, or all with the same batch.
+
+Ranks get disjoint groups anyway: each has its own DataLoader, and a group goes to one taker. This module makes them
+begin and end their steps together, so that no rank waits for ever in a collective that another one never enters."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from replaybuf.checks import check_seconds
+from replaybuf.errors import InputError, RankError
+from replaybuf.integrations.torch.train_steps import Step
+from replaybuf.storage.values import StorageItem
+
+
+class Link:
+    """The ranks of a process group that has gloo for CPU tensors; None is the group of all ranks.
+
+    All methods are collectives. `timeout` limits the wait of a rank for the others, in seconds. After a timeout, or the
+    death of a rank, RankError names the operation, and the group can't be used again.
+    """
+
+    def __init__(self, group: Any = None, timeout: float = 1800.0) -> None:
+        if not dist.is_initialized():
+            raise InputError("there are no ranks: call torch.distributed.init_process_group first")
+        self._group = group  # None for the group of all ranks, which must be released before the process ends
+        self.rank: int = dist.get_rank(self._group)
+        if self.rank < 0:
+            raise InputError("this process is not in the process group that it was given")
+        if "cpu:gloo" not in dist.get_backend_config(self._group):
+            raise InputError(
+                "batches and errors pass between ranks by gloo: give group=torch.distributed.new_group(backend='gloo')"
+            )
+        self.size: int = dist.get_world_size(self._group)
+        self.timeout = check_seconds(timeout, "timeout")
+
+    def gather(self, message: Any, what: str) -> list[Any]:
+        """Return the messages of all ranks, in their order; `what` describes the operation in errors."""
+        data = pack(message)
+        sizes = self._gather(torch.tensor([len(data)]), what)
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: len(data)] = data
+        return [unpack(found[: int(size)]) for found, size in zip(self._gather(padded, what), sizes, strict=True)]
+
+    def broadcast(self, data: torch.Tensor, source: int, what: str) -> torch.Tensor:
+        """Return the bytes of the rank `source` of the group; `data` of other ranks is ignored."""
+        rank = source if self._group is None else dist.get_global_rank(self._group, source)
+        size = torch.tensor([len(data)])
+        self._wait(lambda: dist.broadcast(size, rank, self._group, async_op=True), what)
+        sent = data if self.rank == source else torch.empty(int(size), dtype=torch.uint8)
+        self._wait(lambda: dist.broadcast(sent, rank, self._group, async_op=True), what)
+        return sent
+
+    def _gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._wait(lambda: dist.all_gather(found, tensor, self._group, async_op=True), what)
+        return found
+
+    def _wait(self, begin: Callable[[], Any], what: str) -> None:
+        begun = time.monotonic()
+        try:
+            begin().wait(timedelta(seconds=self.timeout))
+        except RuntimeError as error:  # raised by torch when a rank is late, dead, or has closed its connection
+            waited = time.monotonic() - begun
+            raise RankError(
+                f"rank {self.rank} of {self.size} waited {waited:.1f} s for {what}, and the ranks are no longer "
+                f"connected, or one of them is late: {error}"
+            ) from error
+
+
+def pack(message: Any) -> torch.Tensor:
+    """Pickle a message into a uint8 tensor. Ranks of one job trust each other, as in torch's own object collectives."""
+    return torch.frombuffer(bytearray(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
+
+
+def unpack(data: torch.Tensor) -> Any:
+    """Return the message in a tensor of `pack`."""
+    return pickle.loads(data.numpy().data)
+
+
+_STEP, _END, _ERROR = "step", "end", "error"
+
+
+@dataclass(eq=False, repr=False)
+class RankStep:
+    """A Step that several ranks acknowledge or give back together.
+
+    All ranks call `acknowledge`, or all `give_back`, or leave a `with` block in the same way. Nothing is acknowledged
+    before all have called it: after the death of a rank in its step, the groups of all ranks are trained on again. An
+    error of one rank's store is raised on all.
+
+    `train_step` is that of the Step (`Step.train_step`), on every rank; the rank that has leased the groups may set it.
+    """
+
+    batch: Any
+    items: dict[str, list[StorageItem[Any]]]
+    _step: AnyStep | None
+    _link: Link
+    in_advance: bool = False
+    train_step: int | None = None
+
+    def acknowledge(self, *, train_step: int | None = None) -> None:
+        """Report all groups as trained on, once all ranks do. Raises LeaseLostError and RankError.
+
+        `train_step` is the step that was trained on them (default: that of this RankStep); it counts on the rank that
+        has leased them.
+        """
+        named = self.train_step if train_step is None else train_step
+        self._together("acknowledge", lambda step: step.acknowledge(train_step=named))
+
+    def give_back(self, *, failed: str | None = None) -> None:
+        """Give all groups back, to be drawn again. Raises RankError."""
+        self._together("give back", lambda step: step.give_back(failed=failed))
+
+    def _together(self, verb: str, settle: Callable[[AnyStep], object]) -> None:
+        verbs = self._link.gather(verb, f"all ranks to {verb} the step")
+        if len(set(verbs)) > 1:
+            raise RankError(f"the ranks do different things, and nothing was changed: {_numbered(map(_doing, verbs))}")
+        failure = None
+        try:
+            if self._step is not None:
+                settle(self._step)
+        except Exception as error:
+            failure = error
+        outcomes = self._link.gather(_said(failure), f"all ranks to have done so ({verb})")
+        if failure is not None:
+            raise failure
+        if any(outcomes):
+            raise RankError(f"other ranks could not {verb} the step: {_numbered(outcomes)}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
+            self.acknowledge()
+        # A failed rank sends no message to the others, which may wait for it elsewhere: the launcher ends them. Open
+        # groups are given back at the end of `leased_steps`.
+
+
+#: A step of this process, or one that other ranks share already.
+AnyStep = Step | RankStep
+
+
+def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 1800.0) -> Generator[RankStep]:
+    """Yield this rank's steps, each when all ranks of the group have one: data-parallel ranks, with disjoint groups.
+
+    The DataLoaders must have num_workers=0, otherwise InputError is raised: a rank that leases in advance may hold the
+    last groups, for which another one waits. (`split_steps` leases for all ranks together, with any number of workers.)
+
+    All ranks' steps end with those of the first one; ranks that have a further step give it back. An error of one
+    rank's steps is raised there, and as RankError on the others. `timeout` limits a rank's wait for the others: make it
+    longer than the timeout of the GroupDataset and than a train step.
+    """
+    link = Link(group, timeout)
+    own = iter(steps)
+    while True:
+        step, failure = _next(own)
+        if step is not None and step.in_advance and link.size > 1:
+            # No message to the other ranks, one of which may wait for the groups that are given back now.
+            raise InputError(
+                "lockstep needs DataLoaders with num_workers=0: workers lease in advance, and a rank may hold the last "
+                "groups, for which another one waits. To load with workers, let one rank lease for all: split_steps"
+            )
+        kind = _ERROR if failure else _END if step is None else _STEP
+        messages = link.gather((kind, _said(failure)), "the other ranks' next steps")
+        if failure is not None:
+            raise failure
+        if any(isinstance(one, str) for one in messages):
+            raise RankError(f"the ranks do different things: {_numbered(map(_doing, messages))}")
+        if step is None:
+            return
+        if any(kind != _STEP for kind, _ in messages):
+            step.give_back()
+            if any(kind == _ERROR for kind, _ in messages):
+                raise RankError(f"other ranks have no next step: {_numbered(said for _, said in messages)}")
+            return
+        yield RankStep(step.batch, step.items, step, link, in_advance=step.in_advance, train_step=step.train_step)
+
+
+def same_steps(
+    steps: Iterable[AnyStep] | None, *, group: Any = None, source: int = 0, timeout: float = 1800.0
+) -> Generator[RankStep]:
+    """Yield the steps of the group's rank `source` on all its ranks: tensor- or pipeline-parallel ones.
+
+    The source leases and broadcasts the batches; `steps` are None on the others. An error of the source's steps is
+    raised there, and as RankError on the others. `timeout` limits a rank's wait for the others: make it longer than the
+    timeout of the source's GroupDataset and than a train step.
+    """
+    return _sent(steps, Link(group, timeout), source, split=False)
+
+
+def split_steps(
+    steps: Iterable[AnyStep] | None, *, group: Any = None, source: int = 0, timeout: float = 1800.0
+) -> Generator[RankStep]:
+    """Yield the steps of the group's rank `source` as `same_steps` does, but each rank's `batch` is its own part.
+
+    The source's batches are lists with a part for each rank, in rank order. All parts belong to one lease, which is
+    acknowledged as a whole; `items` are the groups of all ranks.
+    """
+    return _sent(steps, Link(group, timeout), source, split=True)
+
+
+def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bool) -> Generator[RankStep]:
+    if (link.rank == source) == (steps is None):
+        raise InputError(f"rank {source} of the group gives the steps, and the others None; this is rank {link.rank}")
+    own = iter(()) if steps is None else iter(steps)
+    what = f"the next step of rank {source}, the source of its batches"
+    while True:
+        step, failure = (None, None) if steps is None else _next(own)
+        packed, failure = _packed(step, failure, link.size if split else None)
+        kind, content = unpack(link.broadcast(packed, source, what))
+        if failure is not None:
+            raise failure
+        if kind == _ERROR:
+            raise RankError(f"rank {source}, the source of the batches, has no next step: {content}")
+        if kind == _END:
+            return
+        batch, items, in_advance, train_step = content
+        mine = batch[link.rank] if split else batch
+        yield RankStep(mine, items, step, link, in_advance=in_advance, train_step=train_step)
+
+
+def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:
+    """Return the maximum of the ranks' numbers, such as of micro-batches, which must be the same on all ranks."""
+    return int(max(Link(group, timeout).gather(value, "the other ranks' numbers")))
+
+
+def _next(steps: Iterator[AnyStep]) -> tuple[AnyStep | None, Exception | None]:
+    """Return the next step, or None at the end; or the error raised instead."""
+    try:
+        return next(steps, None), None
+    except Exception as error:
+        return None, error
+
+
+def _packed(
+    step: AnyStep | None, failure: Exception | None, parts: int | None
+) -> tuple[torch.Tensor, Exception | None]:
+    """Return the source's packed message, and the error that the source raises afterwards, if any."""
+    try:
+        if failure is not None:
+            raise failure
+        if step is None:
+            return pack((_END, None)), None
+        if parts is not None and not (isinstance(step.batch, list | tuple) and len(step.batch) == parts):
+            raise InputError(f"split_steps needs batches that are lists of {parts} parts, one for each rank")
+        return pack((_STEP, (step.batch, step.items, step.in_advance, step.train_step))), None
+    except Exception as error:
+        return pack((_ERROR, _said(error))), error
+
+
+def _said(error: Exception | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def _doing(message: Any) -> str:
+    """Return a description of a rank's message: how it settles a step, or a request for the next one."""
+    return message if isinstance(message, str) else "ask for the next step"
+
+
+def _numbered(texts: Iterable[str]) -> str:
+    return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)

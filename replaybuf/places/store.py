@@ -1,0 +1,196 @@
+"""The interface of places for payloads, and references to bytes in their files (extents).
+
+A file or object is written once, under a random name, before the commit that names it, and never changed. It has the
+tails of some payloads, each at a multiple of 64 bytes. The checksums of a tail are in the head of its payload
+(`codec.payload`), which is in the database. At the end of that head is the extent of the tail:
+
+    magic "RPLX", place (u32), file (u64), offset of the bytes (u64), their number (u64), XXH3 (u32)
+
+All numbers are little-endian. Ownership of places is in `places.owners`.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from xxhash import xxh3_64_intdigest
+
+from replaybuf.errors import DecodeError, PayloadStoreError
+
+_FIELDS = struct.Struct("<4sIQQQ")
+_CHECKSUM = struct.Struct("<I")
+_MAGIC: Final = b"RPLX"
+#: The size of an extent behind the head of a payload.
+EXTENT_BYTES: Final = _FIELDS.size + _CHECKSUM.size
+#: Tails begin at multiples of this many bytes in a file.
+ALIGNMENT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A range of bytes in a file: the numbers of the place and of the file, the offset and the size."""
+
+    place: int
+    file: int
+    at: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        """The name of the file or object."""
+        return file_name(self.file)
+
+    @property
+    def end(self) -> int:
+        """The offset behind the bytes."""
+        return self.at + self.size
+
+    def packed(self) -> bytes:
+        """Return the encoded extent."""
+        fields = _FIELDS.pack(_MAGIC, self.place, self.file, self.at, self.size)
+        return fields + _CHECKSUM.pack(_digest(fields))
+
+    @classmethod
+    def at_end_of(cls, data: Any) -> Extent:
+        """Return the extent behind a head. Raises DecodeError."""
+        if len(data) >= EXTENT_BYTES:
+            fields = bytes(data[-EXTENT_BYTES : -_CHECKSUM.size])
+            (checksum,) = _CHECKSUM.unpack(data[-_CHECKSUM.size :])
+            magic, place, file, at, size = _FIELDS.unpack(fields)
+            if magic == _MAGIC and _digest(fields) == checksum:
+                return cls(place, file, at, size)
+        raise DecodeError("the payload is damaged: it doesn't say where its arrays are")
+
+
+def _digest(fields: bytes) -> int:
+    """Return the checksum of an extent: the lower half of its XXH3 (64 bits)."""
+    return xxh3_64_intdigest(fields) & 0xFFFFFFFF
+
+
+def file_name(file: int) -> str:
+    """Return the name of a file or object."""
+    return f"{file:016x}.bin"
+
+
+def file_number(name: str) -> int | None:
+    """Return the number of the file or object of this name, None if the name isn't one of ours."""
+    try:
+        number = int(name.partition(".")[0], 16)
+    except ValueError:
+        return None
+    return number if file_name(number) == name else None
+
+
+#: The name of the marker, which names the owner of a place.
+MARKER: Final = "replaybuf.json"
+#: The folder of files, beside the marker.
+FILES: Final = "files"
+
+
+class GoneError(DecodeError):
+    """The bytes no longer exist: their file was deleted."""
+
+
+class FileLostError(Exception):
+    """Files that were written for a transaction are gone, or counted as such: their payloads must be written again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A range of a payload's tail to read."""
+
+    extent: Extent
+    at: int
+    size: int
+
+    @classmethod
+    def whole(cls, extent: Extent) -> Range:
+        """Return the range of the whole tail."""
+        return cls(extent, 0, extent.size)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file in a place's listing: its name, size, and last modification (seconds since the epoch)."""
+
+    name: str
+    nbytes: int
+    written_at: float
+
+
+class PlaceStore(ABC):
+    """A place for payloads. All calls block, may be made in any thread, and raise PayloadStoreError.
+
+    `url` is for people, without secrets.
+    """
+
+    url: str
+    #: The marker, once known: another marker means another place.
+    marker: bytes | None = None
+
+    @abstractmethod
+    def read_marker(self) -> bytes | None:
+        """Return the marker, None where there is none."""
+
+    @abstractmethod
+    def write_marker(self, marker: bytes) -> bool:
+        """Write the marker durably unless there is one; return whether it was written."""
+
+    @abstractmethod
+    def replace_marker(self, marker: bytes) -> None:
+        """Overwrite the marker durably."""
+
+    @abstractmethod
+    def check_writable(self) -> None:
+        """Raise PayloadStoreError, with advice, if files can't be written."""
+
+    @abstractmethod
+    def check_may_write(self) -> None:
+        """Raise PayloadStoreError if this process may not write to a marked place; changes nothing."""
+
+    def free_bytes(self) -> int | None:
+        """Return the free bytes, None if unknown."""
+        return None
+
+    @abstractmethod
+    def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
+        """Write new files, given by name and consecutive buffers; with `sync` they are durable when this returns.
+
+        Raises PayloadStoreError and DiskFullError when not all are written, and FileLostError when they would be lost.
+        """
+
+    @abstractmethod
+    def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
+        """Return the bytes of ranges, each in newly allocated memory, or a DecodeError for a damaged one.
+
+        PayloadStoreError when the place doesn't answer within `timeout` seconds.
+        """
+
+    @abstractmethod
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete those of these files that exist."""
+
+    @abstractmethod
+    def files(self) -> Iterator[StoredFile]:
+        """Yield all files."""
+
+    def check_there(self) -> None:
+        """Raise PayloadStoreError if the place is gone or replaced by another one, as after an unmount."""
+        found = self.read_marker()
+        if found is None:
+            raise PayloadStoreError(
+                f"{self.url} isn't there, or has lost its {MARKER}: mount it, or put it back (if its files are there, "
+                "replaybuf doctor URL --repair writes it anew); nothing is lost as long as its files are"
+            )
+        if self.marker not in (None, found):
+            raise PayloadStoreError(
+                f"{self.url} is another place than before: its {MARKER} has changed; mount or put back the former one, "
+                "nothing is lost as long as its files are"
+            )
+
+    def close(self) -> None:  # noqa: B027
+        """Release everything."""

@@ -1,1 +1,0 @@
-"""Segments: files or objects with payloads of groups, outside the database."""

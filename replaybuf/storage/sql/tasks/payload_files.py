@@ -1,0 +1,249 @@
+"""Files of an open buffer's payloads that are kept apart: written before their commit, deleted when no group is left.
+
+`place_reader` reads them. Once in a while a place is listed for files that no commit named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any, TypeVar
+
+from replaybuf.errors import ConfigError, PayloadStoreError, ReplayBufError
+from replaybuf.places.store import MARKER, Extent, PlaceStore, file_name, file_number
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.statements import files as statements
+from replaybuf.storage.sql.statements.files import READING_SECONDS
+from replaybuf.storage.sql.statements.new_rows import EncodedGroup
+from replaybuf.storage.sql.tasks.file_batch import FileBatch
+from replaybuf.storage.sql.tasks.place_reader import OwnPlace, PlaceReader, claimed, in_thread
+
+#: Files that are deleted at once.
+_DELETED = 256
+#: How often a process that doesn't write looks for files to delete, and all try places again that didn't answer.
+_LOOK_SECONDS = 10.0
+#: How often a place is listed; files that were written in the last day may yet be named.
+LISTING_SECONDS, YOUNG_SECONDS = 3600.0, 86_400.0
+#: How long closing waits for a place that doesn't answer; other processes delete the rest.
+_CLOSING_SECONDS = 3.0
+
+_logger = logging.getLogger("replaybuf.places")
+
+T = TypeVar("T")
+
+
+class PayloadFiles:
+    """The files of an open buffer.
+
+    `place` is where this process stores new payloads, None for the database; existing payloads are read from their own
+    places, by the `reader`. With `sync`, payloads are fsynced before the transaction that refers to them begins. Reads
+    and writes time out after `patience` seconds.
+    """
+
+    def __init__(self, engine: Database, place: str | None, threshold: int, *, sync: bool, patience: float) -> None:
+        self._engine = engine
+        self._scope = Scope()
+        self._place = place
+        self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
+        self._sync = sync
+        self._patience = min(patience, READING_SECONDS / 2)
+        self.reader = PlaceReader(engine, self._patience)
+        self._own = None if place is None else OwnPlace(engine, place, self._patience)
+        self._here: tuple[int, PlaceStore] | None = None
+        self._unreachable: set[int] = set()  # places
+        self._not_ours: set[int] = set()  # places for which this was logged
+        self._tidying: asyncio.Task[bool] | None = None
+        self._read: list[int] = []  # removed groups, whose payloads were read
+        self._unnamed: set[int] = set()  # files that this process wrote for nothing
+        self._look_at = 0.0
+        self._list_at = time.monotonic() + LISTING_SECONDS
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process keeps payloads apart."""
+        return self._here is not None
+
+    # Beginning and end (database's thread)
+
+    async def check_new(self) -> None:
+        """Check that a new database may use the place. Raises PayloadStoreError, ConfigError."""
+        if self._own is not None:
+            await self._own.check_new()
+
+    async def prepare(self, scope: Scope, *, writes: bool) -> None:
+        """Open the place for payloads if any is to be written; a new place is claimed for this database."""
+        self._scope = self.reader.scope = scope
+        if self._own is None or self._here is not None or not writes:
+            return
+        self._here = await self._own.open(scope)
+        self.reader.stores[self._here[0]] = self._here[1]
+
+    async def close(self) -> None:
+        """Release everything; other processes delete what is left to be deleted."""
+        try:
+            await self._release_read()
+            if self._tidying is not None:
+                await asyncio.wait([self._tidying], timeout=_CLOSING_SECONDS)
+                self._tidied() if self._tidying.done() else self._tidying.cancel()
+            async with asyncio.timeout(_CLOSING_SECONDS):
+                while self.writes and await self._delete():
+                    pass
+        except (ReplayBufError, TimeoutError) as error:
+            _logger.debug("files were left: %s", error)
+        if self._own is not None:
+            self._own.close()
+        stores = [*self.reader.stores.values()]
+        if stores:  # at the end of the interpreter no thread can be started
+            with contextlib.suppress(TimeoutError, RuntimeError):
+                await asyncio.wait_for(asyncio.to_thread(_close_all, stores), _CLOSING_SECONDS)
+
+    # Writing
+
+    def batch(self) -> FileBatch | None:
+        """Return a batch for payloads to be written now, None if they stay in the database."""
+        return None if self._here is None else FileBatch(self._threshold, *self._here, self._sync)
+
+    async def written(self, batch: FileBatch | None, work: Awaitable[T]) -> T:
+        """Return the result of `work`, which encodes groups and writes a batch in another thread.
+
+        Raises PayloadStoreError if writing hangs, as on a mount with an unreachable server; that thread keeps hanging.
+        """
+        if batch is None:
+            return await work
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait([task], timeout=self._patience))[0]:
+                if batch.hangs(self._patience):
+                    self.reader.on_hang()
+                    raise PayloadStoreError(
+                        f"payloads could not be written within {self._patience:g} s to {self._place}; nothing of the "
+                        "put was stored: see that it is mounted and answers"
+                    )
+            return task.result()
+        finally:
+            task.cancel()
+
+    def discard(self, groups: Iterable[EncodedGroup], stored: Iterable[EncodedGroup] = ()) -> None:
+        """Let the files of groups be deleted that only some of them were stored; their transaction must have ended."""
+        self._unnamed |= _files_of(groups) - _files_of(stored)
+
+    def read(self, uids: Iterable[int]) -> None:
+        """Record that payloads of removed groups were read, so that they may be swept."""
+        self._read += uids
+
+    def unread(self, uids: Iterable[int]) -> None:
+        """Record that groups are returned, so that the payloads are kept until the next reader has them."""
+        back = set(uids)
+        self._read = [uid for uid in self._read if uid not in back]
+
+    # Maintenance (database's thread)
+
+    async def tend(self) -> bool:
+        """Do one small step of due maintenance; return whether more is due."""
+        read = await self._release_read()
+        now = time.monotonic()
+        if not (self.writes or read or now >= self._look_at):
+            return False
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
+            self._unreachable.clear()
+        if self._tidying is not None and not self._tidying.done():
+            return False
+        more = self._tidied()
+        self._tidying = asyncio.get_running_loop().create_task(self._tidy())
+        return more
+
+    def _tidied(self) -> bool:
+        """Return whether the last maintenance left more to do."""
+        if self._tidying is None or self._tidying.cancelled():
+            return False
+        error = self._tidying.exception()
+        if error is not None:
+            _logger.debug("files were not deleted: %s", error, exc_info=not isinstance(error, ReplayBufError))
+        return error is None and self._tidying.result()
+
+    async def _tidy(self) -> bool:
+        """Delete what can be deleted, beside the sweeps, which don't wait for a place that doesn't answer."""
+        if self.writes and time.monotonic() >= self._list_at:
+            self._list_at = time.monotonic() + LISTING_SECONDS
+            await self._delete_nobodys()
+        return await self._delete()
+
+    async def _release_read(self) -> bool:
+        """Let the sweep delete payloads that were read; return whether there were any."""
+        read, self._read = self._read, []
+        if read:
+            try:
+                await self._write(partial(statements.keep_for_reading, uids=read, seconds=0.0))
+            except ReplayBufError:
+                self._read += read
+                raise
+        return bool(read)
+
+    async def _delete(self) -> bool:
+        """Delete files that no group has any more; return whether there may be more."""
+        empty = partial(statements.empty_files, limit=_DELETED, but=sorted(self._unreachable))
+        by_place = await self._engine.read(empty, self._scope)
+        unnamed, self._unnamed = self._unnamed, set()
+        if unnamed and self._here is not None:
+            by_place.setdefault(self._here[0], []).extend(unnamed)
+        for number, files in by_place.items():
+            try:
+                await self._delete_from(number, files)
+            except (ReplayBufError, KeyError) as error:  # other places come first, and this one again later
+                copied = isinstance(error, ConfigError) and number not in self._not_ours
+                _logger.log(logging.WARNING if copied else logging.DEBUG, "files were not deleted: %s", error)
+                self._not_ours |= {number} if copied else set()
+                self._unreachable.add(number)
+            else:
+                await self._write(partial(statements.forget, numbers=files))
+        return sum(map(len, by_place.values())) >= _DELETED
+
+    async def _delete_from(self, number: int, files: Iterable[int]) -> None:
+        """Delete files in a place, if it is this database's. Raises PayloadStoreError, ConfigError."""
+        await self.reader.open({number})
+        store = self.reader.stores[number]
+        if await claimed(self._engine, self._scope, store, None, self._patience) != number:
+            raise PayloadStoreError(f"{store.url} has lost its {MARKER}")
+        await self._in_thread(partial(store.delete, [file_name(one) for one in files]))
+
+    async def _delete_nobodys(self) -> None:
+        """Delete files that no commit named, and were written long ago: their writers died, or are about to commit."""
+        assert self._here is not None
+        number, store = self._here
+        if not await self._write(partial(statements.may_list, number=number, interval=LISTING_SECONDS)):
+            return
+        latest = time.time() - YOUNG_SECONDS
+
+        def list_old() -> list[str]:
+            store.check_there()
+            return [one.name for one in store.files() if one.written_at <= latest]
+
+        listed = await self._in_thread(list_old)
+        old = [one for name in listed if (one := file_number(name)) is not None]
+        unknown = await self._engine.read(partial(statements.unknown, files=old), self._scope)
+        nobodys = await self._write(partial(statements.disown, number=number, files=unknown)) if unknown else []
+        if nobodys:
+            await self._delete_from(number, nobodys)
+            _logger.info("%d files in %s that no commit had named were deleted", len(nobodys), store.url)
+
+    async def _write(self, function: Callable[[Transaction], Any]) -> Any:
+        return await self._engine.write(function, self._scope, fenced=False)
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await in_thread(function, self._patience, self._place or "")
+
+
+def _files_of(groups: Iterable[EncodedGroup]) -> set[int]:
+    extents: Iterable[Extent | None] = (one.extent for one in groups)
+    return {extent.file for extent in extents if extent is not None}
+
+
+def _close_all(stores: Iterable[PlaceStore]) -> None:
+    for store in stores:
+        store.close()

@@ -1,0 +1,273 @@
+"""Places of an open buffer's payloads: its own is claimed, and recorded for other processes; all can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from replaybuf.atomic_file import sync_folder
+from replaybuf.codec.payload import Codec
+from replaybuf.codec.payload_header import is_apart
+from replaybuf.codec.stored import Deferral
+from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError
+from replaybuf.places.owners import (
+    CopyError,
+    check_unclaimed,
+    claim,
+    described,
+    local_url,
+    open_place,
+    recognise,
+    register_url,
+    take_over,
+    unregister_url,
+)
+from replaybuf.places.store import MARKER, Extent, PlaceStore, Range
+from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.sqlite_log import sync_wal
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.statements import files as statements
+from replaybuf.storage.sql.statements.home import has_left, home_of
+from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.tasks.handles import database_url, handles_of
+
+T = TypeVar("T")
+#: Runs a function of a value in another thread.
+Compute = Callable[[Callable[[Any], Any], Any], Any]
+
+
+async def in_thread(function: Callable[[], T], patience: float, where: str) -> T:
+    """Return `function()`, run in its own thread, which may hang as long as a mount does.
+
+    Raises PayloadStoreError after `patience` seconds.
+    """
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(function), patience)
+    except TimeoutError as error:
+        raise PayloadStoreError(f"the place for payloads {where} didn't answer within {patience:g} s") from error
+
+
+class PlaceReader:
+    """Reads payloads from the places known to the database, which are opened on demand.
+
+    Reads time out after `patience` seconds.
+    """
+
+    def __init__(self, engine: Database, patience: float) -> None:
+        self._engine = engine
+        self.scope = Scope()
+        self.patience = patience
+        self.stores: dict[int, PlaceStore] = {}
+        #: Called when threads that encode or read hang in a place, so that others take their work over.
+        self.on_hang: Callable[[], object] = lambda: None
+        #: The database's URL in handles; a database in memory has none that other processes could use.
+        self.url = database_url(engine)
+
+    async def fetch(
+        self,
+        rows: Iterable[GroupRow],
+        codec: Codec,
+        compute: Compute,
+        deferred: Collection[str] = (),
+    ) -> None:
+        """Read the tails of groups whose payloads are kept apart; `compute` runs a function in another thread.
+
+        Arrays in the fields `deferred` are left out. A damaged tail becomes an error when it is decoded. Raises
+        PayloadStoreError if a place doesn't answer in time.
+        """
+        apart = [row for row in rows if row.payload is not None and row.tail is None and is_apart(row.payload)]
+        if not apart:
+            return
+        await self.open(_places(apart))
+        try:
+            await asyncio.wait_for(compute(partial(self._fetch, codec, frozenset(deferred)), apart), self.patience)
+        except TimeoutError as error:
+            self.on_hang()
+            raise PayloadStoreError(
+                f"payloads could not be read within {self.patience:g} s from {self._names(apart)}; nothing was taken"
+            ) from error
+
+    async def open(self, wanted: Collection[int]) -> None:
+        """Open the places of these ids that the database knows. Raises PayloadStoreError."""
+        unknown = set(wanted) - self.stores.keys()
+        if not unknown:
+            return
+        places, _ = await self._engine.read(Transaction.places, self.scope)
+        for number in unknown:
+            if number in places:
+                url = local_url(self.scope.database or "", number, places[number])
+                self.stores[number] = await in_thread(partial(self._open_place, number, url), self.patience, url)
+
+    def _open_place(self, number: int, url: str) -> PlaceStore:
+        store = open_place(url, self.patience)
+        recognise(store, self.scope.database or "", number)
+        return store
+
+    async def check_places(self, rows: Iterable[GroupRow]) -> None:
+        """Check that damaged payloads weren't read from another place at our place's URL. Raises PayloadStoreError."""
+        for number in _places(rows) & self.stores.keys():
+            store = self.stores[number]
+            await in_thread(store.check_there, self.patience, store.url)
+
+    def _names(self, rows: Iterable[GroupRow]) -> str:
+        return ", ".join(sorted(self.stores[one].url for one in _places(rows) if one in self.stores))
+
+    def _fetch(self, codec: Codec, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
+        by_place: dict[int, list[tuple[GroupRow, Any, Range]]] = {}
+        for row in rows:
+            assert row.payload is not None
+            try:
+                extent = Extent.at_end_of(row.payload)
+                if extent.place not in self.stores:
+                    raise DecodeError(f"the database doesn't know the place {extent.place} of its arrays")
+                for key, one in _ranges(codec, row.payload, extent, deferred):
+                    by_place.setdefault(extent.place, []).append((row, key, one))
+            except DecodeError as error:
+                row.tail = error
+            else:
+                row.tail = {} if deferred else None
+        for number, wanted in by_place.items():
+            found = self.stores[number].read([one for _, _, one in wanted], self.patience)
+            for (row, key, _), raw in zip(wanted, found, strict=True):
+                if isinstance(raw, DecodeError) or key is None:
+                    row.tail = raw
+                elif isinstance(row.tail, dict):
+                    row.tail[key] = raw
+
+    def deferral(self, deferred: frozenset[str]) -> Deferral | None:
+        """Return the maker of handles for the arrays in these fields, None if there are no fields."""
+        if not deferred:
+            return None
+        places = {number: store.url for number, store in self.stores.items()}
+        return Deferral(deferred, partial(handles_of, self.url, self.scope.database or "", places))
+
+
+def _places(rows: Iterable[GroupRow]) -> set[int]:
+    """Return the ids of the places of groups' arrays."""
+    places = set()
+    for row in rows:
+        with contextlib.suppress(DecodeError):
+            places.add(Extent.at_end_of(row.payload or b"").place)
+    return places
+
+
+def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[str]) -> list[tuple[int | None, Range]]:
+    """Return the ranges of a tail to be read: all of it, or the arrays outside these fields, by number."""
+    if not deferred:
+        return [(None, Range.whole(extent))]
+    return [(number, Range(extent, at, size)) for number, at, size in codec.wanted(payload, deferred)]
+
+
+# The place of this process
+
+#: How long to look for a place at another process's URL, in seconds.
+_LOOKING_SECONDS = 5.0
+
+
+class OwnPlace:
+    """The place named in the config.
+
+    The configured URL is this process's. Other processes use the URL recorded in the database. Calls time out after
+    `patience` seconds.
+    """
+
+    def __init__(self, engine: Database, url: str, patience: float) -> None:
+        self._engine = engine
+        self._url = url
+        self._patience = patience
+        self._scope = Scope()
+        self._number: int | None = None
+
+    async def check_new(self) -> None:
+        """Check that a new database may use the place. Raises PayloadStoreError and ConfigError."""
+        store = open_place(self._url, self._patience)
+        try:
+            await in_thread(partial(check_unclaimed, store), self._patience, self._url)
+            await in_thread(store.check_writable, self._patience, self._url)
+        finally:
+            store.close()
+
+    async def open(self, scope: Scope) -> tuple[int, PlaceStore]:
+        """Return the place's id and the place, claimed for this database if it is new."""
+        self._scope = scope
+        store = open_place(self._url, self._patience)
+        await in_thread(store.check_writable, self._patience, self._url)
+        number = await claimed(self._engine, scope, store, None, self._patience)
+        if number is None:
+            adding = partial(statements.add_place, url=store.url)
+            new = await self._engine.write(adding, scope, fenced=False)
+            if self._engine.path is not None:
+                await asyncio.to_thread(_make_durable, self._engine.path)
+            number = await claimed(self._engine, scope, store, new, self._patience)  # or that of a faster process
+            if number is None:
+                raise PayloadStoreError(
+                    f"{store.url} has lost its {MARKER}, and this database has payloads there: mount the place that it "
+                    "wrote to or, if this is it, write the marker anew (replaybuf doctor URL --repair); to keep new "
+                    "ones elsewhere, name another place (payloads=)"
+                )
+        self._url, self._number = store.url, number
+        register_url(scope.database or "", number, store.url)
+        await self._note_url(number)
+        return number, store
+
+    def close(self) -> None:
+        """Forget this process's URL of the place."""
+        if self._number is not None:
+            unregister_url(self._scope.database or "", self._number, self._url)
+
+    async def _note_url(self, number: int) -> None:
+        """Record the place's URL in the database, unless the place is also found at the one that is noted.
+
+        Hosts may have the place under different URLs: the first one stays as long as the place is there from here, or
+        others are alive. Otherwise the place was moved.
+        """
+        noted = (await self._engine.read(Transaction.places, self._scope))[0].get(number)
+        if noted != self._url and (noted is None or not await self._is_seen(number, noted)):
+            noting = partial(statements.note_url, number=number, url=self._url)
+            await self._engine.write(noting, self._scope, fenced=False)
+
+    async def _is_seen(self, number: int, url: str) -> bool:
+        """Return whether the place is also at this URL."""
+        patience = min(self._patience, _LOOKING_SECONDS)
+
+        def look() -> None:
+            with contextlib.closing(open_place(url, patience)) as store:
+                recognise(store, self._scope.database or "", number)
+
+        try:
+            await in_thread(look, patience, url)
+        except (PayloadStoreError, ConfigError):
+            return False
+        return True
+
+
+def _make_durable(path: str) -> None:
+    """Sync what was committed to a SQLite file: else a power cut might leave a place of a database that never was."""
+    with contextlib.suppress(FileNotFoundError):  # there is no WAL: all was copied, and synced
+        sync_wal(f"{path}-wal")
+    sync_folder(Path(path).absolute().parent)
+
+
+async def claimed(engine: Database, scope: Scope, store: PlaceStore, number: int | None, patience: float) -> int | None:
+    """Return the id of a place, which is claimed for this database unless another database has it.
+
+    None if it has none yet and `number` is None. Raises ConfigError if a copy of this database has it.
+    """
+    home = await engine.read(home_of, scope)
+    claiming = partial(claim, store, scope.database or "", number, home)
+    try:
+        return await in_thread(claiming, patience, store.url)
+    except CopyError as error:
+        if not await engine.read(partial(has_left, home=error.home), scope):
+            raise ConfigError(
+                f"{store.url} has the payloads of {described(error.home)}, and {engine.where} is a copy of that: both "
+                "would delete what the other needs. Name another place for new ones (payloads=), those that are here "
+                "can still be read; or, once nobody uses the other any more, make the place this one's: replaybuf "
+                "doctor URL --take-over"
+            ) from error
+        await in_thread(partial(take_over, store, home), patience, store.url)
+        return await in_thread(claiming, patience, store.url)

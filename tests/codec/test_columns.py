@@ -1,0 +1,174 @@
+"""Groups by field: what rollouts share is stored once, and comes back as it was put: one object as one, two as two."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from replaybuf.codec.blocks import GROUPED, MOST_USES
+from replaybuf.codec.payload import Codec
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.rollouts.rollout_type import RolloutType
+from tests.codec.values import DICTS, STATES, ZSTD, same, values
+
+PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (400, 900, 3), np.uint8))
+LARGE = np.arange(GROUPED)
+
+
+def back(group: list[Any], codec: Codec = DICTS) -> list[Any]:
+    for found in (codec.decode(codec.encode(group)), codec.decode(bytes(bytearray(codec.encode(group))), owned=True)):
+        assert same(found, group)
+    return found
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcd") | st.integers(0, 2), values, max_size=4), max_size=4))
+@settings(deadline=None, max_examples=60)
+def test_rollouts_with_any_fields_come_back(group: list[dict[Any, Any]]) -> None:
+    assert same(DICTS.decode(DICTS.encode(group)), group)
+
+
+@given(st.lists(values, min_size=1, max_size=3), st.lists(st.integers(0, 2), min_size=2, max_size=6))
+@settings(deadline=None, max_examples=60)
+def test_values_that_are_shared_by_some_rollouts_come_back_shared(chosen: list[Any], places: list[int]) -> None:
+    group = [{"a": chosen[place % len(chosen)]} for place in places]
+    found = back(group)
+    for (one, put), (other, also_put) in combinations(zip(found, group, strict=True), 2):
+        if put["a"] is also_put["a"]:
+            assert one["a"] is other["a"] or (same(one["a"], other["a"]) and type(one["a"]) in (int, float, str, bytes))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LARGE.copy(),
+        lambda: np.arange(100),
+        lambda: np.arange(3),
+        lambda: np.ones((30, 30), "f4"),
+        lambda: PICTURE.copy(),
+        lambda: [{"role": "user", "content": "x" * 5000}],
+        lambda: {"a": [1, 2]},
+        lambda: bytearray(b"abc"),
+        lambda: [*range(2000)],
+    ],
+    ids=["large", "column", "small", "matrix", "image", "messages", "dict", "bytearray", "list"],
+)
+def test_one_object_comes_back_as_one_and_two_equal_ones_as_two(make: Any) -> None:
+    first, second = make(), make()
+    group = [{"a": one, "b": number} for number, one in enumerate((first, second, first, second))]
+    for codec in (DICTS, ZSTD):
+        found = [one["a"] for one in back(group, codec)]
+        assert found[0] is found[2]
+        assert found[1] is found[3]
+        assert found[0] is not found[1]
+        if isinstance(first, np.ndarray):
+            found[0][...] = 7
+            assert same(found[1], first)
+
+
+@pytest.mark.parametrize("array", [LARGE, np.arange(100), np.arange(3)], ids=["large", "column", "small"])
+def test_an_array_in_several_fields_comes_back_as_one(array: Any) -> None:
+    other = array.copy()
+    group = [{"a": array, "b": [array], "c": {"d": 1}}, {"a": other, "b": [array], "c": {"d": other}}]
+    first, second = back(group)
+    assert first["a"] is first["b"][0] is second["b"][0]
+    assert second["a"] is second["c"]["d"]
+    assert not np.shares_memory(first["a"], second["a"])
+
+
+@pytest.mark.parametrize("copies", [lambda: PICTURE, PICTURE.copy, lambda: [PICTURE], lambda: {"pixels": [PICTURE]}])
+def test_an_image_that_rollouts_share_is_stored_once(copies: Any) -> None:
+    alone, together = (STATES.encode([RolloutState(message=[], mm_info=copies()) for _ in range(n)]) for n in (1, 16))
+    assert len(together) < len(alone) + 4000
+
+
+@pytest.mark.parametrize("value", ["x" * GROUPED, b"x" * GROUPED, [{"content": "x" * GROUPED}], LARGE], ids=type)
+def test_large_equal_values_are_stored_once(value: Any) -> None:
+    group = [{"a": value if number else type(value)(value[:1]), "n": number} for number in range(3)]
+    group += [{"a": value[:] if type(value) is not np.ndarray else value.copy(), "n": 4}]
+    assert len(DICTS.encode(group)) < len(DICTS.encode(group[:2])) + 400
+    back(group)
+
+
+def test_a_block_is_read_as_no_more_arrays_than_a_payload_may_cost_memory() -> None:
+    group = [{"a": LARGE.copy(), "n": number} for number in range(MOST_USES + 1)]
+    assert 2 * LARGE.nbytes < len(DICTS.encode(group)) < 3 * LARGE.nbytes
+    back(group)
+
+
+def test_equal_values_of_other_types_stay_apart() -> None:
+    for chosen in (
+        [1, True],
+        [1.0, 1],
+        [0.0, -0.0],
+        ["a", np.str_("a")],
+        [(1,), [1]],
+        [[1], [True]],
+        [float("nan")] * 2,
+    ):
+        back([{"a": one} for one in chosen])
+    back([{"a": {1: 2}}, {"a": {True: 2}}])
+    back([{"a": 1, "b": 2}, {"b": 2, "a": 1}])
+    back([{"a": {"x": 1, "y": 2}}, {"a": {"y": 1, "x": 2}}])
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [np.ones(90), np.ones(90, "f4")],
+        [np.ones(90), np.ones((90, 1)), np.ones((1, 90))],
+        [np.ones((3, 30)), np.ones((4, 20))],
+        [np.ones(90), None, np.ones(90)],
+        [np.array([{}], object), np.ones(90)],
+        [np.ones(180)[::2], np.arange(90.0)[::-1]],
+        [np.broadcast_to(np.ones(1), 90), np.ones(90)],
+        [np.ones(0), np.ones(90)],
+        [np.ones(()), np.array(7.0)],
+        [np.arange(0, 90).astype("M8[s]"), np.arange(90).astype("M8[s]")],
+        [*np.arange(180).reshape(2, 90)],
+        [np.asfortranarray(np.arange(900).reshape(30, 30)), np.ones((30, 30), int)],
+    ],
+)
+def test_arrays_of_any_kinds_in_one_field_come_back_apart(arrays: list[Any]) -> None:
+    found = [one["a"] for one in back([{"a": one} for one in arrays])]
+    found = [one for one in found if one is not None]
+    assert not any(np.shares_memory(one, other) for one, other in combinations(found, 2))
+    assert all(one.flags.writeable and one.flags.aligned for one in found)
+
+
+def test_no_array_keeps_much_more_than_itself() -> None:
+    group = [{"a": np.arange(number + 1), "b": np.zeros(number % 5 * 100), "n": number} for number in range(200)]
+    found = DICTS.decode(bytes(bytearray(DICTS.encode(group))), owned=True)
+    for array in (one[name] for one in found for name in "ab"):
+        kept = array
+        while getattr(kept, "base", None) is not None:
+            kept = kept.base
+        nbytes = kept.nbytes if hasattr(kept, "nbytes") else len(kept.raw)
+        assert nbytes <= 64 * max(array.nbytes, 1) or not array.nbytes
+
+
+@dataclasses.dataclass
+class Sample:
+    message: str
+    ids: Any = None
+    tags: list[str] = dataclasses.field(default_factory=list)
+    status: Status = Status.COMPLETED
+
+
+def test_instances_get_defaults_and_lists_of_their_own() -> None:
+    codec = Codec(RolloutType(Sample))
+    group = [Sample("a", np.arange(50)), Sample("a", np.arange(60), ["x"]), Sample("b")]
+    del group[2].tags
+    found = codec.decode(codec.encode(group))
+    assert [one.message for one in found] == ["a", "a", "b"]
+    assert [one.tags for one in found] == [[], ["x"], []]
+    assert found[2].ids is None
+    states = STATES.decode(STATES.encode([RolloutState(message=[]), RolloutState(message=[])]))
+    assert states[0].extra_fields is not states[1].extra_fields
+    assert states[0].model_fields_set == {"message", "seq_staleness", "status", "extra_fields"}

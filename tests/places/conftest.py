@@ -1,0 +1,150 @@
+"""Places for payloads: folders, and an object store behind a relay."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from replaybuf.places.folder import FolderStore
+from replaybuf.places.owners import claim, open_place
+from replaybuf.places.store import PlaceStore
+from replaybuf.storage.sql.tasks import file_batch, sweeper
+from replaybuf.storage.sql.tasks import payload_files as tasks
+from tests.faults.conftest import _no_process_is_left, figures
+from tests.places.deferred import PLACES, Kept, kept_at
+from tests.places.relay import Relay, relayed
+
+__all__ = ["_no_process_is_left", "figures"]
+
+PATIENCE = 3.0
+HOME = {"host": "node-1", "path": "/runs/run.db", "inode": "7", "name": "/runs/run.db on node-1"}
+
+
+@pytest.fixture(scope="session")
+def moto_port() -> Iterator[int]:
+    """The port of a server with S3's interface."""
+    server = pytest.importorskip("moto.server")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    yield running.get_host_and_port()[1]
+    running.stop()
+
+
+@pytest.fixture
+def relay(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
+    """A relay before the object store, which the environment names as the endpoint, with credentials."""
+    with relayed(moto_port) as relay:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", relay.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASECRET")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        yield relay
+
+
+@pytest.fixture
+def bucket(relay: Relay) -> str:
+    """`s3://bucket/prefix`, empty. The name is one of which texts of errors make something else."""
+    name = f"range-{uuid.uuid4().hex[:12]}"
+    urlopen(Request(f"{relay.url}/{name}", method="PUT")).close()
+    return f"s3://{name}/run"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder for payloads, empty."""
+    place = tmp_path / "payloads"
+    place.mkdir()
+    return place
+
+
+@pytest.fixture(params=["folder", "objects"])
+def place(request: pytest.FixtureRequest) -> str:
+    """What the setting `payloads` names: a folder, an object store."""
+    return str(request.getfixturevalue("folder" if request.param == "folder" else "bucket"))
+
+
+@pytest.fixture
+def store(place: str) -> Iterator[PlaceStore]:
+    """An open place, which is marked."""
+    store = open_place(place, PATIENCE)
+    store.check_writable()
+    claim(store, "d" * 32, 1, HOME)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def network_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FolderStore]:
+    """A folder that is taken for one on a network file system."""
+    monkeypatch.setattr("replaybuf.places.folder.filesystem_type", lambda path: "nfs4")
+    store = FolderStore(str(folder))
+    store.check_writable()
+    claim(store, "d" * 32, 1, HOME)
+    yield store
+    store.close()
+
+
+@pytest.fixture(params=["sqlite-folder", "postgresql-folder", "sqlite-objects"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """The URL of an empty database, and a place."""
+    database, kind = request.param.split("-")
+    place = request.getfixturevalue("folder" if kind == "folder" else "bucket")
+    url = f"sqlite:///{tmp_path}/buffer.db" if database == "sqlite" else request.getfixturevalue("lent_database")
+    return url, str(place)
+
+
+@pytest.fixture
+def url(shared_url: str) -> str:
+    """The URL of an empty database that lasts."""
+    return shared_url
+
+
+@pytest.fixture
+def soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads of groups that have left are swept at once, and files are small."""
+    monkeypatch.setattr(sweeper, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
+    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(file_batch, "FILE_BYTES", 450_000)
+    monkeypatch.setattr(tasks, "_LOOK_SECONDS", 0.1)
+
+
+# Payloads with large arrays (`deferred`)
+
+
+@pytest.fixture(params=PLACES)
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    return kept_at(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=[place for place in PLACES if place != "memory"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    """Payloads that other processes can read."""
+    return kept_at(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=[place for place in PLACES if place != "memory" and "objects" not in place])
+def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    """Payloads that a test can damage."""
+    return kept_at(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=[place for place in PLACES if "folder" in place])
+def kept_apart(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    return kept_at(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def in_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    return kept_at("sqlite, folder", request, tmp_path)
+
+
+@pytest.fixture
+def in_file(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    return kept_at("sqlite", request, tmp_path)

@@ -1,0 +1,332 @@
+"""Processes that keep arrays apart and are killed, stopped or cut off: at a fail point, or at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from replaybuf import LeaseLostError, ReplayBuffer
+from replaybuf.errors import StorageError
+from replaybuf.places import folder, objects
+from replaybuf.places.store import FILES
+from replaybuf.storage.sql.statements.past import sweep
+from replaybuf.storage.sql.tasks import file_batch, sweeper
+from replaybuf.storage.sql.tasks import payload_files as tasks
+from replaybuf.storage.sql.tasks.handles import load_all
+from tests.faults.failpoints import FailPoints
+from tests.faults.ledger import Ledger
+from tests.places.arrays import apart, heavy, numbers_in, put
+from tests.stores import TASK
+
+#: Machines that run tests may be busy.
+PATIENT = {"reconnect_timeout": 30.0}
+SIZES = (30_000, 100_000, 250_000)
+
+
+def cut_retries() -> None:
+    """Let files be small, and sweeps frequent."""
+    file_batch.FILE_BYTES = 450_000
+    tasks._LOOK_SECONDS = 0.1
+    sweeper.Sweeper.__init__.__defaults__ = (0.1,)  # type: ignore[misc]
+    sweeper._IDLE_SECONDS = 0.05
+
+
+# At fail points
+
+
+class FilePoints(FailPoints):
+    """Points before and after every write, sync and deletion of a file, too."""
+
+    def __init__(self, ledger: Ledger, kill_at: int | None = None) -> None:
+        super().__init__(ledger, kill_at)
+        self._surround(os, "writev", "write")
+        self._surround(os, "fsync", "sync")
+        self._surround(objects.ObjectStore, "write", "write")
+        for store in (folder.FolderStore, objects.ObjectStore):
+            self._surround(store, "delete", "delete")
+
+    def _surround(self, owner: Any, name: str, what: str) -> None:
+        real = getattr(owner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if what == "sync" and f"/{FILES}" not in os.readlink(f"/proc/self/fd/{arguments[0]}"):
+                return real(*arguments)  # of the ledger, such as now
+            self.reach(f"before {what}")
+            result = real(*arguments, **options)
+            self.reach(f"after {what}")
+            return result
+
+        setattr(owner, name, call)
+
+
+#: The variables of the environment that an object store needs, which the process that others are forked from lacks.
+Variables = dict[str, str]
+
+
+def live(ledger: Ledger, url: str, place: str, kill_at: int | None, variables: Variables) -> None:
+    """All that can happen to a file: written, named, emptied in part and whole, deleted."""
+    cut_retries()
+    os.environ.update(variables)
+    points = FilePoints(ledger, kill_at)
+
+    async def run() -> None:
+        with points.armed():
+            buffer = apart(url, place, durability="full", **PATIENT)
+            await _live(ledger, buffer)
+            await buffer.close()
+
+    asyncio.run(run())
+
+
+async def _live(ledger: Ledger, buffer: ReplayBuffer) -> None:
+    async def do(first: int, count: int) -> None:
+        await put(buffer, *range(first, first + count))
+        ledger.write("put", *range(first, first + count))
+
+    await do(0, 6)
+    await do(6, 6)
+    await _take(ledger, buffer, 4)
+    await _tend(buffer)
+    await do(12, 8)
+    ledger.write("taking", *range(5, 12))
+    await buffer.delete({"timestamp_id": {"$gt": 5, "$lte": 12}})
+    ledger.write("took", *range(5, 12))
+    await _tend(buffer)
+    await do(20, 4)
+    await _tend(buffer)
+    await _take(ledger, buffer, 3)
+
+
+async def _take(ledger: Ledger, buffer: ReplayBuffer, count: int) -> None:
+    ledger.write("taking", *[item.item[0].rollout_id async for item in buffer.find({}, limit=count)])
+    ledger.write("took", *numbers_in(await buffer.get(count, TASK)))
+
+
+async def _tend(buffer: ReplayBuffer) -> None:
+    """Sweep and tidy up until there is nothing to do."""
+    storage = buffer.storage
+
+    async def step() -> None:
+        for _ in range(4):
+            await storage.encoding.tend()
+            await storage.engine.write(lambda tx: sweep(tx, time.time(), 100), storage.transactions.scope, fenced=False)
+            if storage.files._tidying is not None:
+                await storage.files._tidying
+
+    await storage.thread.run(step)
+
+
+# With checkpoints
+
+STEPS = 6
+
+
+def train(ledger: Ledger, url: str, place: str, kill_at: int | None) -> None:
+    """From the last checkpoint to the last step, and all that is left: `batch STEP N N`, `left N ...`.
+
+    The points are those in checkpoints and restores.
+    """
+    cut_retries()
+    points = FilePoints(ledger, kill_at)
+
+    async def run() -> None:
+        async with apart(url, place, **PATIENT) as buffer:
+            await _train(ledger, buffer, points)
+
+    asyncio.run(run())
+
+
+async def _train(ledger: Ledger, buffer: ReplayBuffer, points: FailPoints) -> None:
+    made = await buffer.checkpoints()
+    with points.armed():
+        await (buffer.restore(made[-1].step) if made else buffer.checkpoint(0))
+    for step in range(made[-1].step + 1 if made else 1, STEPS + 1):
+        await put(buffer, *range(10 * step, 10 * step + 4), current_train_step=step)
+        ledger.write("batch", step, *numbers_in(await buffer.get(3, TASK, current_train_step=step)))
+        await _tend(buffer)  # what no checkpoint needs is gone
+        with points.armed():
+            await buffer.checkpoint(step)
+    for one in await buffer.checkpoints():
+        await buffer.drop_checkpoint(one.step)
+    while groups := await buffer.get(50, TASK):
+        ledger.write("left", *numbers_in(groups))
+
+
+# At any moment
+
+
+def produce(ledger: Ledger, url: str, place: str, stop: str, first: int, seed: int, variables: Variables) -> None:
+    """Put groups, some at a time, until the file `stop` exists; numbers from `first` on."""
+    cut_retries()
+    os.environ.update(variables)
+    chance = random.Random(seed)
+
+    async def run() -> None:
+        number = first
+        async with apart(url, place, **PATIENT) as buffer:
+            while not os.path.exists(stop):  # noqa: ASYNC240
+                chosen = range(number, number + chance.randint(1, 8))
+                number = chosen.stop
+                ledger.write("begin", *chosen)
+                await asyncio.gather(*(_put(ledger, buffer, n, chance.choice(SIZES)) for n in chosen))
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+async def _put(ledger: Ledger, buffer: ReplayBuffer, number: int, size: int) -> None:
+    await buffer.put(heavy(number, size), TASK)
+    ledger.write("put", number)
+
+
+def consume(ledger: Ledger, url: str, place: str, done: str, seed: int, variables: Variables) -> None:
+    """Lease batches, look at every byte, and acknowledge them; to the end when the file `done` exists."""
+    cut_retries()
+    os.environ.update(variables)
+    chance = random.Random(seed)
+
+    async def run() -> None:
+        async with apart(url, place, **PATIENT) as buffer:
+            while True:
+                last = os.path.exists(done)  # noqa: ASYNC240
+                lease = await buffer.lease_batch({TASK: chance.randint(1, 6)}, seconds=1.5)
+                found = numbers_in(lease.batch[TASK])
+                ledger.write("delivered", *found)
+                if not found:
+                    if last and not await _left(buffer):
+                        return
+                    await asyncio.sleep(0.02)
+                elif not last and chance.random() > 0.9:
+                    await lease.give_back()
+                else:
+                    ledger.write("acking", *found)
+                    try:
+                        await lease.acknowledge()
+                        ledger.write("acked", *found)
+                    except LeaseLostError:
+                        ledger.write("late", *found)
+
+    asyncio.run(run())
+
+
+async def _left(buffer: ReplayBuffer) -> int:
+    numbers = (await buffer.metrics(distributions=False))["tasks"].get(TASK)
+    return int(sum(numbers["buffered"].values()) + numbers["leased"]) if numbers else 0
+
+
+def stall(ledger: Ledger, url: str, place: str, variables: Variables) -> None:
+    """Put two groups, and stop after their arrays were written, until somebody lets this process go on."""
+    os.environ.update(variables)
+    write = file_batch.FileBatch.flush
+    stops = [signal.SIGSTOP]
+
+    def flush(batch: file_batch.FileBatch) -> None:
+        write(batch)
+        if stops:
+            ledger.write("written", 0)
+            os.kill(os.getpid(), stops.pop())
+
+    file_batch.FileBatch.flush = flush  # type: ignore[method-assign]
+
+    async def run() -> None:
+        async with apart(url, place, **PATIENT) as buffer:
+            await buffer.put_many([heavy(2), heavy(3)], TASK)
+            ledger.write("put", 2, 3)
+
+    asyncio.run(run())
+
+
+# On a disk of its own
+
+
+def own_mounts(ledger: Ledger) -> tuple[Any, Callable[[int], None]]:
+    """Give this process mounts that nobody else sees; returns the C library, and what checks the result of a call."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def check(result: int) -> None:
+        if result != 0:
+            ledger.write("not-permitted", os.strerror(ctypes.get_errno()))
+            os._exit(0)
+
+    check(libc.unshare(0x20000))  # CLONE_NEWNS
+    check(libc.mount(b"none", b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
+    return libc, check
+
+
+def other_host(ledger: Ledger, url: str, place: str, own: str, sent: str) -> None:
+    """Have the place at `own`, and something else where it is for others; load handles, put and look."""
+    libc, check = own_mounts(ledger)
+    check(libc.mount(place.encode(), own.encode(), None, 0x1000, None))  # MS_BIND
+    check(libc.mount(b"none", place.encode(), b"tmpfs", 0, b"size=1m"))
+    handles = pickle.loads(Path(sent).read_bytes())
+
+    async def run() -> None:
+        async with apart(url, own) as buffer:
+            ledger.write("found", *sorted(numbers_in([item.item async for item in buffer.find({})])))
+            loaded = await asyncio.to_thread(load_all, handles)
+            ledger.write("loaded", *(int(one[0]) >> 32 for one in loaded))
+            await put(buffer, 10)
+            ledger.write("put", 10)
+
+    asyncio.run(run())
+
+
+@contextmanager
+def small_disk(ledger: Ledger, place: str, size: int) -> Iterator[Callable[[str], None]]:
+    """A file system of so many bytes at a place, which only this process sees; the function mounts it anew."""
+    libc, check = own_mounts(ledger)
+    check(libc.mount(b"none", place.encode(), b"tmpfs", 0, f"size={size}".encode()))
+
+    def remount(options: str) -> None:
+        flags = 0x20 | (1 if options == "ro" else 0)  # MS_REMOUNT, MS_RDONLY
+        data = b"" if options == "ro" else options.encode()
+        for _ in range(200):  # until files that are being closed are
+            if (result := libc.mount(b"none", place.encode(), b"tmpfs", flags, data)) == 0:
+                return
+            time.sleep(0.05)
+        check(result)
+
+    yield remount
+    libc.umount2(place.encode(), 2)  # MNT_DETACH
+
+
+def fill_up(ledger: Ledger, url: str, place: str, what: str) -> None:
+    """Put until the disk is full or can't be written to; read; go on with more room."""
+    cut_retries()
+    file_batch.FILE_BYTES = 2_000_000
+    with small_disk(ledger, place, 5_000_000) as remount:
+        asyncio.run(_fill_up(ledger, url, place, what, remount))
+
+
+async def _fill_up(ledger: Ledger, url: str, place: str, what: str, remount: Callable[[str], None]) -> None:
+    async with apart(url, place, **PATIENT) as buffer:
+        for number in range(200):
+            if what == "read-only" and number == 10:
+                remount("ro")
+            try:
+                await buffer.put(heavy(number), TASK)
+            except (StorageError, OSError) as error:
+                ledger.write("refused", type(error).__name__, error)
+                break
+            ledger.write("put", number)
+        items = [item async for item in buffer.find({})]
+        ledger.write("seen", *numbers_in([item.item for item in items]))
+        ledger.write("took", *numbers_in(await buffer.get(3, TASK)))
+        remount("size=100m")
+        for number in range(1000, 1010):
+            await buffer.put(heavy(number), TASK)
+            ledger.write("put", number)
+        while groups := await buffer.get(50, TASK):
+            ledger.write("took", *numbers_in(groups))
+        ledger.write("failed", await buffer.count(TASK, "failed"))
+    ledger.write("files", len(await asyncio.to_thread(os.listdir, Path(place) / FILES)))

@@ -1,0 +1,197 @@
+"""The contract of a buffer that keeps arrays apart: all that it promises with them in the database."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf import Status
+from replaybuf.errors import PayloadStoreError
+from replaybuf.storage.values import NewGroup
+from tests.places.arrays import (
+    NBYTES,
+    apart,
+    files,
+    heavy,
+    in_its_thread,
+    number_in,
+    numbers_in,
+    payload_rows,
+    put,
+    take_all,
+)
+from tests.stores import TASK, build, group
+
+pytestmark = pytest.mark.usefixtures("soon_swept")
+
+
+async def test_every_byte_comes_back(where: tuple[str, str]) -> None:
+    """Of groups of all sizes, those in the database among them, in the order of their puts."""
+    url, place = where
+    sizes = [8, 19_992, 20_000, NBYTES, 1_000_000]
+    async with apart(url, place) as buffer:
+        for number, size in enumerate(sizes):
+            await buffer.put(heavy(number, size), TASK)
+        await buffer.put(group(99), TASK)
+        assert await payload_rows(url) == 3
+        got = await buffer.get(9, TASK)
+    assert numbers_in(got[:-1]) == [0, 1, 2, 3, 4]
+    got[3][0].extra_fields["experts"][:] = 0  # it is the reader's own
+
+
+@pytest.mark.parametrize("threshold", [0, 1])
+async def test_a_threshold_of_nothing_leaves_groups_without_arrays_as_they_are(
+    tmp_path: Path, folder: Path, threshold: int
+) -> None:
+    async with apart(f"sqlite:///{tmp_path}/b.db", folder, payload_threshold=threshold) as buffer:
+        await buffer.put(group(1), TASK)
+        await buffer.put(heavy(2), TASK)
+        got = await buffer.get(2, TASK)
+    assert [int(one[0].rollout_id) for one in got] == [1, 2]
+
+
+async def test_other_processes_read_them(where: tuple[str, str]) -> None:
+    """Also those that keep their own in the database."""
+    url, place = where
+    async with apart(url, place) as buffer, build(url) as other:
+        await put(buffer, *range(10))
+        assert sorted(await take_all(other)) == list(range(10))
+
+
+async def test_a_restore_brings_taken_groups_back_with_their_arrays(where: tuple[str, str]) -> None:
+    """However many others have been put and swept since."""
+    url, place = where
+    async with apart(url, place) as buffer:
+        await put(buffer, *range(6))
+        await buffer.checkpoint(1)
+        assert len(await take_all(buffer)) == 6
+        for first in range(10, 40, 10):
+            await put(buffer, *range(first, first + 10))
+            await take_all(buffer)
+        await asyncio.sleep(0.3)
+        await buffer.restore(1)
+        assert sorted(await take_all(buffer)) == list(range(6))
+
+
+async def test_an_archive_keeps_them(where: tuple[str, str]) -> None:
+    url, place = where
+    async with apart(url, place, archive=10) as buffer:
+        await put(buffer, 1, 2, 3)
+        await take_all(buffer)
+        await asyncio.sleep(0.2)
+        archived = [item.item async for item in buffer.find({"status": "archived"})]
+        assert sorted(numbers_in(archived)) == [1, 2, 3]
+
+
+async def test_what_makes_room_is_handed_over_with_its_arrays(where: tuple[str, str]) -> None:
+    """To a put that asks for what it dropped."""
+    url, place = where
+    async with apart(url, place, capacity=3, on_full="evict") as buffer:
+        dropped: list[Any] = []
+        for number in range(6):
+            await buffer.put(heavy(number), TASK, dropped=dropped)
+        assert sorted(number_in(item.item) for item in dropped) == [0, 1, 2]
+        assert sorted(await take_all(buffer)) == [3, 4, 5]
+
+
+async def test_puts_that_the_database_refuses_are_tried_one_by_one(where: tuple[str, str]) -> None:
+    """A tag that no database takes; the arrays of all of them were written together."""
+    url, place = where
+    async with apart(url, place) as buffer:
+        calls = [buffer.put(heavy(number), TASK, tags={"a": "x" if number else "\ud800"}) for number in range(4)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        stored = [number for number, one in enumerate(outcomes) if not isinstance(one, BaseException)]
+        assert stored[-3:] == [1, 2, 3]
+        assert sorted(await take_all(buffer)) == stored
+
+
+async def test_puts_by_several_ways_at_once_write_into_their_own_places(where: tuple[str, str]) -> None:
+    """Group commits, claims and puts into several buffers share the place of the process."""
+    url, place = where
+    async with apart(url, place) as buffer:
+        encoding = buffer.storage.encoding
+        new = [NewGroup(TASK, Status.COMPLETED, 0, heavy(number), 1.0) for number in range(100, 104)]
+        many = [in_its_thread(buffer, partial(encoding.encode, [one])) for one in new]
+        outcomes = await asyncio.gather(put(buffer, *range(20)), *many)
+        assert len(outcomes[0]) == 20
+        assert sorted(await take_all(buffer)) == list(range(20))
+
+
+# The order of bytes and commits
+
+
+async def test_bytes_are_on_the_disk_before_the_commit(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With durability full and on PostgreSQL, also of several groups that follow one another in a file."""
+    synced: list[int] = []
+    for name in ("fsync", "fdatasync"):
+        real = getattr(os, name)
+
+        def sync(number: int, real: Callable[[int], None] = real) -> None:
+            if ".bin" in os.readlink(f"/proc/self/fd/{number}"):
+                synced.append(os.fstat(number).st_size)
+            real(number)
+
+        monkeypatch.setattr(os, name, sync)
+    async with apart(url, folder, durability="full") as buffer:
+        for count in (1, 2, 5):
+            await put(buffer, *range(count))
+            assert sorted(synced) == sorted(files(folder).values())
+
+
+async def test_an_array_that_cannot_be_written_is_not_committed(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group fails with the reason; small ones in the same commit are stored; then it goes on."""
+    async with apart(url, folder) as buffer:
+        await put(buffer, 1)
+        real = os.writev
+
+        def failing(*_: Any) -> int:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "writev", failing)
+        outcomes = await asyncio.gather(buffer.put(heavy(2), TASK), buffer.put(group(3), TASK), return_exceptions=True)
+        assert isinstance(outcomes[0], PayloadStoreError)
+        assert isinstance(outcomes[1], int)
+        monkeypatch.setattr(os, "writev", real)
+        await put(buffer, 4)
+        got = await buffer.get(9, TASK)
+        assert sorted(int(one[0].rollout_id) for one in got) == [1, 3, 4]
+
+
+# Cancellation
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.003, 0.01])
+async def test_cancelled_puts_and_takes_leave_all_exact(where: tuple[str, str], seconds: float) -> None:
+    """Each group is stored wholly or not at all, and delivered once."""
+    url, place = where
+    async with apart(url, place) as buffer:
+        stored: set[int] = set()
+        tried: set[int] = set()
+        got: list[int] = []
+        for first in range(0, 24, 4):
+            numbers = range(first, first + 4)
+            tried |= set(numbers)
+            puts = [asyncio.create_task(buffer.put(heavy(number), TASK)) for number in numbers]
+            await asyncio.sleep(seconds)
+            for task in puts[::2]:
+                task.cancel()
+            outcomes = await asyncio.gather(*puts, return_exceptions=True)
+            stored |= {n for n, one in zip(numbers, outcomes, strict=True) if isinstance(one, int)}
+            taking = asyncio.create_task(buffer.get(3, TASK))
+            await asyncio.sleep(seconds)
+            taking.cancel()
+            [taken] = await asyncio.gather(taking, return_exceptions=True)
+            if isinstance(taken, list):
+                got += numbers_in(taken)
+        got += await take_all(buffer)
+        assert len(got) == len(set(got))
+        assert stored <= set(got) <= tried
+        assert await buffer.count(TASK, "failed") == 0

@@ -1,0 +1,255 @@
+"""Snapshots and states of a buffer whose payloads are kept apart, and the ways back from them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replaybuf import ReplayBuffer, RolloutState
+from replaybuf.buffer.copies import SNAPSHOT_FILE
+from replaybuf.errors import InputError, NotEmptyError, PayloadStoreError, SnapshotError
+from replaybuf.places.store import FILES
+from replaybuf.storage.sql.copies import whole
+from replaybuf.storage.sql.tasks import file_batch
+from tests.contract.harness import plain
+from tests.stores import TASK, build, group
+
+COUNT = 6
+#: Bytes of arrays from which a payload is kept apart here.
+THRESHOLD = 20_000
+
+
+def heavy(number: int) -> list[RolloutState]:
+    """A group with arrays; those of every third one are small."""
+    rollouts = group(number, 2)
+    for rollout in rollouts:
+        rollout.extra_fields = {"experts": np.arange(100 if number % 3 == 0 else 10_000, dtype=np.int32) + number}
+    return rollouts
+
+
+async def everything(buffer: ReplayBuffer) -> list[Any]:
+    return [plain({name: getattr(item, name) for name in type(item).__slots__}) async for item in buffer.find({})]
+
+
+def apart(buffer_or_url: str, folder: Path | None, **options: Any) -> ReplayBuffer:
+    """A buffer that keeps payloads in a folder, which is made; None for the database."""
+    if folder is None:
+        return build(buffer_or_url, **options)
+    folder.mkdir(exist_ok=True)
+    return build(buffer_or_url, payloads=str(folder), payload_threshold=THRESHOLD, **options)
+
+
+@asynccontextmanager
+async def filled(url: str, folder: Path | None) -> AsyncIterator[ReplayBuffer]:
+    async with apart(url, folder) as buffer:
+        for number in range(COUNT):
+            await buffer.put(heavy(number), TASK, tags={"n": number}, key=f"key {number}")
+        yield buffer
+
+
+def rows(file: Path, statement: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(file)) as connection:
+        return connection.execute(statement).fetchall()
+
+
+async def count_apart(buffer: ReplayBuffer) -> int:
+    """The number of payloads that are kept apart."""
+    query = "SELECT count(*) FROM rb_payload WHERE file IS NOT NULL"
+    return int(await buffer.storage._read(lambda tx: tx.value(query)))
+
+
+async def test_a_snapshot_has_all_payloads_in_it(shared_url: str, tmp_path: Path) -> None:
+    """It needs the folder no more, and neither does what is resumed from it."""
+    async with filled(shared_url, tmp_path / "payloads") as buffer:
+        assert await count_apart(buffer) == 4
+        before = await everything(buffer)
+        file = await buffer.save(tmp_path / "snapshot")
+    shutil.rmtree(tmp_path / "payloads")
+    assert rows(file, "SELECT count(*), count(file), count(size) FROM rb_payload") == [(COUNT, 0, 0)]
+    assert rows(file, "SELECT count(*) FROM rb_place") == [(0,)]
+    wrong = "SELECT p.uid FROM rb_payload p JOIN rb_group g ON g.uid = p.uid WHERE length(p.data) != g.bytes"
+    assert rows(file, wrong) == []
+    async with build(f"sqlite:///{tmp_path}/other.db") as other:
+        await other.resume(tmp_path / "snapshot")
+        assert await everything(other) == before
+
+
+@pytest.mark.parametrize("payloads", ["copy", "keep"])
+async def test_large_payloads_are_put_apart_when_they_are_resumed(
+    shared_url: str, tmp_path: Path, payloads: Any
+) -> None:
+    async with filled(f"sqlite:///{tmp_path}/first.db", tmp_path / "payloads") as buffer:
+        before = await everything(buffer)
+        await buffer.save(tmp_path / "snapshot", payloads=payloads)
+    async with apart(shared_url, tmp_path / "others") as other:
+        await other.resume(tmp_path / "snapshot")
+        assert await count_apart(other) == 4
+        shutil.rmtree(tmp_path / "payloads")
+        assert await everything(other) == before
+        await other.put(heavy(99), TASK)
+        taken = await other.get(COUNT + 1, TASK)
+        assert plain(taken[-1]) == plain(heavy(99))
+
+
+async def test_a_snapshot_refers_to_payloads_that_stay(shared_url: str, tmp_path: Path) -> None:
+    async with filled(shared_url, tmp_path / "payloads") as buffer:
+        before, identity = await everything(buffer), buffer.storage.identity
+        file = await buffer.save(tmp_path / "snapshot", payloads="keep")
+    # It owns no file: who opens the snapshot itself deletes none.
+    assert rows(file, "SELECT count(*), count(file), count(size) FROM rb_payload") == [(COUNT, 0, 4)]
+    assert rows(file, "SELECT count(*) FROM rb_file") == [(0,)]
+    assert rows(file, "SELECT url FROM rb_place") == [(str(tmp_path / "payloads"),)]
+    assert rows(file, "SELECT value FROM rb_info WHERE name = 'payloads_of'") == [(identity,)]
+    async with build(f"sqlite:///{tmp_path}/other.db") as other:
+        await other.resume(tmp_path / "snapshot")
+        shutil.rmtree(tmp_path / "payloads")
+        assert await everything(other) == before
+
+
+async def test_what_a_snapshot_refers_to_and_has_left_is_refused(shared_url: str, tmp_path: Path) -> None:
+    async with filled(f"sqlite:///{tmp_path}/first.db", tmp_path / "payloads") as buffer:
+        await buffer.save(tmp_path / "snapshot", payloads="keep")
+    [first, *_] = (tmp_path / "payloads" / FILES).iterdir()
+    data = bytearray(first.read_bytes())
+    data[30_000] ^= 1
+    first.write_bytes(data)
+    async with build(shared_url) as other:
+        with pytest.raises(SnapshotError, match=r"that of group \d has left .* nothing was loaded"):
+            await other.resume(tmp_path / "snapshot")
+        assert len(other) == 0
+        first.unlink()
+        with pytest.raises(SnapshotError, match="somebody deleted it"):
+            await other.resume(tmp_path / "snapshot")
+        shutil.rmtree(tmp_path / "payloads")
+        with pytest.raises(PayloadStoreError, match="isn't there"):
+            await other.resume(tmp_path / "snapshot")
+        assert len(other) == 0
+        await other.put(group(1), TASK)
+
+
+async def test_a_buffer_that_is_not_empty_gets_no_files(shared_url: str, tmp_path: Path) -> None:
+    async with filled(f"sqlite:///{tmp_path}/first.db", None) as buffer:
+        await buffer.save(tmp_path / "snapshot")
+    async with apart(shared_url, tmp_path / "payloads") as other:
+        await other.put(group(1), TASK)
+        with pytest.raises(NotEmptyError):
+            await other.resume(tmp_path / "snapshot")
+        assert not list((tmp_path / "payloads" / FILES).iterdir())
+
+
+async def test_damage_where_a_payload_is_kept_is_as_damage_in_the_database(shared_url: str, tmp_path: Path) -> None:
+    """The others are copied, and the damaged one is set aside by the first draw."""
+    async with filled(shared_url, tmp_path / "payloads") as buffer:
+        [first, *_] = (tmp_path / "payloads" / FILES).iterdir()
+        first.write_bytes(first.read_bytes()[: first.stat().st_size * 9 // 10])
+        await buffer.save(tmp_path / "snapshot")
+    async with build(f"sqlite:///{tmp_path}/other.db") as other:
+        await other.resume(tmp_path / "snapshot")
+        assert len(await other.get(COUNT, TASK)) == COUNT - 1
+        [failed] = [item async for item in other.find({"status": "failed"})]
+        assert "arrays" in str(failed.error)
+
+
+async def test_a_place_that_is_gone_ends_a_copy(shared_url: str, tmp_path: Path) -> None:
+    async with filled(shared_url, tmp_path / "payloads") as buffer:
+        (tmp_path / "payloads").rename(tmp_path / "gone")
+        with pytest.raises(PayloadStoreError, match="mount it"):
+            await buffer.save(tmp_path / "snapshot")
+        with pytest.raises(PayloadStoreError, match="mount it"):
+            await asyncio.to_thread(buffer.state_dict)
+        (tmp_path / "gone").rename(tmp_path / "payloads")
+        assert not list((tmp_path / "snapshot").iterdir())
+        await buffer.save(tmp_path / "snapshot")
+
+
+@pytest.mark.parametrize("into", ["folder", "database"])
+async def test_a_state_has_all_payloads_in_it(shared_url: str, tmp_path: Path, into: str) -> None:
+    async with filled(f"sqlite:///{tmp_path}/first.db", tmp_path / "payloads") as buffer:
+        before = await everything(buffer)
+        state = await asyncio.to_thread(buffer.state_dict)
+    shutil.rmtree(tmp_path / "payloads")
+    async with apart(shared_url, tmp_path / "others" if into == "folder" else None) as other:
+        await asyncio.to_thread(other.load_state_dict, state)
+        assert await count_apart(other) == (4 if into == "folder" else 0)
+        assert await everything(other) == before
+        assert await asyncio.to_thread(other.state_dict) == state
+        with pytest.raises(NotEmptyError):
+            await asyncio.to_thread(other.load_state_dict, state)
+
+
+async def test_files_stay_while_they_are_copied(
+    shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All groups leave in the middle of a copy."""
+    reading, going_on = asyncio.Event(), asyncio.Event()
+    original = whole.tails_of
+    loop = asyncio.get_running_loop()
+
+    async def slow(*args: Any) -> Any:
+        if not reading.is_set():
+            loop.call_soon_threadsafe(reading.set)
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(going_on.wait(), loop))
+        return await original(*args)
+
+    monkeypatch.setattr(whole, "tails_of", slow)
+    monkeypatch.setattr(whole, "_RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(file_batch, "FILE_BYTES", 100_000)
+    async with filled(shared_url, tmp_path / "payloads") as buffer:
+        before = await everything(buffer)
+        saving = asyncio.create_task(buffer.save(tmp_path / "snapshot"))
+        async with asyncio.timeout(20):
+            await reading.wait()
+        assert len(await buffer.get(COUNT, TASK)) == COUNT
+        await empty_garbage(buffer)
+        for number in range(COUNT):
+            await buffer.put(heavy(number + 1), TASK)
+            await buffer.storage.thread.run(buffer.storage.encoding.tend)
+        going_on.set()
+        await saving
+    async with build(f"sqlite:///{tmp_path}/other.db") as other:
+        await other.resume(tmp_path / "snapshot")
+        assert await everything(other) == before
+
+
+async def empty_garbage(buffer: ReplayBuffer) -> None:
+    """Delete the payloads of groups that have left, as a sweep does in time."""
+    from replaybuf.storage.sql.statements.past import sweep
+
+    await buffer.storage._write(lambda tx: sweep(tx, 1e12, 1000))
+
+
+async def test_only_two_words_are_known(tmp_path: Path) -> None:
+    async with build("memory://") as buffer:
+        with pytest.raises(InputError, match="'copy' or 'keep', not 'leave'"):
+            await buffer.save(tmp_path, payloads="leave")  # type: ignore[arg-type]
+        assert (await buffer.save(tmp_path, payloads="keep")).name == SNAPSHOT_FILE
+
+
+async def test_a_threshold_of_nothing_keeps_all_arrays_apart_and_no_texts(shared_url: str, tmp_path: Path) -> None:
+    async with build("sqlite:///" + str(tmp_path / "first.db")) as buffer:
+        await buffer.put(group(1), TASK)
+        await buffer.put(heavy(1), TASK)
+        await buffer.save(tmp_path / "snapshot")
+        state = await asyncio.to_thread(buffer.state_dict)
+        before = await everything(buffer)
+    folder = tmp_path / "payloads"
+    folder.mkdir()
+    for load in ("resume", "state"):
+        async with build(shared_url, name=load, payloads=str(folder), payload_threshold=0) as other:
+            if load == "resume":
+                await other.resume(tmp_path / "snapshot")
+            else:
+                await asyncio.to_thread(other.load_state_dict, state)
+            found = await everything(other)
+            assert [one["item"] for one in found] == [one["item"] for one in before]
+            await other.put(group(1), TASK)
+            assert len(await other.get(3, TASK)) == 3
+            assert await count_apart(other) >= 1

@@ -1,0 +1,288 @@
+"""`kill -9`, stops, full disks and lost folders: nothing is lost, nothing doubled, and no byte is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from replaybuf.places.owners import open_place
+from replaybuf.storage.sql.tasks import payload_files
+from tests.faults.figures import Figures
+from tests.faults.ledger import entries, numbers
+from tests.faults.processes import end, kill, start
+from tests.places import roles
+from tests.places.arrays import apart, ask, in_its_thread, take_all
+from tests.postgres import Databases
+from tests.processes.test_processes import wait_for_lines
+from tests.stores import TASK, until
+
+pytestmark = pytest.mark.usefixtures("soon_swept")
+
+
+class Places:
+    """Another empty database and an empty place at each call: a folder, or a prefix of a bucket.
+
+    `variables` are what processes need to know of the environment.
+    """
+
+    def __init__(self, folder: Path, databases: Databases | None = None, bucket: str | None = None) -> None:
+        self._folder, self._databases, self._bucket, self._count = folder, databases, bucket, 0
+        self._lent = ExitStack()
+        self.variables = {name: value for name, value in os.environ.items() if bucket and name.startswith("AWS_")}
+
+    def __call__(self) -> tuple[str, str, Path]:
+        self._count += 1
+        folder = self._folder / str(self._count)
+        place = folder / "payloads"
+        place.mkdir(parents=True)
+        return self._url(folder), f"{self._bucket}/{self._count}" if self._bucket else str(place), folder
+
+    def _url(self, folder: Path) -> str:
+        if self._databases is None:
+            return f"sqlite:///{folder}/b.db"
+        self._lent.close()  # nobody uses the last one any more
+        return self._lent.enter_context(self._databases.lent())()
+
+    def close(self) -> None:
+        self._lent.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "sqlite-objects"])
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
+    databases = request.getfixturevalue("postgres_databases") if request.param == "postgresql" else None
+    bucket = request.getfixturevalue("bucket") if request.param == "sqlite-objects" else None
+    with closing(Places(tmp_path, databases, bucket)) as places:
+        yield places
+
+
+def _listed(place: str) -> list[str]:
+    """The files that are there."""
+    store = open_place(place, 10.0)
+    try:
+        claimed = store.read_marker() is not None
+        return sorted(one.name for one in store.files()) if claimed else []
+    finally:
+        store.close()
+
+
+async def _left_over(url: str, place: str) -> tuple[list[int], int, list[str]]:
+    """What the next process takes, how many groups are set aside, and the files that are there after it has ended."""
+    await ask(url, "UPDATE rb_place SET listed_at = NULL")
+    await ask(url, "UPDATE rb_past SET removed_at = 0")
+    await ask(url, "UPDATE rb_group SET leased_until = 1 WHERE leased_until IS NOT NULL")
+    async with apart(url, place, **roles.PATIENT) as buffer:
+        left = await take_all(buffer)
+        failed = await buffer.count(TASK, "failed")
+        await until(lambda: _nothing_is_named(url), 60)
+        if buffer.storage.files.writes:
+            await in_its_thread(buffer, buffer.storage.files._delete_nobodys)
+    return left, failed, _listed(place)
+
+
+async def _nothing_is_named(url: str) -> bool:
+    return not await ask(url, "SELECT 1 FROM rb_file WHERE groups >= 0")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the dead have left is deleted without waiting for a day."""
+    monkeypatch.setattr(payload_files, "YOUNG_SECONDS", -86_400.0)
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(None, marks=pytest.mark.long)])
+def test_a_process_that_is_killed_at_any_point_loses_nothing(
+    places: Places, count: int | None, figures: Figures
+) -> None:
+    """Around every statement, commit, write, sync, deletion: the next process has all that was put and not taken."""
+    url, place, folder = places()
+    process = start(roles.live, folder / "ledger", url, place, None, places.variables)
+    assert end(process, folder / "ledger") == 0
+    points = entries(folder / "ledger", "point")
+    kinds = ("write", "delete", "commit") if places.variables else ("write", "sync", "delete", "commit")
+    wanted = [f"{side} {what}" for side in ("before", "after") for what in kinds]
+    assert set(wanted) <= set(points)
+    if count is not None and places.variables:
+        count = 1  # a server of S3's that is written in Python takes its time
+    chosen = range(len(points)) if count is None else random.Random().sample(range(len(points)), count)
+    for point in chosen:
+        kill_at(point, places, figures)
+
+
+def kill_at(point: int, places: Places, figures: Figures) -> None:
+    """Kill a process at a point, and look at what is left."""
+    url, place, folder = places()
+    ledger = folder / "ledger"
+    if end(start(roles.live, ledger, url, place, point, places.variables), ledger) == 0:
+        return  # one run has a few more than another
+    what = entries(ledger, "killed")[0]
+    put, took, taking = (numbers(ledger, kind) for kind in ("put", "took", "taking"))
+    if not put and not asyncio.run(_is_there(url)):
+        return
+    left, failed, rest = asyncio.run(_left_over(url, place))
+    delivered = [*took, *left]
+    figures.add(
+        faults=1,
+        groups=len(put),
+        lost=len(set(put) - set(delivered) - set(taking)),
+        doubled=len(delivered) - len(set(delivered)),
+        with_the_dead=len(set(taking) - set(delivered)),
+    )
+    assert set(put) - set(taking) <= set(delivered), (point, what)
+    assert len(delivered) == len(set(delivered)), (point, what)
+    assert failed == 0, (point, what)
+    assert rest == [], (point, what)
+    assert asyncio.run(_nothing_is_named(url)), (point, what)
+
+
+async def _is_there(url: str) -> bool:
+    """Whether the tables were made before the kill."""
+    try:
+        await ask(url, "SELECT 1 FROM rb_file")
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
+def test_processes_that_are_killed_or_stopped_at_any_moment_lose_nothing(
+    places: Places, kills: int, figures: Figures
+) -> None:
+    """Producers and consumers; those that are stopped go on."""
+    url, place, folder = places()
+    chance, stop, done = random.Random(), folder / "stop", folder / "done"
+    started: dict[int, tuple[BaseProcess, Path, bool]] = {}
+    ledgers: list[Path] = []
+    faults = 0
+
+    def begin(slot: int) -> None:
+        ledger = folder / f"{len(ledgers)}.ledger"
+        first = len(ledgers) * 100_000
+        ledgers.append(ledger)
+        produces = slot < 2
+        process = (
+            start(roles.produce, ledger, url, place, str(stop), first, first, places.variables)
+            if produces
+            else start(roles.consume, ledger, url, place, str(done), first, places.variables)
+        )
+        started[slot] = process, ledger, produces
+
+    for slot in range(4):
+        begin(slot)
+    for turn in range(kills):
+        slot = chance.randrange(4)
+        process, ledger, _ = started[slot]
+        wait_for_lines(ledger, 3)
+        time.sleep(chance.random() * 0.3)
+        assert entries(ledger, "problem") == [], entries(ledger, "problem")[0].replace("\\n", "\n")
+        faults += 1
+        if turn % 3 == 2:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(1.0)
+            os.kill(process.pid, signal.SIGCONT)
+        else:
+            kill(process)
+            begin(slot)
+    stop.touch()
+    for process, ledger, produces in started.values():
+        if produces:
+            assert end(process, ledger) == 0
+    done.touch()
+    for process, ledger, produces in started.values():
+        if not produces:
+            assert end(process, ledger) == 0
+    put, acked, acking = ([n for one in ledgers for n in numbers(one, kind)] for kind in ("put", "acked", "acking"))
+    left, failed, rest = asyncio.run(_left_over(url, place))
+    delivered = [*acked, *left]
+    lost, doubled = set(put) - set(delivered) - set(acking), len(delivered) - len(set(delivered))
+    dead = len(set(acking) - set(delivered))
+    figures.add(faults=faults, groups=len(put), lost=len(lost), doubled=doubled, with_the_dead=dead)
+    assert (lost, doubled, failed, rest) == (set(), 0, 0, [])
+
+
+@pytest.mark.parametrize("places", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.long)])
+def test_a_run_that_is_killed_in_its_checkpoints_and_restores_is_the_run_that_was_not(
+    places: Places, kills: int, figures: Figures
+) -> None:
+    """Batch by batch, byte for byte; and no byte is left over."""
+    url, place, folder = places()
+    whole = folder / "whole"
+    assert end(start(roles.train, whole, url, place, None), whole) == 0
+    points, expected = len(entries(whole, "point")), entries(whole, "batch")
+    assert len(expected) == roles.STEPS
+    url, place, folder = places()
+    chance = random.Random()
+    for number in range(kills + 1):
+        ledger = folder / f"{number}.ledger"
+        kill_at = None if number == kills else chance.randrange(points // 3)
+        died = end(start(roles.train, ledger, url, place, kill_at), ledger)
+        found = entries(ledger, "batch")
+        wrong = [batch for batch in found if batch not in expected]
+        figures.add(faults=int(died != 0), groups=3 * len(found), lost=len(wrong))
+        assert wrong == [], (entries(ledger, "killed"), expected)
+        if died == 0:
+            break
+    assert sorted(numbers(ledger, "left")) == sorted(numbers(whole, "left"))
+    assert asyncio.run(_left_over(url, place)) == ([], 0, [])
+
+
+@pytest.mark.parametrize("places", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("what", ["full", "read-only"])
+def test_a_disk_that_takes_no_more_loses_nothing(places: Places, what: str, figures: Figures) -> None:
+    """The put fails with the reason; what was put is read and taken; with room it goes on; and all room comes back."""
+    url, place, folder = places()
+    ledger = folder / "ledger"
+    assert end(start(roles.fill_up, ledger, url, place, what), ledger) == 0
+    if entries(ledger, "not-permitted"):
+        pytest.skip("this user may not mount")
+    put, took, seen = (numbers(ledger, kind) for kind in ("put", "took", "seen"))
+    figures.compare(1, put, took)
+    [refused] = entries(ledger, "refused")
+    assert refused.startswith("DiskFullError" if what == "full" else "PayloadStoreError"), refused
+    assert sorted(seen) == [number for number in sorted(put) if number < 1000]
+    assert sorted(took) == sorted(put)
+    assert entries(ledger, "failed") == ["0"]
+    assert len(put) > 15
+
+
+@pytest.mark.long
+async def test_the_database_may_be_away_while_the_folder_is_there(tmp_path: Path, figures: Figures) -> None:
+    """Bytes are written and not named; what was said to be stored is, and no byte is left over."""
+    from tests.postgres import new_database, own_server
+
+    place = tmp_path / "payloads"
+    place.mkdir()
+    put: list[int] = []
+    with own_server() as server, new_database(server.url) as url:
+        async with apart(url, place, reconnect_timeout=20.0) as buffer:
+
+            async def produce(first: int) -> None:
+                for number in range(first, first + 10):
+                    await buffer.put(roles.heavy(number), TASK)
+                    put.append(number)
+
+            producing = [asyncio.create_task(produce(100 * n)) for n in range(3)]
+            await until(lambda: _some(put))
+            await asyncio.to_thread(server.stop)
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(server.start)
+            await asyncio.gather(*producing)
+            taken = await take_all(buffer)
+        left, failed, rest = await _left_over(url, str(place))
+        figures.compare(1, put, taken + left)
+        assert sorted(taken) == sorted(put)
+        assert (left, failed, rest) == ([], 0, [])
+
+
+async def _some(numbers_put: list[int]) -> bool:
+    return len(numbers_put) > 5

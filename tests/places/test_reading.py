@@ -1,0 +1,179 @@
+"""Payloads that are kept apart, as those read them who don't have the buffer open: command, page, exports, doctor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replaybuf import RolloutState
+from replaybuf.codec.payload import Codec
+from replaybuf.places.store import FILES
+from replaybuf.rollouts.rollout_type import RolloutType
+from tests.cli.conftest import run, run_json
+from tests.stores import TASK, build, group
+from tests.web.conftest import client_of
+
+TEXT = "a long answer " * 100
+#: Groups with arrays; the last one has none.
+HEAVY = [1, 2, 3]
+
+
+def heavy(number: int) -> list[RolloutState]:
+    rollouts = group(number, 2, text=f"{number} {TEXT}")
+    for rollout in rollouts:
+        rollout.message = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Why? {TEXT}"}]
+        rollout.extra_fields = {"experts": np.arange(10_000, dtype=np.int32) + number, "note": f"note {number}"}
+    return rollouts
+
+
+async def fill(url: str, folder: Path) -> None:
+    folder.mkdir()  # noqa: ASYNC240
+    async with build(url, payloads=str(folder), payload_threshold=20_000) as buffer:
+        for number in HEAVY:
+            await buffer.put(heavy(number), TASK)
+        await buffer.put(group(4), TASK)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "payloads"
+
+
+@pytest.fixture
+def filled(shared_url: str, place: Path) -> str:
+    asyncio.run(fill(shared_url, place))
+    return shared_url
+
+
+@pytest.fixture
+def out_of_reach(filled: str, place: Path) -> Iterator[str]:
+    """The database, whose folder for payloads isn't mounted."""
+    place.rename(place.with_name("elsewhere"))
+    yield filled
+    place.with_name("elsewhere").rename(place)
+
+
+def cut(place: Path) -> None:
+    """Cut the end of the last payload."""
+    last = max((place / FILES).iterdir(), key=lambda one: one.stat().st_mtime_ns)
+    last.write_bytes(last.read_bytes()[:-1000])
+
+
+def test_a_group_is_shown_with_its_arrays(filled: str) -> None:
+    shown = run_json("show", filled, 2, "--full")
+    assert shown["rollouts"][0]["extra_fields"]["experts"][:2] == [2, 3]
+    result = run("show", filled, 2, "--full")
+    assert f"2 {TEXT}".strip() in result.stdout
+    assert "without" not in result.stderr
+
+
+def test_without_the_folder_all_that_the_database_has_is_shown(out_of_reach: str, place: Path) -> None:
+    result = run("show", out_of_reach, 2, "--full", "--json")
+    shown = json.loads(result.stdout)
+    assert shown["rollouts"][1]["extra_fields"] == {"experts": None, "note": "note 2"}
+    assert shown["rollouts"][1]["response"] == f"2 {TEXT}"
+    assert result.stderr.count("\n") == 1
+    assert f"group 2 is shown without its arrays: {place} isn't there" in result.stderr
+    assert run("show", out_of_reach, 4, "--full").stderr == ""
+    run("show", out_of_reach, 1, 2, 3)
+    run("show", out_of_reach, "--best", 2)
+
+
+def test_damaged_arrays_leave_texts(filled: str, place: Path) -> None:
+    cut(place)
+    result = run("show", filled, 3, "--full", "--json")
+    assert json.loads(result.stdout)["rollouts"][0]["response"] == f"3 {TEXT}"
+    assert "it was cut short" in result.stderr
+
+
+def test_texts_are_found_by_sql(out_of_reach: str) -> None:
+    """They are in the database."""
+    ask = "SELECT full_response FROM rollouts WHERE uid = 2"
+    assert run_json("sql", out_of_reach, ask) == 2 * [{"full_response": f"2 {TEXT}"}]
+    [found] = run_json("sql", out_of_reach, "SELECT full_prompt, messages FROM groups WHERE uid = 2")
+    assert found["full_prompt"] == f"Why? {TEXT}"
+    assert "Be brief." in str(found["messages"])
+    assert len(run_json("ls", out_of_reach)) == 4
+
+
+def test_the_page_shows_a_group(filled: str, place: Path) -> None:
+    client = client_of(filled)
+    text = client.get("/groups/2").text
+    assert "without its arrays" not in text
+    assert TEXT.strip() in text
+    place.rename(place.with_name("elsewhere"))
+    text = client.get("/groups/2").text
+    assert TEXT.strip() in text
+    assert "note 2" in text
+    assert "group 2 is shown without its arrays" in text
+
+
+def test_an_export_has_all_or_says_why_not(filled: str, place: Path, tmp_path: Path) -> None:
+    run("export", filled, tmp_path / "all.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert len(rows) == 7
+    assert "$ndarray" in rows[0]["extra_fields"]["experts"]
+    place.rename(place.with_name("elsewhere"))
+    result = run("export", filled, tmp_path / "none.jsonl", code=1)
+    assert "mount it" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "none.jsonl").exists()
+    into = f"sqlite:///{tmp_path}/into.db"
+    run("import", into, tmp_path / "all.jsonl")
+    assert run_json("show", into, 2, "--full")["rollouts"][0]["extra_fields"]["experts"][:2] == [2, 3]
+
+
+def checksums(url: str, *options: str) -> dict[str, Any]:
+    found = json.loads(run("doctor", url, "--json", *options, code=None).stdout)
+    return next(one for one in found if one["check"] == "checksums")
+
+
+def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, place: Path, tmp_path: Path) -> None:
+    place.rename(place.with_name("elsewhere"))
+    asyncio.run(fill(f"sqlite:///{tmp_path}/other.db", place))
+    assert "has other payloads than those" in run("show", filled, 2, "--full").stderr
+    found = checksums(filled)
+    assert (found["level"], found["repairable"]) == ("ok", False)
+    assert "without what is out of reach" in found["text"]
+    assert "mount or put back" in run("save", filled, tmp_path / "snapshot", code=1).stderr
+
+
+def test_saving_and_resuming_on_the_command_line(filled: str, place: Path, tmp_path: Path) -> None:
+    run("save", filled, tmp_path / "whole")
+    run("save", filled, tmp_path / "references", "--payloads", "keep")
+    sizes = [(tmp_path / name / "replaybuf.sqlite").stat().st_size for name in ("whole", "references")]
+    assert sizes[0] > sizes[1] + 100_000
+    (tmp_path / "others").mkdir()
+    other = f"sqlite:///{tmp_path}/other.db"
+    run("resume", other, tmp_path / "references", "--payloads", tmp_path / "others")
+    shutil.rmtree(place)
+    assert run_json("show", other, 2, "--full")["rollouts"][0]["extra_fields"]["experts"][:2] == [2, 3]
+    again = run("resume", f"sqlite:///{tmp_path}/third.db", tmp_path / "references", code=1)
+    assert "mount it" in again.stderr
+
+
+def test_texts_are_mended_from_arrays(tmp_path: Path, place: Path) -> None:
+    """The marks of a group are made anew from its rollouts, which are read whole."""
+    path = tmp_path / "run.db"
+    asyncio.run(fill(f"sqlite:///{path}", place))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE rb_payload SET outline = '[{' WHERE uid = 2")
+    run("doctor", path, "--repair", code=None)
+    assert run_json("sql", path, "SELECT count(*) AS n FROM rollouts WHERE uid = 2") == [{"n": 2}]
+
+
+@pytest.mark.parametrize("value", [{"x": [np.arange(9000)]}, (np.arange(9000), "text"), {"in": np.arange(3)}])
+def test_what_is_not_there_is_none(value: Any) -> None:
+    codec = Codec(RolloutType(dict))
+    split = codec.encode_split([{"text": "here", "value": value, "more": np.arange(5000)}])
+    [found] = codec.decode_head(split.head)
+    assert (found["text"], found["more"]) == ("here", None)

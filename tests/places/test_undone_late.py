@@ -1,0 +1,93 @@
+"""Draws that are undone after the payloads that they had taken were swept: no group comes back without its arrays."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf.errors import PayloadStoreError
+from replaybuf.storage.sql.statements import take
+from replaybuf.storage.sql.tasks import payload_files as tasks
+from replaybuf.storage.sql.tasks import sweeper
+from replaybuf.storage.sql.tasks.delivery import Drawing
+from tests.cli.doctored import examine, wrong
+from tests.places.arrays import apart, ask, files, named, payload_rows, put, take_all, until_no_files
+from tests.stores import TASK, build, until
+
+#: How many of two groups in a file are taken, and how many are there again.
+WAYS = {"another group is in it": (1, 2), "it was deleted": (2, 0)}
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/buffer.db"
+    return str(request.getfixturevalue("lent_database"))
+
+
+@pytest.fixture(autouse=True)
+def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads that were taken are swept at once, whether or not they were read."""
+    monkeypatch.setattr(take, "READING_SECONDS", 0.0)
+    monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
+    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(tasks, "_LOOK_SECONDS", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("url", "way"),
+    [
+        *(("sqlite", way) for way in WAYS),
+        ("postgresql", "it was deleted"),
+        pytest.param("postgresql", "another group is in it", marks=pytest.mark.long),
+    ],
+    indirect=["url"],
+)
+async def test_a_draw_that_could_not_be_read_is_undone_late(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Groups whose arrays are there are drawn again, byte for byte; the others are set aside, and say why."""
+    taken, back = WAYS[way]
+    may_undo, undo = threading.Event(), Drawing._give_back
+
+    async def undo_late(drawing: Drawing, *arguments: Any) -> None:
+        assert await asyncio.to_thread(may_undo.wait, 20)
+        await undo(drawing, *arguments)
+
+    monkeypatch.setattr(Drawing, "_give_back", undo_late)
+    async with apart(url, folder) as buffer, build(url) as other:
+        await put(buffer, 1, 2)
+        away = rename(folder, folder.with_name("away"))
+        taking = asyncio.create_task(buffer.get(taken, TASK))
+        await until(lambda: _has(url, 2 - taken))
+        rename(away, folder)
+        if back == 0:
+            await until_no_files(url)
+            assert files(folder) == {}
+        may_undo.set()
+        with pytest.raises(PayloadStoreError):
+            await taking
+        assert await buffer.count(TASK, "completed") == back
+        failed = await ask(url, "SELECT error FROM rb_group WHERE error IS NOT NULL")
+        assert len(failed) == await buffer.count(TASK, "failed") == 2 - back
+        assert all("its arrays were deleted" in error for (error,) in failed)
+        assert await payload_rows(url) == back
+        assert [*(await named(url)).values()] == [back] * (back > 0)
+        assert sorted(await take_all(other)) == [1, 2][:back]
+    assert set(wrong(await asyncio.to_thread(examine, url))) <= {"checksums"}
+    async with build(url) as other:
+        await other.delete({})
+        await until_no_files(url)
+    assert files(folder) == {}
+
+
+def rename(old: Path, new: Path) -> Path:
+    return old.rename(new)
+
+
+async def _has(url: str, rows: int) -> bool:
+    return await payload_rows(url) == rows
