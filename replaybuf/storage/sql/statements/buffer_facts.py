@@ -64,9 +64,9 @@ def list_checkpoints(tx: ReadTransaction, buffer: str | None) -> list[StoredChec
 
 #: The query of the ids of dropped checkpoints that still have versions of groups: an index look-up for each checkpoint.
 DROPPED = """WITH RECURSIVE found(id) AS (
-    SELECT min(until) FROM rb_past WHERE until IS NOT NULL
+    SELECT min(until) FROM rb_past WHERE until > 0
     UNION ALL
-    SELECT (SELECT min(p.until) FROM rb_past p WHERE p.until IS NOT NULL AND p.until > found.id)
+    SELECT (SELECT min(p.until) FROM rb_past p WHERE p.until > found.id)
     FROM found WHERE found.id IS NOT NULL)
 SELECT id FROM found WHERE id IS NOT NULL AND id NOT IN (SELECT id FROM rb_checkpoint)"""
 

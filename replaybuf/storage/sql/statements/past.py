@@ -156,7 +156,7 @@ def _returning(statement: str) -> Prepared:
     return Prepared(lambda _: text(statement), "newest", "buffer", "checkpoint")
 
 
-_RETURN = _returning(f"INSERT INTO rb_group ({_COLUMNS}) SELECT {_BACK} FROM rb_past WHERE {_VALID} ORDER BY uid")  # noqa: S608
+_RETURN = _returning(f"INSERT INTO rb_group ({_COLUMNS}) SELECT {_BACK} FROM rb_past WHERE {_VALID} ORDER BY +uid")  # noqa: S608
 _SUPERSEDED = _returning(
     f"DELETE FROM rb_past WHERE since >= :newest AND uid IN (SELECT uid FROM rb_past WHERE {_VALID})"  # noqa: S608
 )
