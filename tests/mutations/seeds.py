@@ -159,7 +159,7 @@ _SQL = [
     ("undo-leaves-versions", f"{_STATEMENTS}/past.py", "    tx.fetch(_FORGET, uid, since)\n", "    pass\n", "an undone draw leaves nothing in checkpoints"),
     ("undo-not-in-checkpoints", f"{_STATEMENTS}/leases.py", "    undo(past, past.c.since >= max(made_before, row.column(\"since\")))\n", "", "an undone draw is undone in checkpoints"),
     ("undo-not-counted", f"{_STATEMENTS}/leases.py", "    add_to_checkpoints(tx, counts, made_before)\n", "", "an undone draw is counted in no checkpoint"),
-    ("change-not-kept", f"{_STATEMENTS}/counts.py", "    keep(tx, uids)\n    adding", "    adding", "what changes after a checkpoint is in it as it was"),
+    ("change-not-kept", f"{_STATEMENTS}/counts.py", "    keep(tx, [uid for _, step, uids", "    list([uid for _, step, uids", "what changes after a checkpoint is in it as it was"),
     ("priority-not-kept", f"{_STATEMENTS}/matching.py", "        keep(tx, [uid for uid, _ in locked])\n", "", "priorities go back"),
     ("refresh-not-kept", f"{_STATEMENTS}/refresh.py", "    keep(tx, [uid for uid, *_ in rows])\n", "", "what expires after a checkpoint is in it as it was"),
     ("restore-leaves-cursors", f"{_STATEMENTS}/restore.py", "        _set_cursors(tx, kept.id)", "        pass", "cursors go back"),

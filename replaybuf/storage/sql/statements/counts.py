@@ -28,7 +28,7 @@ from replaybuf.storage.sql.statements.buffer_facts import Tallied
 from replaybuf.storage.sql.statements.fence import FENCE, Row, compare
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_races
-from replaybuf.storage.sql.statements.past import keep, leave
+from replaybuf.storage.sql.statements.past import keep, leave, newest
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow
 
@@ -192,11 +192,19 @@ def move(
         if row.found_in is not None:
             known[row.found_in.name] = row.found_in
     steps = [(same[0].task_name, step_of(same[0]), [row.uid for row in same]) for same in states.values()]
-    apply(tx, steps, known.values(), **values)
+    at = newest(tx)
+    old = {row.uid for same in states.values() for row in same if row.column("since") < at}
+    keep(tx, [uid for _, step, uids in steps if step.after is not None for uid in uids if uid in old])
+    apply(tx, steps, known.values(), are_kept=True, **values)
 
 
-def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **values: Any) -> None:
-    """Apply transitions to groups, and set these columns of groups that stay. `known` are lanes already read."""
+def apply(
+    tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), *, are_kept: bool = False, **values: Any
+) -> None:
+    """Apply transitions to groups, and set these columns of groups that stay.
+
+    `known` are lanes already read. With `are_kept` the groups are kept for checkpoints already (`past.keep`).
+    """
     homes = {home.name: home for home in known}
     homes |= need_lanes(tx, {(task, status) for task, step, _ in steps for status, _ in step.counts} - homes.keys())
     leased = {(task, step.after.status) for task, step, _ in steps if step.after is not None and step.after.leased}
@@ -216,6 +224,8 @@ def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **
         pinned_at = None  # the train step at which groups that leave their lane pin their staleness
         if step.pins_staleness and step.before is not None:
             pinned_at = homes[(task, step.before.status)].step or 0
+        if not are_kept:
+            keep(tx, uids)
         change(tx, uids, _changed(task, step, lanes) | values, added, pinned_at)
         if step.enters_races:
             entering.setdefault((task, step.after.status), []).extend(uids)
@@ -243,13 +253,12 @@ def _changed(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName,
 
 def change(
     tx: Transaction,
-    uids: Sequence[int],
+    uids: Iterable[int],
     values: Mapping[str, Any],
     added: Mapping[str, int] | None = None,
     pinned_at: int | None = None,
 ) -> None:
     """Set columns of groups (none with JSON), and add to others; pin the staleness at a train step, if given."""
-    keep(tx, uids)
     adding = {name: n for name, n in (added or {}).items() if n and name not in values}
     pin = () if pinned_at is None else (pinned_at,)
     statement = _changing(tuple(values), tuple(adding), bool(pin))

@@ -25,7 +25,7 @@ from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.files import READING_SECONDS, count_back
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_races
-from replaybuf.storage.sql.statements.past import come_back, lock
+from replaybuf.storage.sql.statements.past import come_back, keep, lock
 from replaybuf.storage.sql.statements.presence import note_rows
 from replaybuf.storage.sql.statements.rows import GroupRow, select_rows, uid_in
 from replaybuf.storage.values import Leased, check_database, check_lease, count_passed_on, lost_to_others
@@ -83,6 +83,7 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
     held = [row.uid for row in _held(tx, lease, uids)]
     until = tx.dialect.start_clock(tx) + seconds
     if held:
+        keep(tx, held)
         change(tx, held, {"leased_until": until})
     return until
 

@@ -49,7 +49,7 @@ def _of_uids(statement: str, *names: str) -> Prepared:
 
 def keep(tx: Transaction, uids: Iterable[int]) -> None:
     """Keep these groups as they are for the checkpoints that have them; call it before they are changed."""
-    if at := newest(tx):
+    if (at := newest(tx)) and (uids := list(uids)):
         listed = tx.dialect.listed(uids)
         tx.fetch(_COPY, at, listed)
         tx.fetch(_BEGIN, at, listed)

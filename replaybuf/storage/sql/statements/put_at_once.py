@@ -119,7 +119,7 @@ class PutBatch:
         rows = tx.fetch_marking(one_of, *_values(tx, groups, lanes), *(_payloads(groups) if together else ()))
         if not rows:
             return []
-        uids = list(rows[0][0])
+        uids, tx.newest = list(rows[0][0]), rows[0][1]
         name_files(tx, (one.extent for one in groups if one.extent is not None))
         self.reserved()
         if not together:
@@ -204,7 +204,7 @@ _ROOM = """, room AS (
 )"""
 
 
-def _put(*, bounded: bool, together: bool) -> str:
+def _put(*, bounded: bool, together: bool, answer: str = "uids, newest") -> str:
     room, there_is = (_ROOM, ", room") if bounded else ("", "")
     payloads = f", payloads AS ({_INSERT_PAYLOADS})" if together else ""
     return f"""
@@ -234,7 +234,7 @@ WITH fence AS (
     SELECT CAST(:mark_row AS varchar), CAST(:mark_number AS bigint) FROM new
     ON CONFLICT (name) DO UPDATE SET value = excluded.value
 ){payloads}
-SELECT uids FROM new
+SELECT {answer} FROM new
 """  # noqa: S608
 
 
@@ -264,7 +264,7 @@ _CALLS = {
     bounded: ServerFunction(
         f"put{'_bounded' if bounded else ''}",
         LOCK_TASKS if bounded else "",
-        _put(bounded=bounded, together=True),
+        _put(bounded=bounded, together=True, answer="uids"),
         _names(bounded=bounded, together=True),
     )
     for bounded in (False, True)
