@@ -39,8 +39,8 @@ and `until` the newest one when it ended, NULL if no checkpoint has it: a checkp
 `last_uid` of a checkpoint is the last uid before it, or 0 once a restore to an earlier one may have brought back groups
 that it lacks.
 
-`made_from` holds the uids of the groups that this one replaced, and of their own predecessors as far as their past is
-kept, NULL for none: a restore that keeps this group doesn't bring them back.
+`made_from` holds the uids of the groups that this one replaced, and of their own predecessors as far as a checkpoint
+has them, NULL for none: a restore that keeps this group doesn't bring them back.
 
 `worker` is the worker name of the put, `put_step` its train step, `holder` the worker name of the lease, and
 `trained_step` the train step of the group's last draw without a lease, or acknowledgement. NULL where not given.

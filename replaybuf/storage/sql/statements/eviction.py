@@ -21,7 +21,7 @@ from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_rea
 from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
 from replaybuf.storage.sql.statements.matching import lock_groups
 from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_races, pass_time
-from replaybuf.storage.sql.statements.past import known, leave
+from replaybuf.storage.sql.statements.past import in_checkpoints, leave
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, scoped_key, select_rows, uid_in
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
 
@@ -143,13 +143,13 @@ def remove_replaced(tx: Transaction, rows: Iterable[Any], leaving: Leaving = Non
 
 
 def origins(tx: Transaction, replaced: Iterable[Any]) -> list[int]:
-    """Return the uids of these groups, which have just left, and of their predecessors whose past is kept.
+    """Return the uids of these groups, which have just left, and of their predecessors that checkpoints have.
 
     A restore that keeps the group which replaces them doesn't bring them back.
     """
     direct = {row.uid for row in replaced}
     others = {uid for row in replaced for uid in row.made_from or ()} - direct
-    return sorted(direct | known(tx, others) if others else direct)
+    return sorted(direct | in_checkpoints(tx, others) if others else direct)
 
 
 #: A candidate for eviction, and its lane.

@@ -95,12 +95,12 @@ def lock(tx: Transaction, uids: Iterable[int]) -> None:
 _LOCK = _of_uids("SELECT uid FROM rb_past WHERE {uids} ORDER BY uid, since FOR UPDATE", "uids")
 
 
-def known(tx: Transaction, uids: Iterable[int]) -> set[int]:
-    """Return those of these groups that have a past."""
-    return {uid for (uid,) in tx.fetch(_KNOWN, tx.dialect.listed(uids))}
+def in_checkpoints(tx: Transaction, uids: Iterable[int]) -> set[int]:
+    """Return those of these groups of which a checkpoint has a past version."""
+    return {uid for (uid,) in tx.fetch(_IN_CHECKPOINTS, tx.dialect.listed(uids))}
 
 
-_KNOWN = _of_uids("SELECT DISTINCT uid FROM rb_past WHERE {uids}", "uids")
+_IN_CHECKPOINTS = _of_uids("SELECT DISTINCT uid FROM rb_past WHERE {uids} AND until > 0", "uids")
 
 
 # Restores
