@@ -107,19 +107,26 @@ _IN_CHECKPOINTS = _of_uids("SELECT DISTINCT uid FROM rb_past WHERE {uids} AND un
 
 _OURS = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
 _VALID = f"until >= :checkpoint AND since < :checkpoint AND {_OURS}"
-#: The groups put or changed since a checkpoint: such a group is newer, or the checkpoint has a version of it.
-_SINCE = f"""+lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND since >= :checkpoint
-AND uid IN (SELECT uid FROM rb_group WHERE uid > :last_uid UNION SELECT uid FROM rb_past WHERE {_VALID})"""  # noqa: S608
 
 
 def changed_since(tx: Transaction, checkpoint: int, last_uid: int) -> list[int]:
     """Return the groups that were put or changed since a checkpoint, or restored from an earlier one."""
-    return [uid for (uid,) in tx.fetch(_CHANGED, tx.scope.buffer, checkpoint, last_uid)]
+    return _begun_since(tx, checkpoint, last_uid)
 
 
 def put_since(tx: Transaction, checkpoint: int, last_uid: int) -> list[int]:
     """Return those of `changed_since` that the checkpoint doesn't have."""
-    return [uid for (uid,) in tx.fetch(_NEW, tx.scope.buffer, checkpoint, last_uid)]
+    return _begun_since(tx, checkpoint, last_uid, f"AND uid NOT IN (SELECT uid FROM rb_past WHERE {_VALID})")  # noqa: S608
+
+
+def _begun_since(tx: Transaction, checkpoint: int, last_uid: int, condition: str = "") -> list[int]:
+    begun = "+lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND since >= :checkpoint"
+    values = {"buffer": tx.scope.buffer, "checkpoint": checkpoint}
+    if last_uid:  # such a group is newer than the checkpoint, or this has a version of it: others aren't read
+        newer = "SELECT uid FROM rb_group WHERE uid > :last_uid"
+        begun += f" AND uid IN ({newer} UNION SELECT uid FROM rb_past WHERE {_VALID})"  # noqa: S608
+        values["last_uid"] = last_uid
+    return tx.values(f"SELECT uid FROM rb_group WHERE {begun} {condition} ORDER BY uid", **values)  # noqa: S608
 
 
 def bring_back(tx: Transaction, checkpoint: int) -> None:
@@ -135,15 +142,6 @@ def bring_back(tx: Transaction, checkpoint: int) -> None:
     tx.fetch(_GO_ON, *key)
 
 
-_KEY = ("buffer", "checkpoint", "last_uid")
-_CHANGED = Prepared(lambda _: text(f"SELECT uid FROM rb_group WHERE {_SINCE} ORDER BY uid"), *_KEY)  # noqa: S608
-_NEW = Prepared(
-    lambda _: text(
-        f"""SELECT uid FROM rb_group WHERE {_SINCE}
-AND uid NOT IN (SELECT uid FROM rb_past WHERE {_VALID}) ORDER BY uid"""  # noqa: S608
-    ),
-    *_KEY,
-)
 _BACK = ", ".join(
     "CASE WHEN until < CAST(:newest AS bigint) THEN CAST(:newest AS bigint) ELSE since END"
     if column.name == "since"

@@ -85,7 +85,7 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
     kept = find_checkpoint(tx, step)
     shift = tx.scope.ticket_shift if keep_new else shift_to(tx, kept.next_ticket)
     put = put_since(tx, kept.id, kept.last_uid) if keep_new else []
-    new = _set_new_apart(tx, put)
+    new = _set_new_apart(tx, put) if put else []
     stay = set(put)
     leave(tx, [uid for uid in changed_since(tx, kept.id, kept.last_uid) if uid not in stay])
     bring_back(tx, kept.id)
@@ -99,7 +99,8 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
         _set_cursors(tx, kept.id)
     begin_epoch(tx, step, now, shift)
     return_all(tx)
-    _let_in(tx, new)
+    if new:
+        _let_in(tx, new)
     detail = "groups put since stayed" if keep_new else None
     note(tx, EventKind.RESTORED, worker=tx.scope.worker, step=step, groups=kept.groups, detail=detail)
     return Checkpoint(kept.step, kept.created_at, kept.groups, kept.bytes)
@@ -129,8 +130,6 @@ def _set_cursors(tx: Transaction, checkpoint_id: int) -> None:
 
 def _set_new_apart(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     """Pin the staleness of these newer groups, and reset their draws; return their rows before that."""
-    if not uids:
-        return []
     return_all(tx)
     keep(tx, uids)
     these = uid_in(tx, uids)
