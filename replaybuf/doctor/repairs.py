@@ -271,6 +271,7 @@ _REPAIRS: dict[str, Repair] = {
     "checksums": repair_checksums,
     "leases": repair_leases,
     "places": check_places.repair_places,
+    "files that nothing names": check_places.delete_nobodys,
     "counts": repair_counts,
 }
 

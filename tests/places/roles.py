@@ -238,6 +238,8 @@ def stall(ledger: Ledger, url: str, place: str, variables: Variables) -> None:
 
     async def run() -> None:
         async with apart(url, place, **PATIENT) as buffer:
+            await buffer.storage.open()
+            await buffer.storage.thread.run(buffer.storage.sweeper.stop)  # which might hold SQLite's lock just then
             await buffer.put_many([heavy(2), heavy(3)], TASK)
             ledger.write("put", 2, 3)
 

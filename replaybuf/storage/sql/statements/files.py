@@ -140,7 +140,8 @@ def count_back(tx: Transaction, number: int) -> bool:
 
 def empty_files(tx: Transaction, limit: int, but: Sequence[int] = ()) -> dict[int, list[int]]:
     """Return files that no group has any more, by the id of their place, which is none of `but`."""
-    kept = exists().where(place.c.kept_until >= tx.dialect.clock(tx))
+    now = tx.dialect.clock(tx)
+    kept = exists().where(place.c.kept_until.between(now, now + SILENT_SECONDS))
     empty = select(file.c.place, file.c.id).where(file.c.groups == 0, file.c.place.not_in(but), ~kept)
     found: dict[int, list[int]] = {}
     for row in tx.execute(empty.limit(limit)):
