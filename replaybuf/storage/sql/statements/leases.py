@@ -148,7 +148,7 @@ _ANY_OVERDUE = Prepared(lambda _: _overdue.limit(1), "now", "buffer")
 
 def return_all(tx: Transaction) -> int:
     """End all leases and return the number of their groups: a store's copy is unknown to their consumers."""
-    rows = read_rows(tx, lane.c.leased, group.c.lease.is_not(None))
+    rows = read_rows(tx, lane.c.leased, group.c.lease.is_not(None), group.c.leased_until.is_not(None))
     move(tx, rows, transitions.unleased)
     return len(rows)
 

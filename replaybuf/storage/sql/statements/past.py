@@ -120,13 +120,14 @@ def put_since(tx: Transaction, checkpoint: int, last_uid: int) -> list[int]:
 
 
 def _begun_since(tx: Transaction, checkpoint: int, last_uid: int, condition: str = "") -> list[int]:
-    begun = "+lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND since >= :checkpoint"
     values = {"buffer": tx.scope.buffer, "checkpoint": checkpoint}
-    if last_uid:  # such a group is newer than the checkpoint, or this has a version of it: others aren't read
-        newer = "SELECT uid FROM rb_group WHERE uid > :last_uid"
-        begun += f" AND uid IN ({newer} UNION SELECT uid FROM rb_past WHERE {_VALID})"  # noqa: S608
-        values["last_uid"] = last_uid
-    return tx.values(f"SELECT uid FROM rb_group WHERE {begun} {condition} ORDER BY uid", **values)  # noqa: S608
+    begun = f"SELECT uid FROM rb_group WHERE +{_OURS} AND since >= :checkpoint {condition}"  # noqa: S608
+    if not last_uid:
+        return sorted(tx.values(begun, **values))
+    # Such a group is newer than the checkpoint, or this has a version of it: others aren't read.
+    newer = f"SELECT uid FROM rb_group WHERE uid > :last_uid UNION SELECT uid FROM rb_past WHERE {_VALID}"  # noqa: S608
+    found = tx.dialect.listed(tx.values(newer, **values, last_uid=last_uid))
+    return sorted(tx.values(f"{begun} AND uid {tx.dialect.among('uids')}", **values, uids=found))
 
 
 def bring_back(tx: Transaction, checkpoint: int) -> None:
