@@ -155,6 +155,7 @@ def test_spawned_processes_get_the_config(shared_url: str) -> None:
         from multiprocessing import get_context
         from tests.buffer.test_forks import put_from_config
         if __name__ == "__main__":
+            from replaybuf.rules.policies import FIFOPolicy
             config = ReplayBufferConfig(url=url, policy=FIFOPolicy)
             children = [get_context("spawn").Process(target=put_from_config, args=(config, n)) for n in range(2)]
             for child in children: child.start()
