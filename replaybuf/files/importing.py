@@ -232,7 +232,7 @@ async def survey(
 ) -> Survey:
     """Read a file to its end, check each group, and return what an import would do. Writes nothing.
 
-    Raises FileError with the place of the first invalid group, and with the reason "ends" for a file that was cut short, unless
+    Raises FileError with the place of the first invalid group; of reason "ends" for a file that was cut short, unless
     `options.partial`.
     """
     found, reporter = Survey(), ProgressReporter(progress, None)

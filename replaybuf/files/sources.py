@@ -338,7 +338,7 @@ class RolloutFile:
                     group.place = f"{shown}: {place}"
                     yield group
             except FileError as error:
-                raise type(error)(f"{shown}: {error}") from error
+                raise FileError(f"{shown}: {error}", reason=error.reason) from error
             except ReplayBufError:
                 raise
             except RecursionError as error:

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from replaybuf import AsyncReplayBufferConfig, ReplayBufError, ReplayBufferConfig, SyncReplayBufferConfig
+from replaybuf import AsyncReplayBufferConfig, InputError, ReplayBufferConfig, SyncReplayBufferConfig
 from replaybuf.rules.policies import FIFOPolicy
 from tests.scripts import run
 from tests.stores import TASK, group, opened
@@ -188,6 +188,5 @@ def test_a_buffer_can_not_be_pickled_and_says_what_can(url: str, used: bool) -> 
     with opened(url) as buffer:
         if used:
             asyncio.run(buffer.count_where({}))
-        with pytest.raises(TypeError, match="pickle its config") as caught:
+        with pytest.raises(InputError, match="pickle its config"):
             pickle.dumps(buffer)
-        assert isinstance(caught.value, ReplayBufError)
