@@ -153,6 +153,7 @@ def test_spawned_processes_get_the_config(shared_url: str) -> None:
     run(
         """
         from multiprocessing import get_context
+        from replaybuf.rules.policies import FIFOPolicy
         from tests.buffer.test_forks import put_from_config
         if __name__ == "__main__":
             config = ReplayBufferConfig(url=url, policy=FIFOPolicy)
