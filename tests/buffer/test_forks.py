@@ -7,7 +7,8 @@ import pickle
 
 import pytest
 
-from replaybuf import AsyncReplayBufferConfig, InputError, ReplayBufferConfig, SyncReplayBufferConfig
+from replaybuf import AsyncReplayBufferConfig, ReplayBufferConfig, SyncReplayBufferConfig
+from replaybuf.errors import InputError
 from replaybuf.rules.policies import FIFOPolicy
 from tests.scripts import run
 from tests.stores import TASK, group, opened
