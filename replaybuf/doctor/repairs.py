@@ -28,7 +28,7 @@ from replaybuf.doctor.check_groups import (
 from replaybuf.doctor.check_payloads import BadText, count_of, reasons_of, set_aside_already, some_of, unreadable
 from replaybuf.doctor.check_schema import find_revision, missing_views, wrong_indexes
 from replaybuf.doctor.examine import FAILURES, text_of
-from replaybuf.errors import DecodeError, SchemaError
+from replaybuf.errors import DecodeError, StorageError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.statuses import Status
@@ -280,11 +280,11 @@ def repair(reader: Reader, context: CheckContext) -> list[str]:
     """Run the safe repairs, each in an exclusive write transaction. Return what was done.
 
     `context` has the payloads that `examine` found damaged. No group and no referenced payload is deleted. Raises
-    SchemaError if the schema isn't that of this version.
+    StorageError if the schema isn't that of this version.
     """
     revision = reader.read_any(lambda tx: find_revision(tx, context))
     if any(finding.level != Severity.OK for finding in revision):
-        raise SchemaError(f"{reader.where} was left as it is: {revision[0].text}; {revision[0].mend}")
+        raise StorageError(f"{reader.where} was left as it is: {revision[0].text}; {revision[0].mend}", reason="schema")
     done: list[str] = []
     with open_writer(reader) as writer:
         for name, mend in ((_OF_FILES if reader.path else {}) | _REPAIRS).items():

@@ -248,7 +248,7 @@ def test_a_disk_that_takes_no_more_loses_nothing(places: Places, what: str, figu
     put, took, seen = (numbers(ledger, kind) for kind in ("put", "took", "seen"))
     figures.compare(1, put, took)
     [refused] = entries(ledger, "refused")
-    assert refused.startswith("DiskFullError" if what == "full" else "PayloadStoreError"), refused
+    assert refused.startswith("StorageError" if what == "full" else "PayloadStoreError"), refused
     assert sorted(seen) == [number for number in sorted(put) if number < 1000]
     assert sorted(took) == sorted(put)
     assert entries(ledger, "failed") == ["0"]

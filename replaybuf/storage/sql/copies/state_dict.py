@@ -19,7 +19,7 @@ from sqlalchemy import select, update
 
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.stored import Places
-from replaybuf.errors import DecodeError, SnapshotMismatchError
+from replaybuf.errors import DecodeError, SnapshotError
 from replaybuf.places.store import FileLostError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
@@ -117,10 +117,10 @@ def pack_state(state: BufferState) -> dict[str, Any]:
 
 
 def unpack_state(state: dict[str, Any]) -> BufferState:
-    """Return the state packed by `pack_state`. Raises SnapshotMismatchError for anything else."""
+    """Return the state packed by `pack_state`. Raises SnapshotError for anything else."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise SnapshotMismatchError(f"expected a state dict of format {FORMAT!r}, got {found!r}")
+        raise SnapshotError(f"expected a state dict of format {FORMAT!r}, got {found!r}", reason="mismatch")
     try:
         return BufferState(
             groups=[_stored_group(record) for record in state["groups"]],
@@ -140,7 +140,7 @@ def unpack_state(state: dict[str, Any]) -> BufferState:
             },
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SnapshotMismatchError(f"the state dict is incomplete or damaged: {error!r}") from error
+        raise SnapshotError(f"the state dict is incomplete or damaged: {error!r}", reason="mismatch") from error
 
 
 def _stored_group(record: dict[str, Any]) -> StoredGroup:

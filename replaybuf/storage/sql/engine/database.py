@@ -88,7 +88,7 @@ class Database(ABC):
         `brief` as in `read`. With `fenced=False` the function checks the fence itself, or needs none. `patience` bounds
         each wait for a lock, in seconds, in place of `lock_timeout`.
 
-        With SEEN_COMMITS, CommitsLostError is raised once the database lacks commits that this store has seen, until a
+        With SEEN_COMMITS, FencedError is raised once the database lacks commits that this store has seen, until a
         write with CHECKPOINT (a restore) has been committed.
 
         On a server, `in_one_call(tx)` is tried first: it makes one `Transaction.call`, whose answer is the result, or

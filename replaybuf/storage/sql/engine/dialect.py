@@ -15,7 +15,7 @@ from sqlalchemy import BigInteger, ColumnElement, Select, Table, bindparam
 from sqlalchemy import Dialect as Compiler
 
 from replaybuf import units
-from replaybuf.errors import TooLargeError
+from replaybuf.errors import StorageError
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema.tables import group
 
@@ -34,12 +34,13 @@ class RowLimit:
     why: str
 
     def check(self, what: str, values: Iterable[object]) -> None:
-        """Raise TooLargeError when these values exceed the limit of a row. The message begins with `what`."""
+        """Raise StorageError when these values exceed the limit of a row. The message begins with `what`."""
         if (size := self._size(list(values))) > self.nbytes:
-            raise TooLargeError(
+            raise StorageError(
                 f"{what} takes {units.size(size)} ({size:,} bytes), and a row holds at most {self.nbytes:,} bytes "
                 f"({self.why}); nothing was stored. Make smaller groups, or keep large values elsewhere and store "
-                "their place"
+                "their place",
+                reason="too large",
             )
 
     def _size(self, values: list[object]) -> int:

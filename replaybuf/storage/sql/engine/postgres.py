@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.engine import URL
 
-from replaybuf.errors import CommitsLostError, ReplayBufError
+from replaybuf.errors import FencedError, ReplayBufError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine import outage as identities
@@ -261,7 +261,7 @@ class PostgresDatabase(Database):
 
     def _check_followed(self, depends_on: DependsOn) -> None:
         if depends_on is DependsOn.SEEN_COMMITS and self.pool.servers.lost:
-            raise CommitsLostError(self.pool.servers.lost)
+            raise FencedError(self.pool.servers.lost, reason="commits lost")
 
     def _committed(self, attempt: Attempt[Any], depends_on: DependsOn) -> None:
         """Record a commit. Raises OSError if this process meanwhile follows another server, which lacks the commit."""

@@ -69,7 +69,7 @@ class Apart(Protocol):
 
 
 def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> EncodedGroup:
-    """Return the group with payload and metadata encoded. Raises EncodeError.
+    """Return the group with payload and metadata encoded. Raises RolloutError.
 
     With `apart`, the tail of a large payload is queued there.
     """
@@ -153,7 +153,7 @@ def most_bytes(encoded: EncodedGroup) -> int:
 
 
 def check_size(tx: Transaction, encoded: EncodedGroup) -> None:
-    """Raise TooLargeError when the group exceeds what the database can store, or return in one row."""
+    """Raise StorageError when the group exceeds what the database can store, or return in one row."""
     new = encoded.group
     what = f"task {new.task_name}: the group of {len(new.rollouts)} rollouts"
     values = (encoded.payload, encoded.outline, encoded.prompt, encoded.marks, *(new.tags or {}).values())

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replaybuf.errors import FullError, ReplayBufError, TooLargeError
+from replaybuf.errors import FullError, ReplayBufError, StorageError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition
@@ -79,16 +79,18 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
     return _put_together(tx, groups)
 
 
-def _too_large(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, TooLargeError]:
+def _too_large(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, StorageError]:
     """Return the errors of groups that exceed the row limit, by index."""
-    errors: dict[int, TooLargeError] = {}
+    errors: dict[int, StorageError] = {}
     limit = tx.dialect.row_limit(tx).nbytes
     for place, one in enumerate(groups):
         if not one.group.tags and most_bytes(one) <= limit:
             continue  # as nearly all are
         try:
             check_size(tx, one)
-        except TooLargeError as error:
+        except StorageError as error:
+            if error.reason != "too large":
+                raise
             errors[place] = error
     return errors
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import delete, exists, func, or_, select, update
 
-from replaybuf.errors import NotEmptyError
+from replaybuf.errors import SnapshotError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
@@ -33,26 +33,28 @@ from replaybuf.storage.values import Checkpoint
 
 
 def check_empty(count: int, steps: Sequence[int]) -> None:
-    """Raise NotEmptyError if there are groups or checkpoints (of these steps)."""
+    """Raise SnapshotError if there are groups or checkpoints (of these steps)."""
     if count:
-        raise NotEmptyError(
+        raise SnapshotError(
             f"the buffer holds {count} groups: resume into an empty buffer, or go on with this one as it is "
-            "(an opened database already has everything that was committed)"
+            "(an opened database already has everything that was committed)",
+            reason="not empty",
         )
     if steps:
-        raise NotEmptyError(
-            f"the buffer has checkpoints of the steps {', '.join(map(str, steps))}: restore one, or drop them first"
+        raise SnapshotError(
+            f"the buffer has checkpoints of the steps {', '.join(map(str, steps))}: restore one, or drop them first",
+            reason="not empty",
         )
 
 
 def check_no_groups(tx: Transaction) -> None:
-    """Raise NotEmptyError if the buffer has groups."""
+    """Raise SnapshotError if the buffer has groups."""
     ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
     check_empty(int(tx.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one()), ())
 
 
 def make_room(tx: Transaction) -> None:
-    """Remove the remaining rows of an empty buffer. Raises NotEmptyError if it isn't empty."""
+    """Remove the remaining rows of an empty buffer. Raises SnapshotError if it isn't empty."""
     check_no_groups(tx)
     ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
     steps = select(checkpoint.c.step).where(checkpoint.c.buffer == tx.scope.buffer).order_by(checkpoint.c.id)

@@ -35,7 +35,7 @@ T = TypeVar("T")
 class Transactions:
     """Runs transactions of one buffer, all in the database's thread.
 
-    Writes raise FencedError when another process has restored the buffer since it was opened here, and CommitsLostError
+    Writes raise FencedError when another process has restored the buffer since it was opened here, and FencedError
     after a failover to a server that lacks commits which this process has seen. `scope` is the buffer in its current
     epoch.
     """
