@@ -220,7 +220,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "max_size": ({"max_size": 0}, "table replay: max_size must be a whole number of at least 1"),
     "sampler of Reverb": ({"sampler": object()}, r"sampler must be one of replaybuf\.integrations\.reverb\.selectors"),
     "remover by name": ({"remover": "fifo"}, r"remover must be one of replaybuf\.integrations\.reverb\.selectors"),
-    "limiter": ({"rate_limiter": Fifo()}, r"rate_limiter must be one of replaybuf\.integrations\.reverb\.rate_limiters"),
+    "limiter": (
+        {"rate_limiter": Fifo()},
+        r"rate_limiter must be one of replaybuf\.integrations\.reverb\.rate_limiters",
+    ),
     "extensions": ({"extensions": [object()]}, "extensions"),
     "signature": ({"signature": {"a": 1}}, "signature"),
     "times": ({"max_times_sampled": 1.5}, "max_times_sampled must be a whole number"),
