@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -128,13 +129,15 @@ def wall_clock(tx: Transaction) -> float:
 class Chores:
     """Whether leases of the buffer are overdue, payloads can be swept, and dropped checkpoints have groups.
 
-    `now` is the time of `wall_clock` at the query, `connections` the server's number of connections to the database.
+    `now` is the time of `wall_clock` at the query, `next` the seconds from then on until another lease of any buffer
+    ends or payloads can be swept, `connections` the server's number of connections to the database.
     """
 
     overdue: bool = False
     due: bool = False
     dropped: bool = False
     now: float = 0.0
+    next: float = math.inf
     connections: int = 1
 
 
@@ -142,27 +145,33 @@ def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
     """Return the due work: payloads can be swept `grace` seconds after the removal of their groups."""
     # On a server, its own clock is part of the query.
     clock, wall = (None, None) if tx.dialect.is_remote else (tx.dialect.clock(tx), now)
-    [(late, due, dropped, told, connections)] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall, grace, now)
-    return Chores(bool(late), bool(due), bool(dropped), float(told), int(connections))
+    [found] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall, now)
+    late, lease_ends, removed_at, dropped, clock, told, connections = found
+    sweep_at = math.inf if removed_at is None else removed_at + grace
+    later = min(math.inf if lease_ends is None else lease_ends - clock, sweep_at - told)
+    return Chores(bool(late), sweep_at <= told, bool(dropped), float(told), later, int(connections))
 
 
-def _chores(dialect: Dialect) -> Select[bool, bool, bool, float, int]:
+def _chores(dialect: Dialect) -> Select[Any]:
     clock = dialect.clock_value(bindparam("clock", type_=Number))
     removed = dialect.clock_value(bindparam("wall", type_=Number))
     late = overdue(clock).limit(1).scalar_subquery()
-    before = garbage.c.removed_at <= removed - bindparam("grace", type_=Number)
-    due = select(garbage.c.uid).where(before).order_by(garbage.c.removed_at).limit(1).scalar_subquery()
+    ends = group.c.leased_until
+    lease_ends = select(ends).where(ends > clock).order_by(ends).limit(1).scalar_subquery()
+    removed_at = select(garbage.c.removed_at).order_by(garbage.c.removed_at).limit(1).scalar_subquery()
     numbers = numbers_with_groups()
     dropped = numbers.where(numbers.selected_columns[0].not_in(select(checkpoint.c.id))).limit(1).scalar_subquery()
     now: ColumnElement[float] = bindparam("now", type_=Number)
     given_up = select(checkpoint.c.id).where(silent(now)).limit(1).scalar_subquery()
     return select(
         late.is_not(None),
-        due.is_not(None),
+        lease_ends,
+        removed_at,
         or_(dropped.is_not(None), given_up.is_not(None)),
+        clock,
         removed,
         dialect.connections,
     )
 
 
-_CHORES = Prepared(_chores, "clock", "buffer", "wall", "grace", "now")
+_CHORES = Prepared(_chores, "clock", "buffer", "wall", "now")

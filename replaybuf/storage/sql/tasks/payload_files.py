@@ -143,11 +143,11 @@ class PayloadFiles:
 
     # Maintenance (database's thread)
 
-    async def tend(self) -> bool:
-        """Do one small step of due maintenance; return whether more is due."""
+    async def tend(self, changed: bool) -> bool:
+        """Do one small step of due maintenance; return whether more is due. `changed`: files may be empty by now."""
         read = await self._release_read()
         now = time.monotonic()
-        if not (self.writes or read or now >= self._look_at):
+        if not ((changed and self.writes) or read or now >= self._look_at):
             return False
         if now >= self._look_at:
             self._look_at = now + _LOOK_SECONDS
