@@ -202,7 +202,7 @@ _url_is_from_variable = ContextVar("_url_is_from_variable", default=False)
 
 
 def url_of_variable() -> str:
-    """Return the URL of the environment variable, which takes the place of an argument; errors tell where it is from."""
+    """Return the URL of the environment variable, in place of an argument; errors tell where it is from."""
     _url_is_from_variable.set(True)
     return os.environ[URL_VARIABLE]
 

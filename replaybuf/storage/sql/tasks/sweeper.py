@@ -68,7 +68,8 @@ class Sweeper:
         self._next = self._pause = 0.0  # seconds from the last poll on: until more is due, and before the next poll
         self._tidy_at = 0.0
         self._stopping = asyncio.Event()
-        #: Does one small step of maintenance of the payloads' files, which may have `changed`; returns whether more is due.
+        #: Does one small step of maintenance of the payloads' files, which may have changed or not; returns whether
+        #: more is due.
         self.tend: Callable[[bool], Awaitable[bool]] | None = None
         self._task: asyncio.Task[None] | None = None
 
