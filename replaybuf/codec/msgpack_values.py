@@ -80,7 +80,7 @@ class Packing:
         self._handlers = (converters, *handlers)
         self._converters = converters
         self._encoders = _ENCODERS | converters.encoders  # extended by `_find`
-        self._arrays = frozenset({np.ndarray, np.memmap, RawBytes} - converters.encoders.keys())
+        self._arrays = frozenset({np.ndarray, RawBytes, np.memmap} - converters.encoders.keys())
 
     def pack(
         self, rows: Sequence[dict[str, Any]], omitted: frozenset[str] = frozenset(), *, declared: bool = False

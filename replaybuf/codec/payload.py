@@ -150,11 +150,11 @@ class Codec:
         """
         with header.AS_DAMAGE:
             head, blocks = self._opened(payload, verified)
-            lends = owned and not self.runs_code and not head.header.flags  # the payload may be needed again
+            lends = owned and not self.runs_code and head.header.has_blocks  # the payload may be needed again
             if tail is not None:
                 blocks = memoryview(tail)
                 lends = lends and not blocks.readonly and type(tail) is not memoryview
-            elif lends and head.header.has_blocks and type(payload) is bytes:
+            elif lends and type(payload) is bytes:
                 blocks = as_writable(payload).data[head.header.head :]
             else:
                 lends = False
@@ -212,10 +212,11 @@ class Codec:
     def _opened(self, payload: Buffer, verified: bool = False) -> tuple[Head, memoryview]:
         """Return the head of a payload, verified unless it was before, and its blocks, if they are there."""
         found = Header.read(header.as_buffer(payload))
-        if not found.flags & header.ZSTD:
-            return Head.read(payload, verified=verified), memoryview(payload)[found.head :]
         if not verified:
-            header.verify(payload)
+            header.verify_head(found, payload)
+        if not found.flags & header.ZSTD:
+            view = memoryview(payload)
+            return Head.parsed(found, view), view[found.head :]
         plain = form.decompressed(payload)
         return Head.parsed(Header.read(plain), plain), plain[found.head :]
 

@@ -86,7 +86,8 @@ def written(
         size += padding + length
     header = Header(0, rollouts, len(blocks), len(packed), end, end + size).packed()
     digests = [*map(digest_of_parts, blocks)] if sealed else [0] * len(sizes)
-    body = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests), packed, bytes(end - at - len(packed))
+    table = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests) if blocks else b""
+    body = table, packed, bytes(end - at - len(packed))
     checksum = head_digest(header, *body) if sealed or not blocks else 0
     return SplitPayload(b"".join((header, CHECKSUM.pack(checksum), *body)), tail, size)
 

@@ -102,14 +102,6 @@ class Head:
     starts: Sequence[int]
 
     @classmethod
-    def read(cls, payload: Buffer, *, verified: bool = False) -> Head:
-        """Return the head of a payload that isn't compressed. Raises DecodeError."""
-        header = Header.read(payload)
-        if not verified:
-            _verify_head(header, payload)
-        return cls.parsed(header, memoryview(payload))
-
-    @classmethod
     def parsed(cls, header: Header, payload: memoryview) -> Head:
         """Return the head of a plain payload, of which nothing is verified but the sizes. Raises DecodeError."""
         blocks, at = header.blocks, header.msgpack_at
@@ -144,7 +136,7 @@ class Head:
                 raise DecodeError("the payload is damaged: the checksum of a block doesn't match")
 
 
-def _verify_head(header: Header, payload: Buffer) -> None:
+def verify_head(header: Header, payload: Buffer) -> None:
     """Raise DecodeError unless the checksum in the header is right; that of a compressed payload is of all of it."""
     end = len(payload) if header.flags & ZSTD else header.head
     view = memoryview(payload)
@@ -160,7 +152,7 @@ def verify(payload: Buffer, blocks: Buffer | None = None) -> None:
     The blocks of a head alone are verified only if given.
     """
     header = Header.read(as_buffer(payload))
-    _verify_head(header, payload)
+    verify_head(header, payload)
     if header.flags & ZSTD or (not header.blocks and header.head == header.size == len(payload)):
         return
     head = Head.parsed(header, memoryview(payload))

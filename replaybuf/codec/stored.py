@@ -37,11 +37,10 @@ def decode_stored(
 ) -> list[Any]:
     """Return the rollouts of a group; their arrays share the payload's memory, so decode a payload only once.
 
-    `marks` is JSON (`rollouts.marks`), perhaps parsed, and `refreshed_to` the train step of the last refresh, None
-    before the first.
-    The payload stays as stored unless the arrays are modified. `tail` is the rest of a payload whose arrays are kept
-    apart, or the DecodeError of reading it. With a `deferral` the payload may be only a head, and the tail has the
-    loaded pieces. Raises DecodeError.
+    `marks` is JSON (`rollouts.marks`), perhaps parsed; `refreshed_to` is the train step of the last refresh, None
+    before the first. The payload stays as stored unless the arrays are modified. `tail` is the rest of a payload whose
+    arrays are kept apart, or the DecodeError of reading it. With a `deferral` the payload may be only a head, and the
+    tail has the loaded pieces. Raises DecodeError.
     """
     if payload is None:
         raise DecodeError(f"group {uid}: its payload is missing")

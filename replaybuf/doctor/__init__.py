@@ -50,6 +50,7 @@ class CheckContext:
     damaged: dict[int, str] = field(default_factory=dict)  # why a payload can't be read, by uid
     out_of_reach: set[int] = field(default_factory=set)  # numbers of unreachable places
     unnamed: dict[int, list[int]] = field(default_factory=dict)  # files without a row, by number of the place
+    nobodys: dict[int, list[int]] = field(default_factory=dict)  # those that can be deleted
 
 
 @dataclass(frozen=True, slots=True)

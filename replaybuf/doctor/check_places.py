@@ -294,7 +294,7 @@ def _unnamed(there: dict[str, StoredFile], named: Collection[str], *, younger: b
 
 
 def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Write lost markers anew, and delete the files found without a row that still have none."""
+    """Write lost markers anew, and record the files found without a row that still have none as nobody's."""
     done = []
     known = _known(tx)
     for place in _places(tx):
@@ -304,18 +304,23 @@ def repair_places(tx: Transaction, context: CheckContext) -> Sequence[str]:
             done.append(f"wrote {MARKER} in {place.url} anew")
     if context.unnamed and tx.values(_UNKNOWN):
         return [*done, "left files that the database doesn't name, because rows of others are missing"]
+    for number, found in context.unnamed.items():
+        context.nobodys[number] = disown(tx, number, found[:_DELETED_AT_ONCE])
+    return done
+
+
+def delete_nobodys(tx: Transaction, context: CheckContext) -> Sequence[str]:
+    """Delete the files that `repair_places` has recorded as nobody's, now that this is committed."""
+    done = []
     for place in _places(tx):
-        if found := context.unnamed.get(place.number, [])[:_DELETED_AT_ONCE]:
+        if found := context.nobodys.get(place.number):
             with closing(_open(place)) as store:
                 if not _recognise(store, place).belongs_to(place.home):
                     continue
-                nobodys = disown(tx, place.number, found)
-                store.delete([file_name(one) for one in nobodys])
-            more = len(context.unnamed[place.number]) - len(found)
+                store.delete([file_name(one) for one in found])
+            more = len(context.unnamed[place.number]) - _DELETED_AT_ONCE
             again = f"; {more:,} more are left: repair again" if more > 0 else ""
-            if nobodys:
-                count = units.number_of(len(nobodys), "file")
-                done.append(f"deleted {count} in {place.url} that nothing names{again}")
+            done.append(f"deleted {units.number_of(len(found), 'file')} in {place.url} that nothing names{again}")
     return done
 
 

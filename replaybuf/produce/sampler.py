@@ -35,7 +35,8 @@ class Sampler(PromptLedger):
     `make_rollout` converts into rollouts (`to_rollout` supports the chat formats of OpenAI, verl and xtuner). It is
     read `epochs` times (None: for ever), with `shuffle` (a seed) in another order each time; items are read when drawn.
 
-    The rollouts of a group are independent copies. Prompt n, counted from 0 over all epochs, has the `group_id` n and
+    The rollouts of a group are independent copies; only arrays, tensors and images are the same objects in all, and are
+    stored once. Prompt n, counted from 0 over all epochs, has the `group_id` n and
     the `rollout_id`s n k to n k + k - 1, as in xtuner; none is given twice, even after crashes.
 
     All samplers of the prompt ledger `name` (default: the task's), in any processes, together hand out every prompt
@@ -106,13 +107,24 @@ class Sampler(PromptLedger):
     def _repeated(self, item: Any, number: int) -> list[Any]:
         rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.rollout_type
         kind.check_class(rollout)
-        # The copies share values, but are stored, and read, as independent rollouts.
+        containers = {name: value for name, value in kind.to_fields(rollout).items() if isinstance(value, (list, dict))}
         group = [copy.copy(rollout) for _ in range(size)]
         for place, copied in enumerate(group):
+            for name, value in containers.items():
+                kind.set(copied, name, _copied(value))
             kind.set(copied, "group_id", number)
             kind.set(copied, "rollout_id", number * size + place)
             kind.set(copied, "task_name", self.task_name)
         return group
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of lists and dicts at any depth, with the same other values in them."""
+    if type(value) is list:
+        return [_copied(item) for item in value]
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return value
 
 
 class SamplerWithReplayBuffer(Sampler):

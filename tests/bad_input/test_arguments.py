@@ -34,7 +34,11 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "rollout: staleness": (put(rollouts(seq_staleness="x")), RolloutError, "staleness can't be used"),
     "rollout: huge staleness": (put(rollouts(seq_staleness=2**70)), RolloutError, "seq_staleness is 1.181e"),
     "rollout: model steps of text": (put(rollouts(response_model_steps=["a"])), RolloutError, "training steps.*'a'"),
-    "rollout: model step None": (put(rollouts(response_model_steps=[None])), RolloutError, "training steps"),
+    "rollout: model step None": (
+        put(rollouts(response_model_steps=[None])),
+        RolloutError,
+        "response_model_steps.0. is None",
+    ),
     "rollout: lone model step": (put(rollouts(response_model_steps=5)), RolloutError, "training steps"),
     "rollout: huge model step": (put(rollouts(response_model_steps=[2**63])), RolloutError, "no training step"),
     "rollout: lone response id": (put(rollouts(response_ids=5), model_step=1), RolloutError, "response_ids"),

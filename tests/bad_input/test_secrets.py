@@ -17,8 +17,6 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import UnreachableError
-from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.web.apart import run_apart
 from tests.bad_input.calls import refused_put
 from tests.bad_input.test_passwords import all_logs, shown
 from tests.cli.conftest import run
@@ -111,14 +109,6 @@ def arguments_of_children() -> Iterator[list[str]]:
 
 def with_password(url: str) -> str:
     return make_url(url).set(password=SECRET).render_as_string(hide_password=False)
-
-
-def test_a_statement_of_the_page_runs_without_the_url_among_its_arguments(postgres_database: str) -> None:
-    with arguments_of_children() as arguments:
-        answer = run_apart(open_reader(with_password(postgres_database)), "SELECT pg_sleep(0.3)", 20, 10, ours=True)
-    assert len(answer.rows) == 1
-    assert "replaybuf.web.apart" in arguments
-    assert [one for one in arguments if SECRET in one] == []
 
 
 @pytest.mark.long

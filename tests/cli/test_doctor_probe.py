@@ -18,7 +18,7 @@ from tests.stores import opened
 
 #: What the relay changes; the call that fails then, or None; and what is said.
 LACKING = {
-    "no advisory locks": ({b"xact_lock($1": b"xact_lack($1"}, "", "pg_advisory_xact_lack"),
+    "no advisory locks": ({b"advisory_xact_lock(": b"advisory_xact_lack("}, "", "pg_advisory_xact_lack"),
     "advisory locks that exclude nobody": (
         {b"pg_advisory_xact_lock(": b"no_advisory_xact_lock("},
         "locks",

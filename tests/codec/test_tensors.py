@@ -263,3 +263,14 @@ def test_stale_tokens_are_masked_in_tensors_and_in_what_stands_for_them(torch: M
         for masked in (here["response_mask"], back["response_mask"]):
             assert same_tensor(masked, expected)
         assert mask is None or mask[0]
+
+
+def test_a_tensor_that_rollouts_share_comes_back_as_one_and_is_stored_once(torch: ModuleType) -> None:
+    shared, equal = torch.arange(5000), torch.arange(5000)
+    group = [{"a": one, "n": number} for number, one in enumerate((shared, [shared], equal))]
+    payload = DICTS.encode(group)
+    assert len(payload) < shared.nbytes + 1000
+    first, second, third = (one["a"] for one in DICTS.decode(payload))
+    assert first is second[0]
+    assert first.data_ptr() != third.data_ptr()
+    assert same_tensor(third, equal)

@@ -103,7 +103,7 @@ def rename(old: Path, new: Path) -> None:
 
 async def listed(place: str) -> list[str]:
     """The files that are in a place."""
-    store = open_place(place, 3.0)
+    store = open_place(place, 30.0)
     try:
         return [one.name for one in await asyncio.to_thread(lambda: list(store.files()))]
     finally:

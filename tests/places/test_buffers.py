@@ -20,13 +20,15 @@ from tests.places.arrays import (
     files,
     heavy,
     in_its_thread,
+    listed,
+    named,
     number_in,
     numbers_in,
     payload_rows,
     put,
     take_all,
 )
-from tests.stores import TASK, build, group
+from tests.stores import TASK, build, group, until
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
 
@@ -108,7 +110,12 @@ async def test_puts_that_the_database_refuses_are_tried_one_by_one(where: tuple[
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         stored = [number for number, one in enumerate(outcomes) if not isinstance(one, BaseException)]
         assert stored[-3:] == [1, 2, 3]
+        await until(lambda: _only_named_files(url, place))
         assert sorted(await take_all(buffer)) == stored
+
+
+async def _only_named_files(url: str, place: str) -> bool:
+    return sorted(await listed(place)) == sorted(await named(url))
 
 
 async def test_puts_by_several_ways_at_once_write_into_their_own_places(where: tuple[str, str]) -> None:

@@ -221,7 +221,7 @@ async def test_files_stay_while_they_are_copied(
 
 async def empty_garbage(buffer: ReplayBuffer) -> None:
     """Delete the payloads of groups that have left, as a sweep does in time."""
-    from replaybuf.storage.sql.statements.upkeep import sweep
+    from replaybuf.storage.sql.statements.past import sweep
 
     await buffer.storage._write(lambda tx: sweep(tx, 1e12, 1000))
 

@@ -223,7 +223,7 @@ async def test_a_writer_that_was_stopped_and_wakes_after_its_file_was_deleted_wr
     place = str(request.getfixturevalue("bucket" if kind == "objects" else "folder"))
     variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     ledger = tmp_path / "ledger"
-    async with apart(url, place) as buffer:
+    async with apart(url, place, **roles.PATIENT) as buffer:
         await put(buffer, 1)
         before = await listed(place)
         process = start(roles.stall, ledger, url, place, variables)

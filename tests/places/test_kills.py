@@ -77,7 +77,7 @@ def _listed(place: str) -> list[str]:
 async def _left_over(url: str, place: str) -> tuple[list[int], int, list[str]]:
     """What the next process takes, how many groups are set aside, and the files that are there after it has ended."""
     await ask(url, "UPDATE rb_place SET listed_at = NULL")
-    await ask(url, "UPDATE rb_garbage SET removed_at = 0")
+    await ask(url, "UPDATE rb_past SET removed_at = 0")
     await ask(url, "UPDATE rb_group SET leased_until = 1 WHERE leased_until IS NOT NULL")
     async with apart(url, place, **roles.PATIENT) as buffer:
         left = await take_all(buffer)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +68,27 @@ async def test_load_into_loads_each_handle_once_and_in_one_request(
         assert calls == [5]
         assert found[0].extra_fields["again"] is found[0].routed_experts
         assert all(same(one.routed_experts, experts(number)) for number, one in enumerate(found))
+
+
+async def test_small_arrays_of_one_field_are_read_together_and_come_apart(
+    in_folder: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = [rollout(number) for number in range(3)]
+    for number, one in enumerate(group):
+        one.extra_fields = {"small": np.arange(200 + number)}
+    async with in_folder.opened() as buffer:
+        await buffer.put(group, TASK)
+        lease, _ = await lent(buffer, 1, deferred=("extra_fields", "routed_experts"))
+        [item] = lease.items[TASK]
+        sizes: list[int] = []
+        original = FolderStore.read
+        monkeypatch.setattr(
+            FolderStore, "read", lambda store, ranges, t: (sizes.append(len(ranges)), original(store, ranges, t))[1]
+        )
+        loaded = load_all([*(one.extra_fields["small"] for one in item.item)] * 2)
+    assert sizes == [1]
+    assert all(same(one, np.arange(200 + place % 3)) for place, one in enumerate(loaded))
+    assert not any(np.shares_memory(one, other) for one, other in combinations(loaded, 2))
 
 
 # The classes of rollouts

@@ -15,7 +15,7 @@ from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.sql.tasks import sweeper
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from tests.cli.doctored import examine, wrong
-from tests.places.arrays import apart, ask, files, named, payload_rows, put, take_all, until_no_files
+from tests.places.arrays import apart, ask, files, heavy, named, payload_rows, take_all, until_no_files
 from tests.stores import TASK, build, until
 
 #: How many of two groups in a file are taken, and how many are there again.
@@ -60,7 +60,7 @@ async def test_a_draw_that_could_not_be_read_is_undone_late(
 
     monkeypatch.setattr(Drawing, "_give_back", undo_late)
     async with apart(url, folder) as buffer, build(url) as other:
-        await put(buffer, 1, 2)
+        await buffer.put_many([heavy(1), heavy(2)], TASK)
         away = rename(folder, folder.with_name("away"))
         taking = asyncio.create_task(buffer.get(taken, TASK))
         await until(lambda: _has(url, 2 - taken))

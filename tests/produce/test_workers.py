@@ -113,7 +113,7 @@ class Looks(Hook):
 
     def statement(self, sql: str, values: Any, many: bool) -> None:
         self.workers += "FROM rb_cursor" in sql
-        self.sweeps += "rb_checkpoint_group" in sql
+        self.sweeps += "rb_past" in sql and "leased_until" in sql
         self.writes += sql == "BEGIN IMMEDIATE"
 
 

@@ -25,7 +25,13 @@ class Matching(Memory):
     """Groups are read, counted, changed, refreshed and removed where they are."""
 
     async def find(
-        self, query: Node, *, order: Order, limit: int | None = None, deferred: frozenset[str] = frozenset()
+        self,
+        query: Node,
+        *,
+        order: Order,
+        limit: int | None = None,
+        deferred: frozenset[str] = frozenset(),
+        payloads: bool = True,
     ) -> AsyncIterator[StorageItem]:
         matches = predicate(query)
         with self._lock:
@@ -34,7 +40,7 @@ class Matching(Memory):
         for uid in uids:
             item = self._read(uid, matches)
             if item is not None:
-                yield item
+                yield item if payloads else replace(item, item=[])
 
     def _read(self, uid: int, matches: Predicate) -> StorageItem | None:
         """Return the group if it is there and still matches; with an error where it can't be decoded."""

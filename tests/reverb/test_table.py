@@ -154,7 +154,7 @@ async def test_a_sample_waits_for_as_many_as_it_needs(url: str) -> None:
     assert SAMPLE_TIMEOUT == 600
     async with table(url, rate_limiter=MinSize(2)) as replay:
         await replay.insert(0)
-        with pytest.raises(NotReadyError, match="task replay: 1 of 2 completed groups, but min_size is 2"):
+        with pytest.raises(NotReadyError, match="task replay: 1 completed group there, 2 needed, but min_size is 2"):
             await replay.sample(2, timeout=0.01)
         sampling = asyncio.create_task(data_of(replay, 5, at_least=3, timeout=SOON))
         for number in (1, 2):

@@ -13,12 +13,12 @@ from sqlalchemy import Table, select, text
 from replaybuf import NotReadyError, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.user_sql import QUESTIONS
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.schema.records import batch
 from replaybuf.worker_name import working_as
 from tests.cancellation.ways import take
 from tests.contract.harness import group
+from tests.sql_questions import QUESTIONS
 from tests.stores import TASK, build, until
 
 HOSTILE = "a'; DROP TABLE rb_batch; --$rb$ \\ %s :x \" $$ \u202e€"

@@ -85,7 +85,7 @@ class Rounds(Hook):
         self.polls = self.rounds = 0
 
     def statement(self, sql: str, values: Any, many: bool) -> None:
-        self.polls += "rb_checkpoint_group" in sql
+        self.polls += "rb_past" in sql and "leased_until" in sql
 
     async def beat(self) -> None:
         self.rounds += 1

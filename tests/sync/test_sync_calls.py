@@ -66,7 +66,7 @@ def test_a_lease_is_acknowledged_given_back_or_settled_by_hand(buffer: SyncRepla
 
 
 def test_errors_keep_their_types_and_a_readable_traceback(buffer: SyncReplayBuffer) -> None:
-    with pytest.raises(NotReadyError, match="task math: 0 of 4 completed groups") as caught:
+    with pytest.raises(NotReadyError, match="task math: 0 completed groups there, 4 needed") as caught:
         buffer.take_batch({TASK: 4}, timeout=0.01)
     assert isinstance(caught.value, TimeoutError)
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]

@@ -31,7 +31,6 @@ from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.store import Store
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing
-from replaybuf.storage.sql.tasks.incremental_checkpoint import IncrementalCheckpoint
 from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 
@@ -288,14 +287,7 @@ class SQLStorage(Store):
 
         All but the last `keep` checkpoints are dropped (None keeps all). Payloads aren't copied.
         """
-        await self.open()
-        if self.engine.dialect.locks_rows:
-            return await self._run(lambda: self.transactions.checkpoint(step, keep))
-        making = IncrementalCheckpoint(self.transactions, step, keep)
-        try:
-            return await self._run(making.run)
-        finally:
-            making.stop()  # when it was cancelled: later operations wait for its end
+        return await self._run(lambda: self.transactions.checkpoint(step, keep))
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore the buffer to its checkpoint of this step. Raises CheckpointError when there is none.

@@ -32,7 +32,7 @@ BUFFER = "buffer"
 #: The id of the database whose payloads the file refers to; missing if the file has all payloads.
 PAYLOADS_OF = "payloads_of"
 
-# A snapshot has no checkpoints and no garbage.
+# A snapshot has no checkpoints and no past.
 _TABLES = (lane, group, tally, counter, buffer, cursor, info, place)
 _BATCH = 5000
 _BITS = (1 << 64) - 1

@@ -37,6 +37,7 @@ from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes, sta
 from replaybuf.storage.sql.statements.new_rows import (
     Apart,
     EncodedGroup,
+    bytes_of,
     check_size,
     describe,
     group_row,
@@ -256,7 +257,9 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
         (one.item.uid + shift, new, scoped_key(tx.scope.buffer, one.item.task_name, one.item.key), one.ticket)
         for one, new in zip(loaded.groups, encoded, strict=True)
     ]
-    groups = [group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None) for uid, one, key, ticket in keyed]
+    groups = [
+        group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None, 0) for uid, one, key, ticket in keyed
+    ]
     insert_groups(tx, groups, [(uid, encoded) for uid, encoded, *_ in keyed])
     for one in loaded.groups:
         rest = {name: getattr(one.item, name) for name in _REST} | {"archived_at": one.archived_at}
@@ -264,6 +267,7 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
         tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(rest))
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}
     add_counts(tx, counts)
+    add_counts(tx, bytes_of(encoded, lanes))
     raise_uid(tx, loaded.next_uid - 1 + shift)
     set_next_ticket(tx, loaded.next_ticket)
     write_cursors(tx, loaded.cursors)

@@ -99,17 +99,6 @@ class Database(ABC):
         determined in time.
         """
 
-    @abstractmethod
-    async def write_beside(
-        self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
-    ) -> T:
-        """Run `function(tx)` in a write transaction on one state of the database, if possible alongside other writers.
-
-        The transaction is fenced. Its snapshot is newer than the locks that `guard(tx)` takes, which are held until the
-        end. Before the commit, `confirm(tx)` sees other transactions' commits, while no writer runs `alone`. All three
-        may be repeated, even after a commit whose answer was lost: the function must be idempotent.
-        """
-
     def _behind_fence(self, function: Function[T]) -> Function[T]:
         guard = self._guard
         if guard is None:

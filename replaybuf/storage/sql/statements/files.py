@@ -24,7 +24,7 @@ from replaybuf.places.store import Extent, FileLostError
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.records import worker
-from replaybuf.storage.sql.schema.tables import file, garbage, payload, place
+from replaybuf.storage.sql.schema.tables import file, past, payload, place
 
 #: Seconds after which a process that wasn't heard of, or no longer keeps files, counts as dead.
 SILENT_SECONDS = 60.0
@@ -140,7 +140,8 @@ def count_back(tx: Transaction, number: int) -> bool:
 
 def empty_files(tx: Transaction, limit: int, but: Sequence[int] = ()) -> dict[int, list[int]]:
     """Return files that no group has any more, by the id of their place, which is none of `but`."""
-    kept = exists().where(place.c.kept_until >= tx.dialect.clock(tx))
+    now = tx.dialect.clock(tx)
+    kept = exists().where(place.c.kept_until.between(now, now + SILENT_SECONDS))
     empty = select(file.c.place, file.c.id).where(file.c.groups == 0, file.c.place.not_in(but), ~kept)
     found: dict[int, list[int]] = {}
     for row in tx.execute(empty.limit(limit)):
@@ -186,8 +187,8 @@ def keep_for_reading(tx: Transaction, uids: Sequence[int], seconds: float) -> No
 
 
 def _keep(dialect: Dialect) -> Any:
-    now, seconds = (bindparam(name, type_=garbage.c.removed_at.type) for name in ("now", "seconds"))
-    kept = update(garbage).where(dialect.one_of(garbage.c.uid, "uids"))
+    now, seconds = (bindparam(name, type_=past.c.removed_at.type) for name in ("now", "seconds"))
+    kept = update(past).where(dialect.one_of(past.c.uid, "uids"))
     return kept.values(removed_at=dialect.clock_value(now) + seconds)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.circumstances import brief, listed
 from replaybuf.rules.policies import PRIORITIZED, UNIFORM
-from replaybuf.rules.transitions import LaneName
+from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.sql.engine.transaction import Row, Transaction, insertion
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements import row_arrays
@@ -177,6 +178,7 @@ def group_row(
     lanes: Mapping[LaneName, Lane],
     keys: Mapping[str, float],
     ticket: int | None,
+    since: int,
     made_from: Sequence[int] = (),
 ) -> tuple[Any, ...]:
     """Return a new group as a row of `rb_group`."""
@@ -217,7 +219,16 @@ def group_row(
         new.put_step,
         None,  # holder
         new.trained_step,
+        since,
     )
+
+
+def bytes_of(groups: Iterable[EncodedGroup], lanes: Mapping[LaneName, Lane]) -> Counter[tuple[int, Tally]]:
+    """Return the changes of the tallies of bytes by new groups."""
+    counts: Counter[tuple[int, Tally]] = Counter()
+    for one in groups:
+        counts[(lanes[(one.group.task_name, one.group.status)].id, Tally.BYTES)] += one.nbytes
+    return counts
 
 
 def aside_since(new: NewGroup) -> float | None:

@@ -101,7 +101,7 @@ class GroupRow:
     """A row of `rb_group` with its lane's names and step, and the payload if read.
 
     `values` are those of all columns, in the order of the table, in the driver's form: JSON as text, which may be
-    damaged, and parsed once (`known`). If the payload is only a head, `tail` is its rest once read: bytes, arrays by
+    damaged, and is parsed once (`known`). If the payload is only a head, `tail` is its rest once read: bytes, blocks by
     number if only some were read, or the error of the read.
     """
 

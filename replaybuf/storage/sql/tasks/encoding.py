@@ -48,6 +48,7 @@ class Encoding:
             try:
                 result = await self._transactions.write(work)
             except FileLostError:
+                self.files.discard(encoded)
                 continue
             except ReplayBufError as error:
                 if not isinstance(error, StorageError):  # refused, and rolled back

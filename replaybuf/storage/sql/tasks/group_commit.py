@@ -267,11 +267,14 @@ class GroupCommit:
                     brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
                     outcomes = await self._transactions.write(put.put, brief=brief, fenced=False, in_one_call=put.call)
             except FileLostError:
+                self._files.discard(groups)
                 await self._commit_batch(await self._encode_anew(wanted), passed)
             except Exception as error:
-                if len(wanted) == 1 or not is_refusal(error):
+                if not is_refusal(error):
                     raise
                 self._files.discard(groups)
+                if len(wanted) == 1:
+                    raise
                 for pending, group in zip(wanted, groups, strict=True):  # a file is named by one transaction only
                     await self._commit_batch([pending] if group.extent is None else await self._encode_anew([pending]))
             else:

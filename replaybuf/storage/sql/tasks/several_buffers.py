@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from replaybuf.errors import ClosedError, FencedError
+from replaybuf.errors import ClosedError, FencedError, ReplayBufError, StorageError
 from replaybuf.places.store import FileLostError
 from replaybuf.storage.sql.statements import put as statements
 from replaybuf.storage.sql.statements.fence import check_fence
@@ -74,13 +74,19 @@ async def _put(apart: Sequence[_Puts]) -> _Outcomes:
         encoded = await lead.compute(encode, here)
         each = {place: statements.BufferGroup(here[place].transactions.scope, one) for place, one in encoded.items()}
         elsewhere: _Outcomes = {}
-        if others:
-            async with lead.engine.transaction(lead.scope, write=True) as steps:
-                stored = await steps.run(statements.put_together, each)
-                elsewhere = await _put(others)
-        else:
-            brief = sum(len(one.payload) for one in encoded.values()) <= BRIEF_BYTES
-            stored = await lead.write(lambda tx: statements.put_together(tx, each), brief=brief)
+        try:
+            if others:
+                async with lead.engine.transaction(lead.scope, write=True) as steps:
+                    stored = await steps.run(statements.put_together, each)
+                    elsewhere = await _put(others)
+            else:
+                brief = sum(len(one.payload) for one in encoded.values()) <= BRIEF_BYTES
+                stored = await lead.write(lambda tx: statements.put_together(tx, each), brief=brief)
+        except (FileLostError, ReplayBufError) as error:
+            if not isinstance(error, StorageError):  # refused, and rolled back
+                for place, one in encoded.items():
+                    here[place].transactions.thread.post(here[place].encoding.files.discard, [one])
+            raise
         for place, one in encoded.items():
             _count(here[place], one)
         return stored | elsewhere
