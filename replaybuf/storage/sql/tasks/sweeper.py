@@ -93,7 +93,8 @@ class Sweeper:
                         await self.look_after_groups()
                 full = await self._step()
                 if self.tend is not None:
-                    full |= await self.tend(changed)
+                    if await self.tend(changed):
+                        full, self._seen = True, -1
                 failing = False
             except Exception as error:  # the next sweep may succeed
                 level, known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
