@@ -92,9 +92,8 @@ class Sweeper:
                     with contextlib.suppress(FencedError):  # those who use the restored buffer look after it
                         await self.look_after_groups()
                 full = await self._step()
-                if self.tend is not None:
-                    if await self.tend(changed):
-                        full, self._seen = True, -1
+                if self.tend is not None and await self.tend(changed):
+                    full, self._seen = True, -1
                 failing = False
             except Exception as error:  # the next sweep may succeed
                 level, known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
