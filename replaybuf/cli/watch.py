@@ -42,12 +42,13 @@ def watch(
     ] = 2.0,
     once: Annotated[bool, option("--once", "Print the view once and end, as on a pipe.")] = False,
 ) -> None:
-    """Watch a database, full screen: who waits and why, then what "stats" and "why" print, every two seconds.
+    """Watch a database, full screen: who waits and why, then who is there and what "stats" prints, every two seconds.
 
-    The processes that wait come first, of every buffer, with the cause to remove; then the groups with their rewards
-    and staleness, the totals, the workers. What the terminal has no lines for is left out at the end. It only reads.
-    Where reading takes long, it is done less often than --interval says, and the screen says so. A database that is
-    gone or locked is told, and tried again. Ctrl-C ends it; on a pipe the view is printed once.
+    The processes that wait come first, of every buffer, with the cause to remove; then leases and workers, the groups
+    with their rewards and staleness, the totals. What the terminal has no lines for is left out at the end.
+
+    It only reads. Where that takes long, it is done less often than --interval says, and the screen says so. A database
+    that is gone or locked is told, and tried again. Ctrl-C ends it; on a pipe the view is printed once.
 
     \b
     Examples:
@@ -90,10 +91,10 @@ def _print(view: _View) -> None:
         real = replace(one, waits=[]) if one.asked else one  # without answers to questions that nobody asked
         nobody = f"Nobody waits{f' in {escape_line(one.buffer)}' if several else ''}\n"
         write(list(why.sentences(real, several=several)) or [nobody])
-    write(["\n"])
-    stats.print_stats(view.figures, view.now)
     for one in view.explained:
         why.print_processes(one, several=several)
+    write(["\n"])
+    stats.print_stats(view.figures, view.now)
 
 
 def _live(reader: Reader, buffer: str | None, interval: float) -> None:

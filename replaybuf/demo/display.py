@@ -81,7 +81,7 @@ class Display:
             bar.add_row(f"step {run.step}/{run.target}", done, f"{time.monotonic() - started:.0f} s")
             processes = ", ".join(map(str, [os.getpid(), *pids()]))
             lines = [*status(run, figures), f"processes: pid {processes} (kill any, and run this again)"]
-            return Group(bar, *(Text(line, no_wrap=True, overflow="crop") for line in lines))
+            return Group(bar, *map(Text, lines))
 
         with Live(get_renderable=shown, console=self.console, refresh_per_second=8):
             self.console.show_cursor(True)  # after kill -9 nothing would restore it
