@@ -14,7 +14,7 @@ from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ConfigError, EncodeError, RolloutError
+from replaybuf.errors import ConfigError, RolloutError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import round_trip
@@ -157,7 +157,7 @@ def test_unset_is_refused_where_it_would_become_the_default() -> None:
     class Counted(msgspec.Struct):
         a: int | msgspec.UnsetType = 5
 
-    with pytest.raises(EncodeError, match=r"rollouts\[0\]\.a: a value of type msgspec\.UnsetType"):
+    with pytest.raises(RolloutError, match=r"rollouts\[0\]\.a: a value of type msgspec\.UnsetType"):
         Codec(RolloutType(Counted)).encode([Counted(msgspec.UNSET)])
 
 
@@ -177,7 +177,7 @@ class Failure(Exception):  # noqa: N818
 
 
 def test_a_class_with_more_content_than_its_fields_is_advised_a_converter() -> None:
-    with pytest.raises(EncodeError, match=r"Failure can't be stored: .*converters=\{Failure:"):
+    with pytest.raises(RolloutError, match=r"Failure can't be stored: .*converters=\{Failure:"):
         round_trip(Failure(1))
     with pytest.raises(ConfigError, match=r"fields aren't its whole content: .*converters="):
         RolloutType(dict, types=[Failure])

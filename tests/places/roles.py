@@ -17,7 +17,7 @@ from replaybuf import LeaseLostError, ReplayBuffer
 from replaybuf.errors import StorageError
 from replaybuf.places import folder, objects
 from replaybuf.places.store import FILES
-from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks import file_batch, sweeper
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.sql.tasks.handles import load_all
