@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sqlite3
-import time
-from contextlib import closing
+import socket
 from pathlib import Path
 
 import pytest
 
 from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status
-from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT
 from tests.cli.conftest import run
 from tests.cli.example import fill
 from tests.cli.terminal import SIZES, needs_tmux, terminal
@@ -51,7 +48,7 @@ async def test_who_waits_is_told_first_and_with_the_reason(empty: str) -> None:
 
 
 def is_screen(seen: str, height: int) -> bool:
-    return len(seen.splitlines()) == height and " UTC  every " in seen and (height < 10 or "Nobody waits" in seen)
+    return len(seen.splitlines()) == height and " UTC" in seen and (height < 10 or "Nobody waits" in seen)
 
 
 @needs_tmux
@@ -92,14 +89,9 @@ def test_a_database_that_goes_away_is_told_and_tried_again(
 
 
 @needs_tmux
-def test_ctrl_c_ends_it_while_the_database_is_locked(file: Path, tmp_path: Path) -> None:
-    with terminal(tmp_path) as shown, closing(sqlite3.connect(file, isolation_level=None)) as connection:
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        connection.execute("BEGIN EXCLUSIVE")
-        connection.execute("CREATE TABLE held (one)")
-        shown.start(SIZES[0], "watch", file)
-        shown.wait("reading sqlite:///")
-        began = time.monotonic()
+def test_ctrl_c_ends_it_while_the_database_does_not_answer(tmp_path: Path) -> None:
+    with terminal(tmp_path) as shown, socket.create_server(("127.0.0.1", 0)) as silent:
+        shown.start(SIZES[0], "watch", f"postgresql://rl@127.0.0.1:{silent.getsockname()[1]}/rl?sslmode=disable")
+        shown.wait("reading postgresql://")
         shown.press("C-c")
         shown.wait_for_end(130)
-        assert time.monotonic() - began < LOCK_TIMEOUT
