@@ -54,7 +54,7 @@ def main() -> None:
             _wait_for_history(folder / _FILE)
             _picture_of_terminal("demo", "replaybuf demo", demo, shows="step ")
             with _terminal(folder, ["watch", _URL], lines=40) as watch:
-                _picture_of_terminal("watch", f"replaybuf watch {_FILE}", watch, shows="last draws")
+                _picture_of_terminal("watch", f"replaybuf watch {_FILE}", watch, shows="since the beginning")
             _pictures_of_pages(folder, _LIVE)
         _pictures_of_pages(folder, _AFTERWARDS)
 

@@ -58,17 +58,19 @@ def stats(url: Url, output: Output, buffer: Buffer = None) -> None:
     """
     reader = open_reader(url)
 
-    def read(tx: ReadTransaction) -> dict[str, Any]:
-        sizes = {"database_bytes": tx.database_bytes(), "unswept_payloads": count_unswept(tx)}
-        return {
-            "database": {"url": reader.where, "schema": tx.revision(), **sizes, "places": list_places(tx)},
-            "groups": rows_of_lanes(tx, buffer),
-            "buffers": {name: _metrics(measures) for name, measures in measure(tx, buffer).items()},
-        }
-
-    found, now = reader.read(lambda tx: (read(tx), tx.now()))
+    found, now = reader.read(lambda tx: (read(tx, buffer, reader.where), tx.now()))
     if not output.printed(lambda: found, lambda: found["groups"]):
-        _print(found, now)
+        print_stats(found, now)
+
+
+def read(tx: ReadTransaction, buffer: str | None, where: str) -> dict[str, Any]:
+    """Return the figures of one buffer or of all in the database at `where`."""
+    sizes = {"database_bytes": tx.database_bytes(), "unswept_payloads": count_unswept(tx)}
+    return {
+        "database": {"url": where, "schema": tx.revision(), **sizes, "places": list_places(tx)},
+        "groups": rows_of_lanes(tx, buffer),
+        "buffers": {name: _metrics(measures) for name, measures in measure(tx, buffer).items()},
+    }
 
 
 def _metrics(figures: BufferMeasures) -> dict[str, Any]:
@@ -85,7 +87,8 @@ def _metrics(figures: BufferMeasures) -> dict[str, Any]:
 # Printing
 
 
-def _print(found: dict[str, Any], now: datetime) -> None:
+def print_stats(found: dict[str, Any], now: datetime) -> None:
+    """Print the figures as tables, with lines about the run and the database below."""
     rows, buffers, database = found["groups"], found["buffers"], found["database"]
     several = len(buffers) > 1
     if rows:

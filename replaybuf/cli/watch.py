@@ -3,82 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import io
 import queue
-import select
 import signal
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replaybuf import units
+from replaybuf.cli import stats, why
 from replaybuf.cli.app import Buffer, Url, option
-from replaybuf.cli.frame import Panel, arrange, line, one_line, panels_of
 from replaybuf.cli.output import console, write
 from replaybuf.errors import MissingDriverError, ReplayBufError
-from replaybuf.rules.transitions import RATE_SECONDS
-from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.redact import escape_line
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.waits import DrawQuestion, Explanation, explain
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from replaybuf.storage.sql.inspection.waits import Dashboard, Reading
-
-
-@contextlib.contextmanager
-def keys() -> Iterator[Callable[[float], str]]:
-    """Put the terminal into character mode in the block, and restore it. Without a terminal there are no keys.
-
-    Yields a function that waits up to some seconds for a key and returns it: "" after a timeout, "q" at EOF.
-    """
-
-    def pressed(seconds: float) -> str:
-        if not select.select([fd], [], [], seconds)[0]:
-            return ""
-        return os.read(fd, 1).decode("ascii", "replace") or "q"
-
-    def never(seconds: float) -> str:
-        time.sleep(seconds)
-        return ""
-
-    try:
-        import termios
-        import tty
-
-        fd = sys.stdin.fileno()
-        before = termios.tcgetattr(fd)
-    except (ImportError, OSError, ValueError, termios.error):
-        yield never
-        return
-    try:
-        tty.setcbreak(fd)
-        yield pressed
-    finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
 #: The maximum fraction of the time spent reading: slow readings are made less often.
 _SHARE = 0.1
-_TICK = 0.1
 _READ_TIMEOUT = 20.0
-_ON_A_PIPE = 120
-_ERROR_LINES = 3
 _TERMINATED = 128 + 15
-_HELP = [
-    "q        quit (so does Ctrl-C)",
-    "?        this help, and back",
-    "r        read now",
-    "",
-    "in/min   groups put, and a ledger's prompts; out/min completed groups drawn: of the last minute",
-    "SILENT   a worker that gave no sign of life for a minute, and didn't end",
-    "staleness and reward are those of the completed groups that were put last",
-]
 
 
 def watch(
@@ -87,13 +40,15 @@ def watch(
     interval: Annotated[
         float, option("--interval", "Read every so many seconds.", metavar="S", min=0.1, max=3600)
     ] = 2.0,
-    once: Annotated[bool, option("--once", "Print one frame and end, as on a pipe.")] = False,
+    once: Annotated[bool, option("--once", "Print the view once and end, as on a pipe.")] = False,
 ) -> None:
-    """Watch a database, full screen: who waits and why, what goes in and out, staleness, rewards, workers, events.
+    """Watch a database, full screen: who waits and why, then who is there and what "stats" prints, every two seconds.
 
-    It only reads, by indexes and from small tables, so that a million groups cost as little as a few. Where reading
-    takes long all the same, it is done less often than --interval says, and the screen says so. A database that is
-    gone or locked is told, and tried again. The keys are q and ?; on a pipe one frame is printed.
+    The processes that wait come first, of every buffer, with the cause to remove; then leases and workers, the groups
+    with their rewards and staleness, the totals. What the terminal has no lines for is left out at the end.
+
+    It only reads. Where that takes long, it is done less often than --interval says, and the screen says so. A database
+    that is gone or locked is told, and tried again. Ctrl-C ends it; on a pipe the view is printed once.
 
     \b
     Examples:
@@ -103,139 +58,105 @@ def watch(
     """
     reader = open_reader(url)
     if once or not sys.stdout.isatty():
-        found = _read(reader, buffer)
-        state = Watched(reader.where, interval, found=found)
-        out = console()
-        width = _ON_A_PIPE if not out.is_terminal else out.width
-        lines = arrange(state.head(width), panels_of(found), line(), width, None)
-        _print(lines[:-1])  # without the line about keys
+        _print(_read(reader, buffer))
         return
     signal.signal(signal.SIGTERM, _terminate)
     _live(reader, buffer, interval)
-
-
-def _print(lines: Sequence[Text]) -> None:
-    out = console()
-    if out.is_terminal:
-        for one in lines:
-            out.print(one, soft_wrap=True)
-    else:
-        write(f"{one.plain.rstrip()}\n" for one in lines)
-
-
-def _read(reader: Reader, buffer: str | None) -> list[Dashboard]:
-    from replaybuf.storage.sql.inspection.waits import read_dashboard
-
-    return reader.read(lambda tx: read_dashboard(tx, buffer), timeout=_READ_TIMEOUT)
 
 
 def _terminate(*_: Any) -> None:
     raise SystemExit(_TERMINATED)  # an exception, so that context managers restore the terminal
 
 
-@dataclass(slots=True)
-class Watched:
-    """The state of the screen: the last reading, its error, and the history for rates."""
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What `why` says about each buffer, buffers in which somebody waits first, and the figures of `stats`."""
 
-    where: str
-    interval: float
-    found: Sequence[Dashboard] = ()
-    error: str = ""
-    cost: float = 0.0
-    read_at: float = 0.0
-    helping: bool = False
-    readings: dict[str, deque[Reading]] = field(default_factory=dict)
-
-    @property
-    def pause(self) -> float:
-        """The seconds between two readings."""
-        return max(self.interval, self.cost / _SHARE)
-
-    def take(self, found: Sequence[Dashboard], error: str, cost: float) -> None:
-        """Store a reading, or its error; `cost` is its duration in seconds."""
-        self.error, self.cost = error, cost
-        if not error:
-            self.read_at = time.monotonic()
-            self.found = [self._with_readings(one) for one in found]
-
-    def _with_readings(self, one: Dashboard) -> Dashboard:
-        """Return a read_dashboard whose rates are based on the readings made here, once these cover a minute."""
-        kept = self.readings.setdefault(one.buffer, deque())
-        kept.append(one.readings[-1])
-        now = kept[-1][0]
-        while len(kept) > 1 and (now - kept[1][0] >= RATE_SECONDS or kept[0][0] > now):
-            kept.popleft()
-        own = now - kept[0][0] >= RATE_SECONDS or (len(one.readings) == 1 and len(kept) > 1)
-        return replace(one, readings=[*kept]) if own else one
-
-    def head(self, width: int) -> list[Text]:
-        """Return the first lines: time, interval, database, and the last reading's error."""
-        at = f"{units.clock(self.found[0].about.now)} UTC" if self.found else "reading ..."
-        why = f": reading takes {self.cost:.2g} s" if self.pause > self.interval else ""
-        lines = [line((at, "bold"), f"  every {self.pause:.2g} s{why}  {self.where}")]
-        if self.error:
-            old = f" (the figures are {units.age(time.monotonic() - self.read_at)} old)" if self.found else ""
-            wrong = one_line(f"trying again{old}: {self.error}")
-            starts = range(0, min(len(wrong), _ERROR_LINES * width), width)
-            lines += [line((wrong[start : start + width], "bold red")) for start in starts]
-        return lines
-
-    def lines(self, width: int, height: int) -> list[Text]:
-        """Return the lines of the screen."""
-        panels = [Panel("help", [line(text) for text in _HELP], least=20)] if self.helping else panels_of(self.found)
-        return arrange(self.head(width), panels, line(("q quit  ? help", "dim")), width, height)
+    explained: list[Explanation]
+    figures: dict[str, Any]
+    now: datetime
 
 
-#: A reading, its error ("" for none), and its duration in seconds.
-_News = tuple[Sequence["Dashboard"], str, float]
+def _read(reader: Reader, buffer: str | None) -> _View:
+    def read(tx: ReadTransaction) -> _View:
+        explained = explain(tx, buffer, DrawQuestion(), asked=False)
+        return _View(sorted(explained, key=lambda one: one.asked), stats.read(tx, buffer, reader.where), tx.now())
+
+    return reader.read(read, timeout=_READ_TIMEOUT)
 
 
-def _begin_reading(reader: Reader, buffer: str | None, news: queue.SimpleQueue[_News]) -> None:
-    """Read in a thread, so that keys work while the database doesn't answer."""
-
-    def read() -> None:
-        import replaybuf.storage.sql.inspection.waits  # noqa: F401  # its import isn't what a reading costs
-
-        started = time.monotonic()
-        try:
-            news.put((_read(reader, buffer), "", time.monotonic() - started))
-        except Exception as wrong:  # of any kind: the next reading may succeed
-            kind = "" if isinstance(wrong, ReplayBufError) else f"{type(wrong).__name__}: "
-            news.put(((), f"{kind}{wrong}", 0.0))
-
-    threading.Thread(target=read, daemon=True).start()
+def _print(view: _View) -> None:
+    several = len(view.explained) > 1
+    for one in view.explained:
+        real = replace(one, waits=[]) if one.asked else one  # without answers to questions that nobody asked
+        nobody = f"Nobody waits{f' in {escape_line(one.buffer)}' if several else ''}\n"
+        write(list(why.sentences(real, several=several)) or [nobody])
+    for one in view.explained:
+        why.print_processes(one, several=several)
+    write(["\n"])
+    stats.print_stats(view.figures, view.now)
 
 
 def _live(reader: Reader, buffer: str | None, interval: float) -> None:
-    from rich.console import ConsoleDimensions
+    from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
-    state = Watched(reader.where, interval)
-    news: queue.SimpleQueue[_News] = queue.SimpleQueue()
-    out = console()
-    shown, asked_at, waiting = None, float("-inf"), False
-    with keys() as pressed, Live(console=out, screen=True, auto_refresh=False) as live:
+    head, body, first = Text(f"reading {reader.where} ..."), Text(), True
+    with Live(head, console=console(), screen=True, auto_refresh=False) as live:
         while True:
-            now = time.monotonic()
-            if not waiting and now - asked_at >= state.pause:
-                asked_at, waiting = now, True
-                _begin_reading(reader, buffer, news)
-            while not news.empty():
-                waiting = False
-                state.take(*news.get())
-            out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS isn't updated
-            lines = state.lines(*out.size)
-            if (out.size, lines) != shown:
-                shown = (out.size, lines)
-                live.update(Text("\n", no_wrap=True).join(lines), refresh=True)
-            match pressed(_TICK):
-                case "q" | "Q":
-                    return
-                case "?":
-                    state.helping = not state.helping
-                case "r" | "R":
-                    asked_at = float("-inf")
+            live.refresh()
+            started, wrong = time.monotonic(), ""
+            try:
+                view = _in_a_thread(lambda: _read(reader, buffer))
+                at, body = view.now, _as_text(view)
+            except Exception as error:  # of any kind: the next reading may succeed
+                kind = "" if isinstance(error, ReplayBufError) else f"{type(error).__name__}: "
+                wrong = escape_line(f"trying again: {kind}{error}")
+            cost = time.monotonic() - started
+            pause = max(interval, 0 if first or wrong else cost / _SHARE)  # the first one imports SQLAlchemy
+            first = first and bool(wrong)
+            slow = f": reading takes {cost:.2g} s" if pause > interval else ""
+            if not wrong:
+                head = Text(
+                    f"{units.clock(at.timestamp())} UTC  every {pause:.2g} s{slow}  {reader.where}", style="bold"
+                )
+            live.update(Group(head, *([Text(wrong, style="bold red")] if wrong else []), body))
+            live.refresh()
+            time.sleep(pause)
+
+
+def _in_a_thread(function: Callable[[], _View]) -> _View:
+    """Call a function in a thread, so that Ctrl-C works while the database doesn't answer."""
+    results: queue.SimpleQueue[_View | Exception] = queue.SimpleQueue()
+
+    def call() -> None:
+        try:
+            results.put(function())
+        except Exception as error:
+            results.put(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    result = results.get()
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+class _Captured(io.StringIO):
+    """Takes what is printed for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _as_text(view: _View) -> Text:
+    from rich.text import Text
+
+    printed = _Captured()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        _print(view)
+    return Text.from_ansi(printed.getvalue())
 
 
 # In the browser

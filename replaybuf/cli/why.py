@@ -111,22 +111,31 @@ def _timed(one: Any, *names: str) -> dict[str, Any]:
 
 
 def _print(found: Explanation, *, several: bool, about_a_draw: bool) -> None:
-    about = found.about
-    write(_lines(found, several=several, about_a_draw=about_a_draw))
-    workers = [asdict(one) | {"state": one.state(about.now)} for one in about.workers[:_MOST_WORKERS]]
-    for rows, shown in (
-        (_tasks(about), _task_columns(about)),
-        ([asdict(one) for one in about.held], _lease_columns(about)),
-        (workers, _worker_columns(about)),
-    ):
-        if rows:
-            write(["\n"])
-            print_table(rows, shown)
+    write(sentences(found, several=several, about_a_draw=about_a_draw))
+    if rows := _tasks(found.about):
+        write(["\n"])
+        print_table(rows, _task_columns(found.about))
+    print_processes(found)
     if further := _further(found):
         write(["\n", *(f"{escape_line(line)}\n" for line in further)])
 
 
-def _lines(found: Explanation, *, several: bool, about_a_draw: bool) -> Iterable[str]:
+def print_processes(found: Explanation, *, several: bool = False) -> None:
+    """Print who leases groups, and the workers; with the name of the buffer, if there are `several`."""
+    about = found.about
+    workers = [asdict(one) | {"state": one.state(about.now)} for one in about.workers[:_MOST_WORKERS]]
+    title = f"{escape_line(found.buffer)}\n" if several else ""
+    for rows, shown in (
+        ([asdict(one) for one in about.held], _lease_columns(about)),
+        (workers, _worker_columns(about)),
+    ):
+        if rows:
+            write(["\n", title])
+            print_table(rows, shown)
+            title = ""
+
+
+def sentences(found: Explanation, *, several: bool, about_a_draw: bool = False) -> Iterable[str]:
     """Return a line for each wait, with lines below it for its other causes.
 
     `about_a_draw` says that the user asked about one draw: then the last heartbeat of takers isn't shown.

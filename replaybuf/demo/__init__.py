@@ -1,8 +1,7 @@
 """A small but real run of GRPO on a replay buffer: `replaybuf demo`.
 
-`policy` has the prompts, the verifier, the model and its training. `trainer` has the training loop and the production
-of groups in each mode, `worker` the process of a rollout worker and the generation. `run_folder` stores the weights,
-`display` is the output on the terminal.
+`policy` has the prompts, the verifier, the model and its training; `worker` the engine, and the process of a rollout
+worker; `trainer` the training loop and its display; `run_folder` the settings and the saved weights.
 """
 
 from enum import StrEnum

@@ -4,73 +4,37 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from typer import Option
 
 from replaybuf.demo import Mode
 
 IN_DATABASE = "database"  # as in `replaybuf.places.owners`, which takes its time to import
 
-DEFAULT_URL = "sqlite:///replaybuf-demo.db"
 _INTERRUPTED = 128 + 2
+_URL_HELP = "sqlite:///FILE (or its path, which is created), postgresql://...: empty, or the demo's own."
+_STEPS_HELP = "Training steps of the run; when it has done them, that many more.  [default: 200, or 60 seconds]"
+_WORKERS_HELP = "Processes that generate rollouts (mode disaggregated)."
+_SEED_HELP = "Seed of the prompts and of the answers.  [default: 0, or that of the run that goes on]"
+_RUN_DIR_HELP = "Folder of the weights.  [default: FILE.run beside the SQLite file, replaybuf-demo-DATABASE.run]"
+_PAYLOADS_HELP = "Give each token an array, and keep these apart: in a folder, which is created, or s3://bucket/prefix."
 
 
-def _option(name: str, help: str, **settings: Any) -> Any:
-    return typer.Option(name, help=help, **settings)  # without variables: those of a run aren't for the demo
-
-
-def demo(
-    url: Annotated[
-        str,
-        _option(
-            "--url",
-            "sqlite:///FILE (or its path, which is created), postgresql://...: empty, or the demo's own.",
-            metavar="URL",
-        ),
-    ] = DEFAULT_URL,
-    steps: Annotated[
-        int | None,
-        _option(
-            "--steps",
-            "Training steps of the run; when it has done them, that many more.  [default: 200, or 60 seconds]",
-            min=1,
-            metavar="N",
-            show_default=False,
-        ),
-    ] = None,
-    mode: Annotated[Mode, _option("--mode", "Where and when rollouts are generated; see above.")] = Mode.DISAGGREGATED,
-    workers: Annotated[
-        int, _option("--workers", "Processes that generate rollouts (mode disaggregated).", min=1, max=32, metavar="N")
-    ] = 2,
-    seed: Annotated[
-        int | None,
-        _option(
-            "--seed",
-            "Seed of the prompts and of the answers.  [default: 0, or that of the run that goes on]",
-            min=0,
-            metavar="N",
-            show_default=False,
-        ),
-    ] = None,
+def demo(  # options without variables: those of a run aren't for the demo
+    url: Annotated[str, Option("--url", help=_URL_HELP, metavar="URL")] = "sqlite:///replaybuf-demo.db",
+    steps: Annotated[int | None, Option("--steps", help=_STEPS_HELP, min=1, metavar="N", show_default=False)] = None,
+    mode: Annotated[
+        Mode, Option("--mode", help="Where and when rollouts are generated; see above.")
+    ] = Mode.DISAGGREGATED,
+    workers: Annotated[int, Option("--workers", help=_WORKERS_HELP, min=1, max=32, metavar="N")] = 2,
+    seed: Annotated[int | None, Option("--seed", help=_SEED_HELP, min=0, metavar="N", show_default=False)] = None,
     run_dir: Annotated[
-        Path | None,
-        _option(
-            "--run-dir",
-            "Folder of the weights.  [default: FILE.run beside the SQLite file, replaybuf-demo-DATABASE.run]",
-            metavar="FOLDER",
-            show_default=False,
-        ),
+        Path | None, Option("--run-dir", help=_RUN_DIR_HELP, metavar="FOLDER", show_default=False)
     ] = None,
-    payloads: Annotated[
-        str,
-        _option(
-            "--payloads",
-            "Give each token an array, and keep these apart: in a folder, which is created, or s3://bucket/prefix.",
-            metavar="PLACE",
-        ),
-    ] = IN_DATABASE,
-    fresh: Annotated[bool, _option("--fresh", "Remove the demo's own weights and groups first.")] = False,
+    payloads: Annotated[str, Option("--payloads", help=_PAYLOADS_HELP, metavar="PLACE")] = IN_DATABASE,
+    fresh: Annotated[bool, Option("--fresh", help="Remove the demo's own weights and groups first.")] = False,
 ) -> None:
     """Train a small policy by GRPO through a replay buffer.
 

@@ -1,18 +1,13 @@
-"""The settings of the demo's run, and its folder: the files of a run outside the buffer.
-
-    weights.npz         the run as last saved (`Run`)
-    worker-0.log        the output of a worker
-    lock                held by the trainer while it lives
+"""The settings of the demo's run, and its folder: the weights, the lock of the trainer, the logs of the workers.
 
 `weights.npz` carries the weights from the trainer to the workers, and across a crash. It is replaced atomically: a
 reader always opens the newest complete file, and a kill -9 during a save leaves the one before. The numbers of the
-prompts that the weights were trained on are in the same file, so both always belong together. Arrays are plain npz;
-reading them never unpickles.
+prompts that the weights were trained on are in the same file, so both always belong together.
 """
 
 from __future__ import annotations
 
-import sys
+import fcntl
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +32,17 @@ from replaybuf.produce import (
     SamplerWithReplayBuffer,
     SyncProduceStrategy,
 )
+
+TASK = "arithmetic"
+GROUP_SIZE = 8  # rollouts of a prompt
+BATCH_GROUPS = 32  # groups per training step
+STALE_THRESHOLD = 4  # train steps at which a group expires
+ARCHIVED_GROUPS = 20 * BATCH_GROUPS  # trained groups that stay for SQL
+PROMPT_SECONDS = 5.0  # after which the prompts of a killed worker are handed out again
+LAGS = (1, 2)  # a worker loads new weights when it is more than this many steps behind: odd workers are slower
+CONCURRENCY = 24  # groups that a worker generates at the same time
+#: Bytes; low, since the demo's groups are small: all payloads with arrays go to the place of `--payloads`.
+PAYLOAD_THRESHOLD = 1024
 
 
 @dataclass
@@ -85,16 +91,12 @@ class RunFolder:
         except OSError as error:
             raise ReplayBufError(f"can't write to the run folder {self.path}: {error.strerror}") from error
         with file:
-            if sys.platform != "win32":
-                import fcntl
-
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
-                    raise ReplayBufError(
-                        f"another demo is running on {self.path}; wait for it, or give this one its own "
-                        "--url and --run-dir"
-                    ) from error
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ReplayBufError(
+                    f"another demo is running on {self.path}; wait for it, or give this one its own --url and --run-dir"
+                ) from error
             yield
 
     def clear(self) -> None:
@@ -122,60 +124,17 @@ class RunFolder:
 
     def load(self) -> Run | None:
         """Return the run as last saved; None for a new one. Raises ReplayBufError for a file that can't be read."""
-        arrays = self._read("weights", "squares", "seed", "step", "target", "finished", "trained", "rewards")
-        if arrays is None:
-            return None
-        policy = Policy(arrays.pop("weights"), arrays.pop("squares"))
-        return Run(policy, **{name: array.tolist() for name, array in arrays.items()})
-
-    def load_policy(self) -> tuple[Policy, int] | None:
-        """Return the policy saved last and its step, for a worker; None before the first save."""
-        arrays = self._read("weights", "step")
-        return None if arrays is None else (Policy(arrays["weights"], arrays["weights"]), int(arrays["step"]))
-
-    def _read(self, *names: str) -> dict[str, Any] | None:
         try:
             with open(self.weights, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-                if lacking := set(names).difference(arrays.files):
-                    raise ReplayBufError(
-                        f"{self.weights} is of another version of the demo (it has no {min(lacking)}), and can't go "
-                        "on: start anew with --fresh"
-                    )
-                return {name: arrays[name] for name in names}
+                policy = Policy(arrays["weights"], arrays["squares"])
+                names = ("seed", "step", "target", "finished", "trained", "rewards")
+                return Run(policy, **{name: arrays[name].tolist() for name in names})
         except FileNotFoundError:
             return None
         except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as error:
             raise ReplayBufError(
-                f"{self.weights} can't be read; remove it to start with new weights ({error})"
+                f"{self.weights} can't be read, or is of another version of the demo: start anew with --fresh ({error})"
             ) from error
-
-
-# Settings
-
-TASK = "arithmetic"
-
-GROUP_SIZE = 8  # rollouts of a prompt
-BATCH_GROUPS = 32  # groups per training step
-STALE_THRESHOLD = 4  # train steps at which a group expires
-ARCHIVED_GROUPS = 20 * BATCH_GROUPS  # trained groups that stay for SQL
-
-DEFAULT_STEPS = 200
-DEFAULT_SECONDS = 60.0  # unless --steps is given
-
-#: Seconds after which the prompts of a killed worker are handed out again.
-PROMPT_SECONDS = 5.0
-
-#: A worker loads new weights when it is more than this many steps behind: odd workers are slower.
-LAGS = (1, 2)
-
-#: Groups that a worker generates at the same time.
-CONCURRENCY = 24
-
-
-#: A fictitious mixture of experts: with `--payloads`, each token has an array of its experts.
-LAYERS, TOP_K, EXPERTS = 48, 8, 128
-#: Bytes; low, since the demo's groups are small: all payloads with such arrays go to the place of `--payloads`.
-PAYLOAD_THRESHOLD = 1024
 
 
 def buffer_config(url: str, worker: str | None = None, payloads: str = IN_DATABASE) -> ReplayBufferConfig:
@@ -193,10 +152,8 @@ def buffer_config(url: str, worker: str | None = None, payloads: str = IN_DATABA
 
 def made_place(payloads: str) -> str:
     """Return the setting `payloads` with an absolute path; create its folder. Raises ReplayBufError."""
-    place = parse_place(payloads)
-    if place is None:
-        return IN_DATABASE
-    if "://" not in place:
+    place = parse_place(payloads) or IN_DATABASE
+    if place != IN_DATABASE and "://" not in place:
         try:
             Path(place).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -211,31 +168,22 @@ def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:
     )
 
 
-def colocated_strategy(mode: Mode) -> ProduceStrategy:
-    """Return the strategy that generates exactly the groups of the next step (sync), or oversamples (async).
-
-    With oversampling, the slowest groups are interrupted, and continued later.
-    """
+def strategy_of(mode: Mode) -> ProduceStrategy:
+    """Return the strategy of the trainer's own process: exactly the groups of the next step (sync), or more (async)."""
     if mode == Mode.SYNC:
         return SyncProduceStrategy(tags=_tags_of(0))
-    return AsyncProduceStrategy(
-        over_sample=0.5,
-        enable_partial_rollout=True,
-        max_staleness=STALE_THRESHOLD - 1,
-        tail_batch_trigger_size=BATCH_GROUPS // 4,
-        tail_batch_max_tries=3,
-        tags=_tags_of(0),
-    )
+    return _ahead(0, over_sample=0.5, tail_batch_trigger_size=BATCH_GROUPS // 4, tail_batch_max_tries=3)
 
 
 def worker_strategy(worker: int) -> AsyncProduceStrategy:
     """Return the strategy of workers, which together run ahead until further groups would expire."""
+    return _ahead(worker, over_sample=0.75, max_concurrency=CONCURRENCY)
+
+
+def _ahead(worker: int, **settings: Any) -> AsyncProduceStrategy:
+    """Return a strategy that generates more than the next step needs, and interrupts and continues the slowest."""
     return AsyncProduceStrategy(
-        over_sample=0.75,
-        enable_partial_rollout=True,
-        max_staleness=STALE_THRESHOLD - 1,
-        max_concurrency=CONCURRENCY,
-        tags=_tags_of(worker),
+        enable_partial_rollout=True, max_staleness=STALE_THRESHOLD - 1, tags=_tags_of(worker), **settings
     )
 
 

@@ -1,10 +1,9 @@
-"""A rollout worker: a process that generates groups with weights that lag behind, and puts them into the buffer.
+"""The engine of the demo, and a rollout worker: a process that generates groups with weights that lag behind.
 
 Started by the trainer as `python -m replaybuf.demo.worker`, with its settings in the first line of stdin, so that no
 password is in the list of processes. EOF on stdin means that the run is over or the trainer dead, also by kill -9: then
-the worker gives back its groups in flight, and ends.
-
-Nothing is lost when a worker is killed: its prompts are handed out again some seconds later."""
+the worker gives back its groups in flight, and ends. When a worker is killed, its prompts are handed out again.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ import json
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,52 +21,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaybuf import FencedError, ReplayBufError
-from replaybuf.demo.policy import (
-    END,
-    MAX_RESPONSE_TOKENS,
-    FloatArray,
-    Policy,
-    decode,
-    is_over,
-    prompt_of,
-    rows_of,
-    verify,
-)
-from replaybuf.demo.run_folder import (
-    BATCH_GROUPS,
-    EXPERTS,
-    LAGS,
-    LAYERS,
-    TOP_K,
-    RunFolder,
-    buffer_config,
-    sampler_of,
-    worker_strategy,
-)
+from replaybuf.demo.policy import END, MAX_RESPONSE_TOKENS, Policy, decode, is_over, prompt_of, rows_of, verify
+from replaybuf.demo.run_folder import BATCH_GROUPS, LAGS, RunFolder, buffer_config, sampler_of, worker_strategy
 from replaybuf.places.owners import IN_DATABASE
 from replaybuf.produce import TrainState, produce_loop
 from replaybuf.rollouts.rollout import RolloutState, Status
 
 #: Seconds per token: the median over prompts, and the standard deviation of its logarithm.
 TOKEN_SECONDS, TOKEN_SPREAD = 0.003, 1.0
+#: A fictitious mixture of experts: with `--payloads`, each token has an array of its experts.
+LAYERS, TOP_K, EXPERTS = 48, 8, 128
 
 _SECONDS, _TOKENS = 1, 2  # the purposes of a prompt's random numbers
+_GRACE_SECONDS = 1.0
+_REJOIN_SECONDS = 0.2
 
 
 class Engine:
-    """An agent loop over a policy. `load` sets new weights, while nothing is being generated.
-
-    Rollouts have arrays `with_experts`, as those of a mixture of experts do.
-    """
+    """An agent loop over a policy. `load` sets new weights. Rollouts have arrays `with_experts`."""
 
     def __init__(self, seed: int, *, token_seconds: float = TOKEN_SECONDS, with_experts: bool = False) -> None:
         self._seed, self._token_seconds, self._with_experts = seed, token_seconds, with_experts
-        self._weights: tuple[Policy, int] | None = None
         self._paused = asyncio.Event()
 
     def load(self, policy: Policy, step: int) -> None:
         """Generate with the weights of train step `step` from now on."""
-        self._weights = policy, step
+        self._policy, self._step = policy, step
 
     async def pause(self) -> None:
         """Interrupt generation: pending tokens are dropped."""
@@ -78,21 +58,25 @@ class Engine:
 
     async def generate_group(self, group: list[RolloutState], *, partial: bool) -> list[RolloutState]:
         """Generate the rollouts of a group and write them in place at the end: COMPLETED, or ABORTED after a pause."""
-        assert self._weights is not None, "load() comes first"
-        policy, step = self._weights
-        answers = [_Answer(rollout, partial) for rollout in group]
-        number = int(group[0].group_id or 0)
+        policy, step, prompt, number = self._policy, self._step, prompt_of(group), int(group[0].group_id or 0)
         seconds = token_seconds(self._seed, number, self._token_seconds)
         randoms = np.random.default_rng([self._seed, number, _TOKENS, step]).random((len(group), MAX_RESPONSE_TOKENS))
-        while not all(is_over(answer.ids) for answer in answers) and await self._goes_on(seconds):
-            for answer, numbers in zip(answers, randoms, strict=True):
-                if not is_over(answer.ids):
-                    answer.extend(policy, prompt_of(group), numbers)
-        for rollout, answer in zip(group, answers, strict=True):
+        ids: list[list[int]] = []
+        logprobs: list[list[float]] = []
+        for rollout in group:
+            kept = rollout.response_ids is not None and (partial or rollout.status == Status.COMPLETED)
+            ids.append(list(map(int, rollout.response_ids)) if kept else [])
+            logprobs.append(list(map(float, rollout.logprobs)) if ids[-1] else [])
+        while (going := [i for i, said in enumerate(ids) if not is_over(said)]) and await self._goes_on(seconds):
+            rows = np.stack([rows_of(prompt, ids[i])[-1] for i in going])
+            for i, log_probs in zip(going, policy.log_probs(rows), strict=True):
+                cumulative = np.exp(log_probs).cumsum()
+                token = int((cumulative <= randoms[i, len(ids[i])] * cumulative[-1]).sum())
+                ids[i].append(token)
+                logprobs[i].append(float(log_probs[token]))
+        for i, rollout in enumerate(group):
             if rollout.status != Status.COMPLETED:
-                answer.write(rollout)
-                if self._with_experts:
-                    rollout.routed_experts = experts_of([*rollout.prompt_ids, *answer.ids])
+                self._write(rollout, ids[i], logprobs[i])
         return group
 
     async def _goes_on(self, seconds: float) -> bool:
@@ -102,48 +86,26 @@ class Engine:
                 await self._paused.wait()
         return not self._paused.is_set()
 
-
-class _Answer:
-    """The tokens of a rollout so far and their log-probabilities; those of an interrupted one only if `partial`."""
-
-    def __init__(self, rollout: RolloutState, partial: bool) -> None:
-        kept = rollout.response_ids is not None and (partial or rollout.status == Status.COMPLETED)
-        self.ids: list[int] = list(map(int, rollout.response_ids)) if kept else []
-        self.log_probs: list[float] = list(map(float, rollout.logprobs)) if kept and self.ids else []
-
-    def extend(self, policy: Policy, prompt: str, randoms: FloatArray) -> None:
-        """Sample the next token, with the random number of its position."""
-        log_probs = policy.log_probs(rows_of(prompt, self.ids)[-1:])[0]
-        cumulative = np.exp(log_probs).cumsum()
-        token = int((cumulative <= randoms[len(self.ids)] * cumulative[-1]).sum())
-        self.ids.append(token)
-        self.log_probs.append(float(log_probs[token]))
-
-    def write(self, rollout: RolloutState) -> None:
-        """Write the answer into its rollout: COMPLETED with its reward, or ABORTED with the tokens so far."""
-        rollout.response, rollout.response_ids = decode(self.ids), np.array(self.ids, dtype=np.int32)
-        rollout.logprobs = np.array(self.log_probs, dtype=np.float32)
-        rollout.response_mask = np.ones(len(self.ids), dtype=np.int32)
-        rollout.status = Status.COMPLETED if is_over(self.ids) else Status.ABORTED
+    def _write(self, rollout: RolloutState, ids: list[int], log_probs: list[float]) -> None:
+        rollout.response, rollout.response_ids = decode(ids), np.array(ids, dtype=np.int32)
+        rollout.logprobs, rollout.response_mask = np.array(log_probs, dtype=np.float32), np.ones(len(ids), np.int32)
+        rollout.status = Status.COMPLETED if is_over(ids) else Status.ABORTED
         if rollout.status == Status.COMPLETED:
-            rollout.finish_reason = "stop" if self.ids[-1] == END else "length"
-            rollout.reward = {"score": verify(prompt_of([rollout]), self.ids)}
+            rollout.finish_reason = "stop" if ids[-1] == END else "length"
+            rollout.reward = {"score": verify(prompt_of([rollout]), ids)}
+        if self._with_experts:
+            rollout.routed_experts = experts_of([*rollout.prompt_ids, *ids])
 
 
 def experts_of(tokens: list[int]) -> NDArray[np.int16]:
     """Return the experts that each token went through: int16 [tokens, LAYERS, TOP_K]. They are made up."""
-    layers, ranks = np.arange(LAYERS), np.arange(TOP_K)
-    mixed = 31 * np.array(tokens)[:, None, None] + 7 * layers[:, None] + 17 * ranks
+    mixed = 31 * np.array(tokens)[:, None, None] + 7 * np.arange(LAYERS)[:, None] + 17 * np.arange(TOP_K)
     return (mixed % EXPERTS).astype(np.int16)
 
 
 def token_seconds(seed: int, number: int, median: float = TOKEN_SECONDS) -> float:
     """Return the seconds for each token of prompt `number`: log-normal over the prompts."""
     return median * float(np.exp(TOKEN_SPREAD * np.random.default_rng([seed, number, _SECONDS]).normal()))
-
-
-_GRACE_SECONDS = 1.0
-_REJOIN_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -162,12 +124,12 @@ async def work(settings: WorkerSettings, stop: asyncio.Event, engine: Engine | N
     """Generate until the trainer has finished, or `stop` is set; after a restore, join the buffer anew."""
     engine = engine or Engine(settings.seed, with_experts=settings.payloads != IN_DATABASE)
 
-    async def load_weights(state: TrainState) -> int | None:
-        loaded = await asyncio.to_thread(RunFolder(Path(settings.folder)).load_policy)
-        if loaded is None:
+    async def load_weights(state: TrainState) -> int:
+        run = await asyncio.to_thread(RunFolder(Path(settings.folder)).load)
+        if run is None:
             raise ReplayBufError(f"there are no weights in {settings.folder}: was the folder removed?")
-        engine.load(*loaded)
-        return loaded[1]
+        engine.load(run.policy, run.step)
+        return run.step
 
     while not stop.is_set():
         try:
@@ -190,27 +152,25 @@ async def work(settings: WorkerSettings, stop: asyncio.Event, engine: Engine | N
 
 async def _work_until_the_end_of_input(settings: WorkerSettings) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    threading.Thread(target=_end_with_input, args=(stop, loop), daemon=True).start()
+
+    def end_with_input() -> None:
+        while os.read(0, 4096):
+            pass
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(stop.set)
+        time.sleep(_GRACE_SECONDS)
+        os._exit(0)
+
+    threading.Thread(target=end_with_input, daemon=True).start()
     await work(settings, stop)
-
-
-def _end_with_input(stop: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-    """Wait for EOF on stdin; then set `stop`, and end the process after a grace period in any case."""
-    while os.read(0, 4096):
-        pass
-    with suppress(RuntimeError):  # the loop has ended
-        loop.call_soon_threadsafe(stop.set)
-    threading.Event().wait(_GRACE_SECONDS)
-    os._exit(0)
 
 
 def main() -> int:
     """Run a worker. Return its exit code."""
     line = open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115  (and no byte more than the line)
-    if not line.endswith(b"\n"):
-        return 0  # the trainer is dead
     try:
-        asyncio.run(_work_until_the_end_of_input(WorkerSettings(**json.loads(line))))
+        if line.endswith(b"\n"):  # otherwise the trainer is dead
+            asyncio.run(_work_until_the_end_of_input(WorkerSettings(**json.loads(line))))
     except ReplayBufError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -84,8 +84,8 @@ def run_progress(cursors: Sequence[Cursor]) -> dict[str, Any]:
     from replaybuf.files.importing import IMPORT
     from replaybuf.rules.train_state import TRAINER, TrainState
 
-    by_name = {one.name: one for one in cursors if not one.name.startswith(IMPORT)}
-    published = by_name.pop(TRAINER, None)
+    by_name = {one.name: one for one in cursors if not one.name.startswith((IMPORT, "replaybuf:"))}
+    published = next((one for one in cursors if one.name == TRAINER), None)
     trainer = None
     if published is not None:
         with suppress(InputError):  # a state of another version: show the rest without it

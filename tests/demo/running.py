@@ -25,13 +25,13 @@ class Demo:
 
     def __init__(self, folder: Path, url: str, *options: str, dying: str | None = None) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REPLAYBUF_")}
-        environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "REPLAYBUF_URL": url}
+        environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         if dying is not None:
             environment["DYING"] = dying
         command = ["replaybuf", "demo"] if dying is None else ["tests.demo.dying"]
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", *command, "--run-dir", RUN, *options],
+            [sys.executable, "-W", "error", "-m", *command, "--url", url, "--run-dir", RUN, *options],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,

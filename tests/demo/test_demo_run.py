@@ -95,7 +95,7 @@ def test_a_run_keeps_its_arrays_apart(tmp_path, shared_url, mode):
     command = [sys.executable, "-m", *shlex.split(look), "--json"]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=True)
     [place] = json.loads(done.stdout)
-    assert place["live_bytes"] > BATCH_GROUPS * PAYLOAD_THRESHOLD
+    assert place["bytes"] > BATCH_GROUPS * PAYLOAD_THRESHOLD
     for group in trained_in(shared_url):
         for rollout in group:
             expected = experts_of([*rollout.prompt_ids, *rollout.response_ids])

@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from replaybuf import RolloutState, Status
-from replaybuf.demo import Mode
+from replaybuf import Status
 from replaybuf.demo.display import Display, Figures, commands, result, verdict
 from replaybuf.demo.policy import Policy
 from replaybuf.demo.run_folder import BATCH_GROUPS, TASK, Run
 from replaybuf.demo.trainer import argument_of
-from replaybuf.produce import ProduceSummary
 from replaybuf.rules.transitions import Tally
 from tests.cli.terminal import needs_tmux, terminal
 
@@ -31,85 +29,64 @@ def tallies(**counts: int) -> dict:
 
 @pytest.fixture
 def run() -> Run:
-    return Run(Policy.create(), 0, step=3, target=20, rewards=[0.1, 0.2, 0.6])
+    return Run(Policy.create(), 0, step=3, target=800, rewards=[0.1, 0.2, 0.6])
 
 
 @pytest.fixture
 def figures() -> Figures:
     """A run that began with 10 completed groups, and has trained 12."""
-    figures = Figures()
-    figures.count_store(tallies(completed=10, put_completed=100, put_aborted=5, expired_completed=7))
-    groups = [[RolloutState(message=[], seq_staleness=staleness)] for staleness in [2] * 8 + [0] * 4]
-    figures.count_batch(groups, ProduceSummary(seconds=1.5, train_seconds=0.5))
-    figures.count_store(
-        tallies(
-            completed=20,
-            expired=3,
-            archived=9,
-            leased_aborted=4,
-            put_completed=125,
-            put_aborted=7,
-            put_expired=1,
-            expired_completed=9,
-        )
-    )
-    return figures
+    before = tallies(completed=10, put_completed=100, put_aborted=5, expired_completed=7)
+    gone_on = {"put_completed": 125, "put_aborted": 7, "put_expired": 1, "expired_completed": 9}
+    now = tallies(completed=20, expired=3, archived=9, leased_aborted=4, **gone_on)
+    return Figures(before, now, 12, [2] * 8 + [0] * 4)
 
 
-def test_expired_groups_are_counted_as_stats_does(run: Run, figures: Figures) -> None:
-    """Those of the buffer, which stats calls expired, and those that were put as such, which it counts there."""
-    [line] = [line for line in result(run, figures, Mode.ASYNC, 2, 1.0) if "expired" in line]
-    assert "; 2 expired in the buffer, and 1 before they were put, 2 interruptions" in line
+def test_what_the_store_counts_is_counted_since_the_start(run: Run, figures: Figures) -> None:
+    assert (figures.generated, figures.buffered) == (25, {Status.COMPLETED: 20, Status.EXPIRED: 3})
+    line = "Generated 25 groups, trained on 12; 2 expired, 2 interruptions"  # "expired" is that of `stats`
+    assert line in result(run, figures, 2, 1.0)
 
 
-def test_what_the_store_counts_is_counted_since_the_start(figures: Figures) -> None:
-    assert figures.counts == {"generated": 25, "interrupted": 2, "expired": 2, "expired_early": 1}
-    assert (figures.buffered, figures.leased) == ({Status.COMPLETED: 20, Status.EXPIRED: 3}, 4)
-
-
-def shown(width: int, terminal: bool, run: Run, figures: Figures, mode: Mode, pids: tuple[int, ...] = ()) -> str:
+def shown(width: int, terminal: bool, run: Run, figures: Figures, pids: tuple[int, ...] = ()) -> str:
     output = io.StringIO()
     display = Display(Console(file=output, force_terminal=terminal, width=width, highlight=False))
-    with display.showing(run, figures, mode, lambda: pids):
-        display.update(run, figures, mode, 2)
-        run.step = 4
-        for _ in range(2):
-            display.update(run, figures, mode, 2)
+    with display.showing(run, figures, lambda: pids):
+        for run.step in range(400, 420):
+            display.update(run, figures)
     return re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", output.getvalue())
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_terminal_has_lines_that_fit_below_the_bar(run: Run, figures: Figures, width: int) -> None:
-    text = shown(width, True, run, figures, Mode.DISAGGREGATED, (11, 12))
-    for part in ("step 4/20", "reward 0.30", "groups generated 25, in the making 4", "staleness 1.3 (max 2, expires"):
+    text = shown(width, True, run, figures, (11, 12))
+    for part in (
+        "step 419/800",
+        "reward 0.30",
+        "groups generated 25, in the making 4",
+        "staleness 1.3 (max 2, expires",
+    ):
         assert part in text
     assert all(len(line) <= width for line in text.replace("\r", "\n").split("\n"))
     if width == 200:
         assert "in the buffer 20 completed, 3 expired, trained 12" in text
-        assert "2 expired in the buffer, and 1 before they were put, 2 interruptions" in text
+        assert "2 expired, 2 interruptions" in text
         assert "11, 12 (kill any, and run this again)" in text
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_without_a_terminal_there_are_plain_lines(run: Run, figures: Figures, mode: Mode) -> None:
-    workers = (11, 12) if mode == Mode.DISAGGREGATED else ()
-    first, *others = shown(80, False, run, figures, mode, workers).splitlines()
-    if workers:
-        assert first == "Rollout workers: pid 11, 12"
-        [first] = others
-    assert first.startswith("step 4/20: reward 0.30; groups generated 25, ")
-    expired = "2 expired in the buffer, and 1 before they were put"
-    assert first.endswith(expired if mode == Mode.SYNC else f"{expired}, 2 interruptions")
+def test_without_a_terminal_there_are_twenty_lines(run: Run, figures: Figures) -> None:
+    [line] = shown(80, False, run, figures).splitlines()
+    assert line.startswith("step 400/800: reward 0.30; groups generated 25, ")
+    assert line.endswith("staleness 1.3 (max 2, expires at 4), 2 expired, 2 interruptions")
 
 
 def test_the_result_has_the_first_and_the_last_tenth_of_all_rewards(run: Run, figures: Figures) -> None:
     run.rewards = [0.1] * 3 + [0.5] * 24 + [0.8] * 3
     run.step = run.target = 30
-    lines = result(run, figures, Mode.SYNC, 0, 12)
+    lines = result(run, figures, 0, 12)
     assert lines[1] == "Mean reward 0.10 -> 0.80 in 30 steps, 12 s"
-    assert result(run, figures, Mode.SYNC, 20, 12)[1].endswith("in 30 steps (the last 10 of them in 12 s)")
+    assert result(run, figures, 20, 12)[1].endswith("in 30 steps (the last 10 of them in 12 s)")
     run.target = 40
-    assert result(run, figures, Mode.SYNC, 0, 12)[1].endswith("(of 40: the time was up; run it again to go on)")
+    assert result(run, figures, 0, 12)[1].endswith("(of 40: the time was up; run it again to go on)")
 
 
 URL = "postgresql+asyncpg://me:secret@db:5433/rl?sslmode=require&password=secret"
@@ -132,8 +109,8 @@ def test_commands_take_the_database_without_its_password(url: str, argument: tup
 
 
 def test_the_verdict_says_whether_each_prompt_was_trained_once(run: Run, figures: Figures) -> None:
-    run.trained = list(range(20 * BATCH_GROUPS))
-    assert "Each of the 640 prompts was trained once." in result(run, figures, Mode.SYNC, 0, 1)
+    run.target, run.trained = 20, list(range(20 * BATCH_GROUPS))
+    assert "Each of the 640 prompts was trained once." in result(run, figures, 0, 1)
     assert verdict([2, 0, 1], 3) == "Each of the 3 prompts was trained once."
 
 

@@ -63,20 +63,13 @@ def test_a_run_goes_to_its_steps_and_when_it_has_ended_as_many_more() -> None:
 
 
 def test_a_run_comes_back_as_it_was_saved(folder: RunFolder, run: Run) -> None:
+    assert folder.load() is None
     folder.finish(run)
     loaded = folder.load()
     assert loaded is not None
     assert np.array_equal(loaded.policy.weights, run.policy.weights)
     assert np.array_equal(loaded.policy.squares, run.policy.squares)
     assert {**vars(loaded), "policy": run.policy, "finished": True} == vars(run)
-
-
-def test_workers_get_the_policy_and_its_step(folder: RunFolder, run: Run) -> None:
-    assert folder.load() is folder.load_policy() is None
-    folder.save(run)
-    policy, step = folder.load_policy()
-    assert step == 7
-    assert np.array_equal(policy.weights, run.policy.weights)
 
 
 def test_clear_removes_all_but_the_lock(folder: RunFolder, run: Run) -> None:
@@ -148,8 +141,8 @@ def test_kill_9_during_saves_leaves_complete_weights(folder: RunFolder) -> None:
             deadline = time.monotonic() + 20
             try:
                 while len(steps) < 5 and time.monotonic() < deadline:
-                    if (found := folder.load_policy()) is not None and found[1] not in steps[-1:]:
-                        steps.append(found[1])
+                    if (found := folder.load()) is not None and found.step not in steps[-1:]:
+                        steps.append(found.step)
             finally:
                 os.kill(writer, signal.SIGKILL)
             assert len(steps) == 5

@@ -1,10 +1,12 @@
-"""Explains current waits, failed waits, and why a draw issued now would block; also reads the snapshots of the command
-`watch`. Polled often, so everything is read by index or from small tables, whatever the number of groups."""
+"""Explains current waits, failed waits, and why a draw issued now would block.
+
+Polled often, so everything is read by index or from small tables, whatever the number of groups.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +14,6 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.transitions import of_tasks
 from replaybuf.storage.reports import EventKind, kind_of_wait, lasted
 from replaybuf.storage.sql.inspection.circumstances import (
     Waiter,
@@ -23,7 +24,6 @@ from replaybuf.storage.sql.inspection.circumstances import (
 )
 from replaybuf.storage.sql.inspection.groups import DEFAULT, check_buffer, opened_buffers
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
 from replaybuf.storage.sql.statements.buffer_facts import STALENESS
 from replaybuf.units import time_of
 
@@ -204,32 +204,6 @@ def _went_on(tx: ReadTransaction, buffer: str, ended: Ended) -> bool:
     return bool(put) or any(tx.value(_PUT_INTO, **about, lane=lane, newest=_NEWEST) for lane in lanes)
 
 
-_HISTORY_SECONDS = 300.0
-_SHOWN_EVENTS, _BATCHES = 50, 200
-
-#: A time in seconds since the epoch, and the totals of each task at that time.
-Reading = tuple[float, Mapping[str, Mapping[str, int]]]
-#: The totals that are shown as rates: groups put, and draws of completed groups.
-FLOWS = ("put", "sampled_new", "sampled_again")
-
-
-@dataclass(frozen=True, slots=True)
-class Dashboard:
-    """The dashboard snapshot of a buffer.
-
-    `waits` are the current waits with their diagnoses; `sample` describes the completed groups put last; `readings` are
-    those of the last minutes and the current one, oldest first; draws and events are newest first.
-    """
-
-    buffer: str
-    about: Circumstances
-    waits: Sequence[Explained]
-    sample: NewestGroups
-    readings: Sequence[Reading]
-    batches: Sequence[Mapping[str, Any]]
-    events: Sequence[Mapping[str, Any]]
-
-
 @dataclass(frozen=True, slots=True)
 class NewestGroups:
     """The number of sampled groups, their rewards, and their counts by staleness."""
@@ -237,22 +211,6 @@ class NewestGroups:
     groups: int
     rewards: list[float]
     staleness: dict[int, int]
-
-
-def read_dashboard(tx: ReadTransaction, buffer: str | None) -> list[Dashboard]:
-    """Return the dashboard snapshot of one buffer, or of all. Raises InputError when only other buffers exist."""
-    return [
-        Dashboard(
-            one.buffer,
-            one.about,
-            [] if one.asked else one.waits,
-            newest_groups(tx, one.buffer, None),
-            _readings(tx, one.buffer, one.about),
-            last_batches(tx, one.buffer, _BATCHES),
-            newest(tx, "events", one.buffer, _SHOWN_EVENTS),
-        )
-        for one in explain(tx, buffer, DrawQuestion(), asked=False)
-    ]
 
 
 #: The number of newest groups whose rewards and staleness are read, and the number of lanes they come from.
@@ -273,17 +231,3 @@ def newest_groups(tx: ReadTransaction, buffer: str | None, task: str | None) -> 
     rewards = [float(reward) for reward, _ in rows if reward is not None]
     staleness = Counter(int(stale) for _, stale in rows if stale is not None)
     return NewestGroups(len(rows), rewards, dict(sorted(staleness.items())))
-
-
-def _readings(tx: ReadTransaction, buffer: str, about: Circumstances) -> list[Reading]:
-    kept = history_of(tx, buffer, about.now - _HISTORY_SECONDS)
-    earlier = [(time.timestamp(), _flows(tasks)) for _, time, tasks in kept if time.timestamp() < about.now]
-    flows, last = _flows(of_tasks(about.tallies)), last_sign_of(tx, buffer, tx.now())
-    # Changes after the last recorded minute happened before the last process ended.
-    ended = [] if last is None else [max(last.time.timestamp(), *(time for time, _ in earlier), 0.0)]
-    return [*earlier, *((time, flows) for time in ended if time < about.now), (about.now, flows)]
-
-
-def _flows(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return each task's totals of puts and draws since the beginning."""
-    return {task: {name: int(figures.get(name, 0)) for name in FLOWS} for task, figures in tasks.items()}
