@@ -6,7 +6,6 @@ import asyncio
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -171,29 +170,49 @@ def _check_tokens(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
     doubts: dict[str, str] = {}
     read = kind.reader((*_BY_TOKEN, "input_ids", "labels"))  # these two may be of other tokens
     for index, (*values, input_ids, labels) in enumerate(map(read, rollouts)):
-        lengths: dict[str, int] = {}
         for name, value in zip(_BY_TOKEN, values, strict=True):
-            if isinstance(value, (list, tuple)) and (place := _first_none(value)) is not None:
+            if isinstance(value, (list, tuple)) and _may_hold_none(value) and None in value:
                 raise RolloutError(
-                    f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(value)} tokens a number, or "
-                    f"leave {name} out"
+                    f"rollouts[{index}]: {name}[{_first_none(value)}] is None; give each of its {len(value)} tokens a "
+                    f"number, or leave {name} out"
                 )
-            with suppress(TypeError, OverflowError):  # a value without a length, or with a huge one
-                lengths[name] = 0 if value is None else len(value)
-        given = {name: length for name, length in lengths.items() if length}
-        if "response_ids" in given and len({*given.values()}) > 1 and input_ids is None and labels is None:
-            listed = ", ".join(f"{length} {name}" for name, length in given.items())
-            doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
+        if input_ids is None and labels is None and (differing := _differing(values)):
+            doubts["lengths"] = (
+                f"has {differing} in rollouts[{index}], which should be of the same tokens: the response's"
+            )
     return doubts
 
 
-def _first_none(values: Sequence[Any]) -> int | None:
-    """Return the place of the first None, or None."""
-    if values and type(values[0]) in _PLAIN:
-        with suppress(TypeError):
-            sum(values)  # fails for None, and takes a fraction of the time of comparisons
-            return None
-    return next((place for place, one in enumerate(values) if one is None), None)
+def _differing(values: Sequence[Any]) -> str:
+    """Return the lengths of the fields of the response's tokens if they differ, or ""."""
+    lengths = []
+    for value in values:
+        try:
+            lengths.append(0 if value is None else len(value))
+        except (TypeError, OverflowError):  # a value without a length, or with a huge one
+            lengths.append(0)
+    given = {*lengths}
+    given.discard(0)
+    if len(given) < 2 or not lengths[0]:
+        return ""
+    return ", ".join(f"{length} {name}" for length, name in zip(lengths, _BY_TOKEN, strict=True) if length)
+
+
+def _may_hold_none(values: Sequence[Any]) -> bool:
+    """Return False for numbers, at a fraction of the time of comparing each with None."""
+    if not values or type(values[0]) not in _PLAIN:
+        return True
+    if values[0] is values[-1] and values.count(values[0]) == len(values):  # a mask, or steps of the same weights
+        return False
+    try:
+        sum(values)
+    except TypeError:
+        return True
+    return False
+
+
+def _first_none(values: Sequence[Any]) -> int:
+    return next(place for place, value in enumerate(values) if value is None)
 
 
 def _check_dated(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
