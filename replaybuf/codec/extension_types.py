@@ -54,6 +54,14 @@ class NestingHandler(Protocol):
         """Yield the values inside a value, each with its accessor (`.field`, `[0]`); none for other types."""
 
 
+class _Missing:
+    """The type of MISSING."""
+
+
+#: Marks a field that a rollout doesn't have, unlike others of its group: stored as the status without a name.
+MISSING: Final = _Missing()
+
+
 def type_tag(code: int) -> Any:
     """Return the type tag with this code, as msgpack packs it."""
     return msgpack.ExtType(code, b"")

@@ -205,9 +205,7 @@ class Codec:
         with header.AS_DAMAGE:
             found, _ = self._opened(head)
             places = [*found.places()]
-            budget = header.MOST_VALUES * found.header.head
-            needed = needed_blocks(self._tags, found.msgpack, found.header.rollouts, budget, deferred)
-            return [(number, *places[number]) for number in sorted(needed)]
+            return [(number, *places[number]) for number in sorted(needed_blocks(self._tags, found, deferred))]
 
     def _opened(self, payload: Buffer, verified: bool = False) -> tuple[Head, memoryview]:
         """Return the head of a payload, verified unless it was before, and its blocks, if they are there."""
@@ -269,9 +267,7 @@ class Codec:
     def _unpack(
         self, head: Head, blocks: BlockReader, deferred: Collection[str] = (), tags: TypeTags | None = None
     ) -> list[Any]:
-        rows = head.header.rollouts
-        unpacking = Unpacking(tags or self._tags, blocks, deferred)
-        found = unpacking.rollouts(head.msgpack, rows, header.MOST_VALUES * head.header.head)
+        found = Unpacking(tags or self._tags, blocks, deferred).rollouts(head)
         if isinstance(found, list):
             return [self.rollout_type.from_fields(fields) for fields in found]
-        return self.rollout_type.from_columns(found, rows)
+        return self.rollout_type.from_columns(found, head.header.rollouts)
