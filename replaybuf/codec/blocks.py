@@ -16,7 +16,8 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count, pairwise, repeat
+from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 import msgpack  # type: ignore[import-untyped]
@@ -40,6 +41,8 @@ _MOST_KEPT: Final = 64
 _NUMBER: Final = struct.Struct("<I")
 _PLACE: Final = struct.Struct("<II")
 _make: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
+_DTYPE: Final = attrgetter("dtype")
+_DIMENSIONS: Final = attrgetter("ndim")
 _ONLY_INT: Final = frozenset({int})
 _ONLY_ARRAYS: Final = frozenset({np.ndarray})
 #: The kinds of dtypes that can be stored, and of those whose memory numpy lends.
@@ -61,53 +64,56 @@ class BlockWriter:
         self.sizes: list[int] = []
         self.table: list[Any] = []
         self._entries = 0
-        # By id: what msgpack packs for an array, or its place; and the array, whose id is thus its own.
-        self._known: dict[int, tuple[Any, AnyArray]] = {}
+        # By id of an array: what msgpack packs for it, or its entry; and the arrays, whose ids are thus their own.
+        self._known: dict[int, tuple[Any, Sequence[AnyArray]]] = {}
         self._small = 0
         # By size and some items: the array in a block, the block, and how often it is used.
         self._alike: dict[Any, tuple[AnyArray, int, int]] = {}
 
     def reference(self, array: AnyArray) -> Any:
         """Return the object that msgpack packs for an array. TypeError for dtypes that would not round-trip."""
-        made, _ = self._known.get(id(array), (None, None))
+        made, arrays = self._known.get(id(array), (None, ()))
         if made is None:
             if array.nbytes < SMALL:
                 content = _NUMBER.pack(self._small) + array_head(array.dtype, array.shape) + array.tobytes()
-                made = _make(msgpack.ExtType, (SMALL_ARRAY, content))
+                made, arrays = _make(msgpack.ExtType, (SMALL_ARRAY, content)), (array,)
                 self._small += 1
             else:
                 shape: Any = len(array) if array.ndim == 1 else list(array.shape)
-                made = self._entry(describe_dtype(array.dtype), [self._block_of(array)], [shape]), 0
-        if type(made) is tuple:
-            made = _make(msgpack.ExtType, (ARRAY_IN_BLOCK, _PLACE.pack(*made)))
-        self._known[id(array)] = made, array
+                made = self._entry(describe_dtype(array.dtype), [self._block_of(array)], [shape])
+        if type(made) is int:
+            place = next((place for place, one in enumerate(arrays) if one is array), 0)
+            made, arrays = _make(msgpack.ExtType, (ARRAY_IN_BLOCK, _PLACE.pack(made, place))), (array,)
+        self._known[id(array)] = made, arrays
         return made
 
     def column(self, arrays: Sequence[AnyArray]) -> int | None:
         """Return the entry of the arrays of a column; None if they can't be in one."""
-        first = arrays[0]
+        first, rows = arrays[0], len(arrays)
         dtype, dimensions = first.dtype, first.ndim
         if not _ONLY_ARRAYS.issuperset(map(type, arrays)) or dtype.kind not in _STORED:
             return None
-        if any([array.dtype is not dtype or array.ndim != dimensions for array in arrays]):
+        if [*map(_DTYPE, arrays)].count(dtype) < rows or [*map(_DIMENSIONS, arrays)].count(dimensions) < rows:
             return None
-        ids = [*map(id, arrays)]
-        if len({*ids}) != len(ids) or not self._known.keys().isdisjoint(ids):
+        ids = {*map(id, arrays)}
+        if len(ids) < rows or not self._known.keys().isdisjoint(ids):
             return None
-        shapes: list[Any] = [*map(len, arrays)] if dimensions == 1 else [list(array.shape) for array in arrays]
-        sizes = [array.nbytes for array in arrays]
+        shapes: list[Any]
+        if dimensions == 1:
+            sizes = shapes = [*map(len, arrays)]
+        else:
+            shapes, sizes = [list(array.shape) for array in arrays], [array.size for array in arrays]
         blocks: Any
-        if max(sizes) > GROUPED:
-            blocks = self._blocks_of(arrays, sizes)
-        elif SMALL <= sum(sizes) <= _MOST_GROUPED:
-            together = np.concatenate(arrays, 0 if dimensions == 1 else None)
-            if together.dtype is not dtype and together.dtype != dtype:  # numpy prefers the byte order of the machine
-                return None
-            blocks = self._add(together)
+        if max(sizes) * dtype.itemsize > GROUPED:
+            blocks = self._blocks_of(arrays)
+        elif SMALL <= (nbytes := sum(sizes) * dtype.itemsize) <= _MOST_GROUPED:
+            blocks = len(self.blocks)
+            self.blocks.append(_together(arrays))
+            self.sizes.append(nbytes)
         else:
             return None
         entry = self._entry(describe_dtype(dtype), blocks, shapes)
-        self._known.update(zip(ids, zip(zip(repeat(entry), count()), arrays), strict=False))
+        self._known.update(dict.fromkeys(ids, (entry, arrays)))
         return entry
 
     def _entry(self, dtype: str, blocks: Any, shapes: list[Any]) -> int:
@@ -115,9 +121,9 @@ class BlockWriter:
         self._entries += 1
         return self._entries - 1
 
-    def _blocks_of(self, arrays: Sequence[AnyArray], sizes: Sequence[int]) -> list[int]:
+    def _blocks_of(self, arrays: Sequence[AnyArray]) -> list[int]:
         """Return the number of a block for each array, which equal ones share."""
-        first = len(self.blocks)
+        first, sizes = len(self.blocks), [array.nbytes for array in arrays]
         ends = {(size, array.item(0), array.item(-1)) for size, array in zip(sizes, arrays, strict=True) if size}
         if len(ends) < len(arrays) or not _are_lent(arrays):
             return [*map(self._block_of, arrays)]
@@ -143,9 +149,17 @@ class BlockWriter:
         return len(self.blocks) - 1
 
 
+def _together(arrays: Sequence[AnyArray]) -> bytes:
+    """Return the bytes of arrays in C order, one after the other."""
+    try:
+        return b"".join(arrays)  # type: ignore[arg-type]
+    except (BufferError, TypeError, ValueError):  # not in C order, or of times, whose memory numpy doesn't lend
+        return b"".join([array.tobytes() for array in arrays])
+
+
 def _are_lent(arrays: Sequence[AnyArray]) -> bool:
     """Return whether numpy lends the memory of these arrays, of one dtype, in C order."""
-    return arrays[0].dtype.kind in _LENT and all([array.flags.c_contiguous for array in arrays])
+    return arrays[0].dtype.kind in _LENT and all(array.flags.c_contiguous for array in arrays)
 
 
 def _are_equal(one: AnyArray, other: AnyArray) -> bool:

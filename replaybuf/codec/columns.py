@@ -58,16 +58,16 @@ class ColumnWriter:
         Names of fields that are `declared` by a class are texts.
         """
         self.values += len(rows)
-        transposed = _transposed(rows, declared=declared) if len(rows) > 1 else None
+        transposed = _transposed(rows, declared=declared)
         if transposed is None:
             kept: Sequence[dict[Any, Any]] = rows
-            if omitted and len(rows) > 1:
+            if omitted:
                 kept = [{k: v for k, v in row.items() if v is not None or k not in omitted} for row in rows]
             self.held.append(kept)
             return [None, ROWS, *kept]
         columns: list[Any] = []
         for name, values in transposed:
-            if values[0] is not None or name not in omitted or any([value is not None for value in values]):
+            if values[0] is not None or name not in omitted or not _are_equal(values):
                 columns += (name, *self._column(values, 0))
         return columns
 
@@ -147,7 +147,9 @@ class ColumnReader:
 
     __slots__ = ("_arrays", "_left", "_unpack")
 
-    def __init__(self, unpack: Callable[[bytes], Any], arrays: Callable[[Any, int], Sequence[Any]], budget: int) -> None:
+    def __init__(
+        self, unpack: Callable[[bytes], Any], arrays: Callable[[Any, int], Sequence[Any]], budget: int
+    ) -> None:
         self._unpack = unpack
         self._arrays = arrays
         self._left = budget

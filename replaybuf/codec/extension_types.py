@@ -110,11 +110,14 @@ def needs_wrapping(values: Iterable[Any]) -> bool:
             kind = type(item)
             if kind not in _LOOKED_INTO:
                 continue
-            if kind is dict:
+            if kind is list:
+                if item and not (type(item[0]) in _NUMBERS and holds_numbers(item)):
+                    stack.append(item)
+            elif kind is dict:
                 stack.append(item.values())
             elif kind in _MISREAD:
                 return True
-            elif not (kind is list and holds_numbers(item)) and not SCALARS.issuperset(map(type, item)):
+            else:
                 stack.append(item)
     return False
 

@@ -101,13 +101,11 @@ class Packing:
         locates it.
         """
         group = _Group(self, BlockWriter())
+        if len(rows) == 1:
+            return Packed(group.stored([None, ROWS, *rows], rows[0].values()), 1, group.blocks)
         columns = ColumnWriter(group.blocks, group.pack_alone, arrays=np.ndarray in self._arrays)
         flat = columns.rollouts(rows, omitted, declared=declared) if rows else []
-        packed, table = group.pack(flat, columns.held), group.blocks.table
-        if not table:
-            return Packed((packed,), columns.values, group.blocks)
-        stored = msgpack.packb(table)
-        return Packed((packed, stored, _TABLE_SIZE.pack(len(stored))), columns.values, group.blocks)
+        return Packed(group.stored(flat, columns.held), columns.values, group.blocks)
 
     def explain(self, value: Any, path: str) -> EncodeError | None:
         """Return the EncodeError of the innermost unstorable part of the value at `path`; None if it can be packed."""
@@ -196,6 +194,14 @@ class _Group:
         if needs_wrapping(looked_into) or (held and needs_wrapping(held)):
             packed = _packed(wrapped(value), self._wrapped_stand_in)
         return packed
+
+    def stored(self, columns: list[Any], looked_into: Iterable[Any]) -> Sequence[Any]:
+        """Return the parts of the msgpack of a payload: columns, and the table of its arrays."""
+        packed = self.pack(columns, looked_into)
+        if not self.blocks.table:
+            return (packed,)
+        table = msgpack.packb(self.blocks.table)
+        return packed, table, _TABLE_SIZE.pack(len(table))
 
     def pack_alone(self, value: Any) -> bytes:
         """Return the msgpack of a value of a column."""

@@ -13,7 +13,9 @@ from replaybuf.codec.payload_header import (
     BODY_AT,
     CHECKSUM,
     HEADER,
+    MAGIC,
     MOST_VALUES,
+    VERSION,
     ZSTD,
     Buffer,
     Head,
@@ -34,7 +36,7 @@ _PADDING: Final = tuple(map(bytes, range(ALIGNMENT)))
 _MOST_MSGPACK: Final = 2**32 - 2**20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SplitPayload:
     """A payload in two parts: `head`, and the buffers of the `tail`, which are its blocks, with padding in between.
 
@@ -79,14 +81,18 @@ def written(
     at = BODY_AT + 16 * len(blocks)
     end = max(at + length, values // MOST_VALUES + 1)
     end += -end % ALIGNMENT
+    if not blocks:
+        header = HEADER.pack(MAGIC, VERSION, 0, 0, rollouts, 0, length, end, end)
+        body = b"".join((*packed, bytes(end - at - length)))
+        return SplitPayload(b"".join((header, CHECKSUM.pack(head_digest(header, body)), body)))
     tail = [part for block, n in zip(blocks, sizes, strict=True) for part in (block, _PADDING[-n % ALIGNMENT])][:-1]
-    size = starts_of(sizes)[-1] + sizes[-1] if sizes else 0
-    header = Header(0, rollouts, len(blocks), length, end, end + size).packed()
+    size = starts_of(sizes)[-1] + sizes[-1]
+    header = HEADER.pack(MAGIC, VERSION, 0, 0, rollouts, len(blocks), length, end, end + size)
     digests = [*map(digest, blocks)] if sealed else [0] * len(sizes)
-    table = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests) if blocks else b""
-    body = table, *packed, bytes(end - at - length)
-    checksum = head_digest(header, *body) if sealed or not blocks else 0
-    return SplitPayload(b"".join((header, CHECKSUM.pack(checksum), *body)), tail, size, sizes)
+    table = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests)
+    body = b"".join((table, *packed, bytes(end - at - length)))
+    checksum = head_digest(header, body) if sealed else 0
+    return SplitPayload(b"".join((header, CHECKSUM.pack(checksum), body)), tail, size, sizes)
 
 
 def compressed(payload: SplitPayload) -> SplitPayload:

@@ -27,7 +27,7 @@ from itertools import accumulate
 from types import TracebackType
 from typing import Any, Final
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 from replaybuf.errors import DecodeError, MissingDriverError
 
@@ -222,12 +222,6 @@ def digest(buffers: Any) -> int:
     return xxh3_64_intdigest(buffers)
 
 
-def head_digest(header: Buffer, *body: Buffer) -> int:
-    """Return the checksum of what follows a header, given in parts, seeded with the rest of that header."""
-    seed = xxh3_64_intdigest(header)
-    if len(body) == 1:
-        return xxh3_64_intdigest(body[0], seed)
-    state = xxh3_64(seed=seed)
-    for part in body:
-        state.update(part)
-    return state.intdigest()
+def head_digest(header: Buffer, body: Buffer) -> int:
+    """Return the checksum of what follows a header, seeded with the rest of that header."""
+    return xxh3_64_intdigest(body, xxh3_64_intdigest(header))

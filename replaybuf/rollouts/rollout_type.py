@@ -303,7 +303,9 @@ class RolloutType:
         for rollout in rollouts:
             if type(rollout) is not self._instances:
                 self.check_class(rollout)
-        rows = self._shape.rows(rollouts) if len(rollouts) != 1 else [self._shape.read(rollouts[0])]
+        if len(rollouts) == 1:
+            return [self.to_fields(rollouts[0])]
+        rows = self._shape.rows(rollouts)
         names = [*map(tuple, rows)]
         for fields in rows[:1] if rows and names.count(names[0]) == len(rows) else rows:
             if problem := self._shape.problem(fields):
