@@ -163,39 +163,45 @@ def _normalise(
 #: The fields with a value for each token of the response.
 _BY_TOKEN = ("response_ids", "logprobs", "response_mask", "response_model_steps")
 _PLAIN = (float, int, bool)
+_LISTS = frozenset({list, tuple})
 
 
 def _check_tokens(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
     """Return a doubt if fields of the same tokens differ in length. Raises RolloutError for None among the values."""
+    read = kind.reader((*_BY_TOKEN, "input_ids", "labels"))
+    *columns, input_ids, labels = zip(*map(read, rollouts), strict=True)
+    lengths = []
+    for name, values in zip(_BY_TOKEN, columns, strict=True):
+        if not _LISTS.isdisjoint(map(type, values)):
+            _refuse_none(name, values)
+        lengths.append([*map(_length, values)])
+    given = [one for one in lengths[1:] if any(one)]
+    if given.count(lengths[0]) == len(given):
+        return {}
     doubts: dict[str, str] = {}
-    read = kind.reader((*_BY_TOKEN, "input_ids", "labels"))  # these two may be of other tokens
-    for index, (*values, input_ids, labels) in enumerate(map(read, rollouts)):
-        for name, value in zip(_BY_TOKEN, values, strict=True):
-            if isinstance(value, (list, tuple)) and _may_hold_none(value) and None in value:
-                raise RolloutError(
-                    f"rollouts[{index}]: {name}[{_first_none(value)}] is None; give each of its {len(value)} tokens a "
-                    f"number, or leave {name} out"
-                )
-        if input_ids is None and labels is None and (differing := _differing(values)):
-            doubts["lengths"] = (
-                f"has {differing} in rollouts[{index}], which should be of the same tokens: the response's"
-            )
+    for index, found in enumerate(zip(*lengths, strict=True)):
+        of_these = input_ids[index] is None and labels[index] is None  # these two may be of other tokens
+        if of_these and found[0] and len({0, *found}) > 2:
+            listed = ", ".join(f"{length} {name}" for length, name in zip(found, _BY_TOKEN, strict=True) if length)
+            doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
     return doubts
 
 
-def _differing(values: Sequence[Any]) -> str:
-    """Return the lengths of the fields of the response's tokens if they differ, or ""."""
-    lengths = []
-    for value in values:
-        try:
-            lengths.append(0 if value is None else len(value))
-        except (TypeError, OverflowError):  # a value without a length, or with a huge one
-            lengths.append(0)
-    given = {*lengths}
-    given.discard(0)
-    if len(given) < 2 or not lengths[0]:
-        return ""
-    return ", ".join(f"{length} {name}" for length, name in zip(lengths, _BY_TOKEN, strict=True) if length)
+def _refuse_none(name: str, column: Sequence[Any]) -> None:
+    for index, values in enumerate(column):
+        if type(values) in _LISTS and _may_hold_none(values) and None in values:
+            place = next(place for place, value in enumerate(values) if value is None)
+            raise RolloutError(
+                f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(values)} tokens a number, or leave "
+                f"{name} out"
+            )
+
+
+def _length(value: Any) -> int:
+    try:
+        return 0 if value is None else len(value)
+    except (TypeError, OverflowError):  # a value without a length, or with a huge one
+        return 0
 
 
 def _may_hold_none(values: Sequence[Any]) -> bool:
@@ -209,10 +215,6 @@ def _may_hold_none(values: Sequence[Any]) -> bool:
     except TypeError:
         return True
     return False
-
-
-def _first_none(values: Sequence[Any]) -> int:
-    return next(place for place, value in enumerate(values) if value is None)
 
 
 def _check_dated(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
