@@ -39,9 +39,9 @@ class Codec:
     bytearray, memoryview (read-only), list, tuple, set, frozenset, dict (order and any hashable keys), OrderedDict,
     defaultdict (of a built-in type), Counter, deque, complex, Decimal, UUID, datetime, date, time, timedelta,
     POSIX paths, numpy arrays (of objects too) and scalars, torch tensors, PIL images, Ray ObjectRefs, instances of the
-    classes that `rollout_type` knows (enums, named tuples, pydantic models, dataclasses, attrs classes, msgspec
-    Structs), and of the exact classes that have `converters`. Anything else is refused. One exception: a bytearray or
-    memoryview inside a list of more than 32 items that begins and ends with a number is restored as bytes.
+    classes that `rollout_type` knows (enums, named tuples, pydantic models, dataclasses), and of the exact classes that
+    have `converters`. Anything else is refused. One exception: a bytearray or memoryview inside a list of more than 32
+    items that begins and ends with a number is restored as bytes.
 
     `tensors`: restored as tensors ("torch") or as arrays ("numpy"). `object_refs`: restored as new ObjectRefs ("ref")
     or as the values of their objects ("value"); `object_ref_timeout` bounds the wait for the objects of a group, in
